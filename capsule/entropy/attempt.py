@@ -51,11 +51,14 @@ class Attempt:
         # Always as long: the name is in the environment, whose size moves the stack.
         self._name = f"{contract.ENTROPY_STARTS}/start-{self._number:04}"
         self._folder = run_directory / self._name
+        # The launcher takes a folder for one start only, so a start that is still to be made gets a
+        # new one.
         self._folder.mkdir(parents=True, exist_ok=ended)
         self._ended = ended
         # Read once: what is checked at the end must be what the run was served from.
         self._replay = None if replay is None else replay.read_bytes()
         if self._replay is not None:
+            # A damaged profile is rejected before anything is executed.
             parse(self._replay)
             (self._folder / REPLAYED).write_bytes(self._replay)
 

@@ -95,6 +95,8 @@ class Evidence:
             return "the records of the run's Python processes were changed or removed"
         if self.is_program and not (self.report and self.report.supervised):
             return "the run was not supervised, so Python processes may have run unrecorded"
+        # The supervisor saw every execution. An interpreter that restarts itself is executed twice
+        # and reports its hash seed once.
         executed = sum(1 for each in self.programs if each.executed and each.is_python)
         silent = executed - told.started - told.restarted
         if silent > 0:

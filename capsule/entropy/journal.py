@@ -24,6 +24,8 @@ FILE_NAME = "journal"
 MAGIC = b"CAPSJRNL"
 VERSION = 3
 
+# These are the structures of journal.h. A record's own head, 16 bytes, is read by _RECORD: length
+# and kind are the halves of its claim.
 _HEADER = struct.Struct("<8s2I2Q2I24x")
 _RECORD = struct.Struct("<3I4x")
 _THREAD = struct.Struct("<16x4Q192s192s")
@@ -56,6 +58,7 @@ class EntropyCall(IntEnum):
 
 Clock = Literal["system", "fixed", "virtual"]
 _CLOCKS: tuple[Clock, ...] = ("system", "fixed", "virtual")
+# CPU_SETSIZE of glibc: neither the spec nor the interposer takes a larger number.
 _MAX_CORES = 1024
 
 _LABELS = {
@@ -230,6 +233,7 @@ def read_journal(directory: Path) -> Journal:
             # A profile has 16 bits for the machine.
             if not _HEADER.size <= used <= capacity <= _MAX_BYTES or machine >= 1 << 16:
                 _contradiction(path, "states an impossible size or machine")
+            # The file is sparse and may have a size of 1 GiB. Only what the run has used is read.
             body = stream.read(used - _HEADER.size)
     except OSError as error:
         raise _missing(path, f"cannot be read: {error.strerror}") from error
@@ -282,13 +286,17 @@ class _Reader:
 
     def journal(self, *, full: bool) -> Journal:
         """Read all records; those that a killed process left unfinished do not count."""
+        # The keys are those of enum journal_type in journal.h.
         read = {1: self._thread, 2: self._counter, 3: self._call}
         read |= {4: self._mismatched, 5: self._was_told}
         offset = _HEADER.size
         while offset < len(self._data):
             length, kind, ready = self._unpack(_RECORD, offset)
+            # A length of zero would keep this loop from ending.
             if length < _RECORD.size or length % 8 or offset + length > len(self._data):
                 _contradiction(self._path, f"has an impossible record at {offset}")
+            # A record's length is claimed before anything else is written, so one that a killed
+            # process left unfinished can be passed over.
             if ready:
                 if kind not in read:
                     _contradiction(self._path, f"has an unknown record at {offset}")
@@ -352,6 +360,7 @@ class _Reader:
             _contradiction(self._path, f"has a call without a thread at {offset}")
         owner, use = self._counters[counter]
         call = Call(use.source, use.caller, size, self._data[start:end])
+        # A thread appends its own calls one after the other, so their order in the file is its own.
         self._recorded.setdefault(owner, []).append(call)
 
     def _was_told(self, offset: int) -> None:
@@ -368,6 +377,7 @@ class _Reader:
                 waits=waits,
                 sorted=bool(is_sorted),
                 listings=listings,
+                # 0 stands for the machine's number.
                 cores=cores or None,
                 core_questions=questions,
             )
@@ -385,5 +395,6 @@ class _Reader:
             offset=before,
             requested=(self._source(requested), size),
             recorded=(self._source(recorded), recorded_size) if recorded else None,
+            # 1 is MISMATCH_THREAD of journal.h: nothing was recorded for this thread.
             known=reason != 1,
         )

@@ -18,6 +18,7 @@ def root_key(seed: int) -> bytes:
 
     It is the SHA-256 of the canonical JSON (RFC 8785) of ``["capsule/entropy/v1", seed]``.
     """
+    # The domain keeps the key apart from everything else that is derived from the seed.
     return hashlib.sha256(canonical_json([_KEY_DOMAIN, seed])).digest()
 
 
@@ -70,6 +71,8 @@ def _preloads(spec: Spec) -> list[str]:
     if spec.cpu_numerics.startswith("portable"):
         libraries.append("libcapsule-math.so")
     entropy, layers = spec.entropy.mode, spec.determinism
+    # The interposer also answers for the clock, listings and processors, so entropy.mode: system
+    # alone does not make it unnecessary.
     left_alone = (entropy, calendar_clock(spec), layers.cores) == ("system", "system", None)
     if not left_alone or layers.sorted_listings:
         libraries.append("libcapsule-entropy.so")

@@ -114,6 +114,7 @@ def merge(directory: Path) -> bytes:
             f"the run asked for randomness {calls:,} times; a profile holds {MAX_CALLS:,}",
             fix="Use entropy.mode: virtual for a program with so many requests.",
         )
+    # Threads are sorted by their paths, so equal paths are neighbours.
     for one, other in pairwise(threads):
         if (one.process, one.thread) == (other.process, other.thread):
             raise CapsuleError(
@@ -158,6 +159,7 @@ def parse(data: bytes) -> Profile:
         raise CapsuleError(
             "CAP-R211", "this is not a random profile", fix="Name a profile that Capsule wrote."
         )
+    # A file that ends within the header is filled up here and fails at its checksum.
     _, version, machine = _HEADER.unpack_from(data.ljust(_HEADER.size, b"\0"))
     complete = len(data) >= _HEADER.size
     if complete and version != VERSION:  # before the checksum, which may be another one there
@@ -221,6 +223,8 @@ def check_consumed(
         )
     _check_complete(journal, directory)
     consumed = {(thread.process, thread.thread): thread for thread in journal.threads}
+    # A thread that asked for more has stopped the replay as a mismatch, so only what is left over
+    # has to be found here.
     for recorded in () if partial else profile.threads:
         _check_thread(recorded, consumed.get((recorded.process, recorded.thread)))
     return tuple(thread for thread in journal.threads if thread.derived_calls)

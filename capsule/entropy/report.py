@@ -206,6 +206,8 @@ def collect(directory: Path, starts: int = 1) -> EntropyReport:
     launch = _read(directory / REPORT, _Launch)
     # A run that was neither supervised nor preloaded has no journal.
     journal = read_journal(directory) if (directory / FILE_NAME).exists() else None
+    # In this mode the interposer may be loaded for the clock, listings or cores, but it leaves
+    # requests for randomness to the kernel.
     uses = () if launch.mode == "system" or journal is None else _uses(journal)
     programs = tuple(
         _without_folder(program) for program in sorted(launch.programs, key=lambda p: p.process)
@@ -246,6 +248,7 @@ def launch_failure(directory: Path) -> CapsuleError | None:
     if not path.exists():
         return None
     failure = _read(path, _Failure)
+    # The program can write to this folder, so the code may be any text.
     if failure.code not in _FIXES:
         raise _malformed(path, f"names the unknown error {failure.code!r}")
     return CapsuleError(failure.code, failure.message, fix=_FIXES[failure.code])
@@ -255,6 +258,7 @@ def _uses(journal: Journal) -> tuple[LibraryUse, ...]:
     sums: dict[tuple[str, str, str], RequestTally] = {}
     for use in journal.uses:
         key = (use.process, use.source.label, use.caller)
+        # The launch report counts the supervisor's answers, which must not be counted twice.
         if use.caller != _KERNEL:
             sums[key] = _sum(
                 (sums.get(key, RequestTally()), RequestTally(calls=use.calls, bytes=use.bytes))

@@ -135,6 +135,7 @@ def _licence(text: str | None) -> str | None:
         licence = canonicalize_license_expression(text)
     except InvalidLicenseExpression as error:
         raise _malformed(f"--licence {text!a}", "it is not an SPDX identifier") from error
+    # In its canonical form, a compound expression has operators between blanks.
     if " " in licence:
         raise _malformed(f"--licence {text!a}", "a deposit has one licence")
     return licence

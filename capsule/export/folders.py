@@ -27,6 +27,7 @@ def new_folder(path: Path) -> Iterator[Path]:
             fix="Name another place with --output, or delete it.",
         )
     path.parent.mkdir(parents=True, exist_ok=True)
+    # It is made beside its final place, because a rename works within one file system only.
     unfinished = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         unfinished.chmod(0o755)  # an export is made to be passed on

@@ -70,6 +70,7 @@ def _metadata(subject: ReportedRun, details: Details) -> Iterator[str]:
     """Yield the lines of the card's metadata. Texts are JSON, which is YAML."""
     yield "---"
     if details.licence is not None:
+        # The hub writes SPDX identifiers in lower case.
         yield f"license: {json.dumps(details.licence.lower())}"
     yield "tags:"
     yield from (f"- {tag}" for tag in _TAGS)
@@ -80,6 +81,7 @@ def _metadata(subject: ReportedRun, details: Details) -> Iterator[str]:
             "metrics": [{"type": "mean_reward", "value": fmean(points[-1].returns)}],
         }
         for task, points in by_task(subject.lock, subject.evaluation)
+        # JSON has no form for a mean that is not finite.
         if points and points[-1].returns and all(map(isfinite, points[-1].returns))
     ]
     if results:

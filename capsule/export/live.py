@@ -106,6 +106,7 @@ class _RecorderTail:
             self._offset = min(self._offset, stream.seek(0, os.SEEK_END))
             stream.seek(self._offset)
             data = stream.read(MAX_READ_BYTES)
+        # The recorder may be writing the last line, which is then read the next time.
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
         yield from JsonLines(lambda: io.BytesIO(whole))
@@ -127,6 +128,8 @@ def follow(target: str, directory: Path, reporter: Reporter) -> Iterator[Reporte
     opener, place = parse_target(target)
     with ExitStack() as stack:
         try:
+            # Only errors of opening the place are reported in this way. Those of the run itself
+            # pass through the yield below.
             sink = stack.enter_context(opener(place, directory))
         except OSError as error:
             raise CapsuleError(
@@ -143,6 +146,7 @@ def _open_events(folder: Path, directory: Path) -> Iterator[_Sink]:
     started = time.time()
     path = folder / directory.name / EVENT_FILE.format(seconds=int(started))
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Readers see each value at once, because nothing is buffered.
     with path.open("ab", buffering=0) as stream:
         yield EventWriter(stream, started)
 

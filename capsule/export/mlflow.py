@@ -63,9 +63,11 @@ def open_mlflow(folder: Path, directory: Path) -> Iterator[LiveStoreRun]:
     run = read_directory(directory)
     experiment = _experiment(folder.resolve(), run)
     place = experiment / run.id
+    # A resumed run continues in the folder of its first start, whose metrics stay.
     if not place.exists():
         with new_folder(place) as unfinished:
             _write_run(run, unfinished, experiment)
+    # Every exception but those below leaves this status.
     status = _STATUS["failed"]
     _write_facts(place, _facts(run, experiment, _STATUS["running"], None))
     try:
@@ -98,6 +100,7 @@ def export_mlflow(runs: Iterable[ExportedRun], folder: Path) -> None:
 def _experiment(folder: Path, run: ExportedRun) -> Path:
     """Make the folder of a run's experiment, if it is missing. Its name gives its number."""
     name = run.lock.spec.name
+    # MLflow's default experiment has the number 0. Seven bytes stay within 64 bits.
     number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7]) + 1
     experiment = folder / str(number)
     if not experiment.exists():

@@ -133,6 +133,7 @@ class ExportedRun:
 
 def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
     """Yield the leaves of a document; a mapping with unusual keys is a leaf, as JSON."""
+    # In MLflow's store, the name of a setting becomes the name of a file.
     if isinstance(value, dict) and value and all(map(_PLAIN_KEY.fullmatch, value)):
         for key, each in value.items():
             yield from _flat(each, f"{name}.{key}" if name else key)
@@ -291,6 +292,7 @@ def line_values(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _number(value: Any) -> float | None:
+    # To Python, true and false are integers.
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         with suppress(OverflowError):  # an integer of 400 digits
             return float(value)

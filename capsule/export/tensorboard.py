@@ -19,6 +19,8 @@ from capsule.verification.content.events import record_checksum
 
 FILE_VERSION = b"brain.Event:2"
 EVENT_FILE = "events.out.tfevents.{seconds:010d}.capsule"
+# The field numbers below are those of Event (1 wall_time, 2 step, 3 file_version, 5 summary),
+# Summary (1 value) and Summary.Value (1 tag, 2 simple_value).
 _VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5  # wire types of protocol buffers
 
 

@@ -88,6 +88,8 @@ def _init(wandb: ModuleType, run: ExportedRun, folder: Path) -> Any:
         name=run.name,
         id=run.id,
         config={**run.parameters, **run.facts},
+        # By default, W&B records this machine, its Git repository and packages, and the output of
+        # this process. None of these belongs to the exported run.
         settings=wandb.Settings(
             console="off",
             disable_code=True,

@@ -100,6 +100,7 @@ def _check_size(files: list[Path]) -> None:
 
 def _copy(source: Path, target: Path) -> None:
     shutil.copyfile(source, target)
+    # The bundle was checked at its own place, and the deposit must have the same bytes.
     if sha256_file(source) != sha256_file(target):
         raise OSError(0, "the copy differs from the file, which changed meanwhile", str(source))
 
@@ -114,6 +115,7 @@ def _metadata(
     kind: BundleKind, name: str, claim_id: str, file: str, details: Details
 ) -> dict[str, Any]:
     command = "capsule verify" if kind == "run" else "capsule study verify"
+    # Markup.format() escapes its arguments: an experiment or a file may have any name.
     description = Markup(
         "<p>Signed results of the {} <strong>{}</strong>, with everything that is needed to check "
         "them and to execute the {} again.</p><p>Claim id: <code>{}</code></p>"

@@ -33,7 +33,7 @@ from capsule.host.owner import remove_abandoned, temporary_folder
 
 USE = "use"  # an empty file, on which every process that uses the cache has a shared lock
 _CHUNK = 1 << 20
-_MODE = 0o755  # of folders, whatever the umask adds to it
+_MODE = 0o755  # of folders; a umask only takes rights away
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -133,6 +133,8 @@ class Cache:
                     fix="Remove the file or source it came from, or lock again if it changed on "
                     "purpose.",
                 )
+            # mkstemp() makes files for their owner alone, but a cache that one user prepares may be
+            # read by others (see _use).
             Path(name).chmod(0o644)
             Path(name).replace(target)
         finally:
@@ -190,6 +192,7 @@ class Cache:
         self.root.parent.mkdir(parents=True, exist_ok=True)
         for path in (self.root, self.root / name):
             path.mkdir(mode=_MODE, exist_ok=True)
+            # The mode is checked at every use, because a folder that exists already may have any.
             reject_shared(path)
         self._use()
         return self.root / name
@@ -205,6 +208,7 @@ class Cache:
             if error.errno not in (errno.EACCES, errno.EROFS):
                 raise
             return  # a cache that others prepared, from which this user can only read
+        # The kernel releases the lock with its descriptor, also if the process is killed.
         weakref.finalize(self, os.close, descriptor)
         lock_file(descriptor, shared=True)
 
@@ -243,6 +247,7 @@ class Cache:
     def scratch(self) -> Iterator[Path]:
         """Give an empty folder on the cache's file system, removed at the end."""
         place = self.folder("scratch")
+        # This removes what killed processes left. Folders of living ones are locked and stay.
         remove_abandoned(place)
         with temporary_folder("", place) as folder:
             yield folder
@@ -262,10 +267,12 @@ def folder_state(folder: Path) -> str:
     digest = hashlib.sha256()
     # An environment has some ten thousand files, and every run asks: no Path for each.
     for place, folders, files in os.walk(folder):
+        # os.walk() descends in the order of this list, which must not be the file system's.
         folders.sort()
         below = os.path.relpath(place, folder)
         for name in sorted([*folders, *files]):
             facts = [below, name, *file_state(os.path.join(place, name))]  # noqa: PTH118
+            # The names need not be UTF-8, which encode() alone would not take.
             digest.update(ascii(facts).encode())
     return digest.hexdigest()
 
@@ -286,6 +293,7 @@ def reject_shared(path: Path) -> None:
     if not HAVE_OWNERS:
         return
     facts = path.stat()
+    # A folder of root is accepted, because root could write to any other folder as well.
     whose = f"belongs to uid {facts.st_uid}" if facts.st_uid not in (os.geteuid(), 0) else None
     if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         whose = f"is writable by others (mode {stat.S_IMODE(facts.st_mode):04o})"
@@ -305,6 +313,7 @@ def _copy_hashed(source: Path, handle: int) -> str:
         while chunk := stream.read(_CHUNK):
             digest.update(chunk)
             target.write(chunk)
+        # The file gets its name by a rename, which after a crash must not lead to an empty file.
         target.flush()
         os.fsync(target.fileno())
     return digest.hexdigest()

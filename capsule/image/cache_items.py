@@ -41,6 +41,8 @@ class CacheItem(NamedTuple):
         Raises:
             OSError: Something of it cannot be deleted.
         """
+        # The record of a layer or folder goes first. If this is interrupted, the rest does not
+        # count without it and is never used.
         for path in self.paths:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -61,6 +63,8 @@ def _places(root: Path) -> Iterator[tuple[CacheKind, list[Path]]]:
             yield "layers", [record, record.with_suffix(".tar")]
         if record.name.endswith(".layer.zst"):
             yield "layers", [record]
+    # These are findings about packages, and SBOMs (Cache.document). Like layers, they are made
+    # again without a download.
     if (root / "documents").is_dir():
         yield "layers", [root / "documents"]
     for record in _recorded(root / "environments"):

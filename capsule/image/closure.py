@@ -71,8 +71,12 @@ def check_pins(lock: Lock) -> None:
             continue
         found = wheels.get(canonicalize_name(requirement.name))
         version = None if found is None else found.version
+        # By default packaging rejects a pre-release unless the requirement names one. The resolver
+        # has decided whether one is taken.
         if version is None or not requirement.specifier.contains(version, prereleases=True):
             raise _contradiction(f"it pins {version or 'nothing'} for {str(requirement)!a}")
+    # What an unknown recipe asks for cannot be compared. An image of such a lock is not built here
+    # (CAP-I102).
     if recipe is not None:
         _check_debian_pins(lock, recipe)
 
@@ -96,6 +100,7 @@ def check_packages(lock: Lock, cache: Cache, *, debian: bool) -> Packages:
     for package in lock.image.debian if debian else ():
         cache.package(package)
     recipe = recipe_of(lock)
+    # The lock names its recipe by digest, but it does not show whether this installation has it.
     known = f"{recipe and recipe.digest()} {debian}".encode()
     parts = (lock.image.document(), lock.spec.image.document(), known)
     found = cache.document("packages", parts, lambda: _check(lock, cache, debian=debian))
@@ -148,6 +153,7 @@ def _applies(
         return True
     try:
         known = distribution.markers
+        # The empty extra stands for the package itself, which is always installed with its extras.
         return any(marker.evaluate({**known, "extra": extra}) for extra in ("", *extras))
     except (UndefinedComparison, UndefinedEnvironmentName, InvalidVersion) as error:
         raise _contradiction(f"the marker of {str(requirement)!a} cannot be evaluated") from error
@@ -164,6 +170,8 @@ def _reachable(
     while pending:
         requirement = pending.pop()
         name, extras = canonicalize_name(requirement.name), set(requirement.extras)
+        # A package is visited again only for further extras, which may have requirements of their
+        # own. Cycles of dependencies end here.
         if name in seen and extras <= seen[name]:
             continue
         known = seen.setdefault(name, set())
@@ -181,11 +189,15 @@ def _runs_at_start(path: str, site: str) -> bool:
         site: Path of the packages.
     """
     folder, _, name = path.rpartition("/")
+    # This folder is the first of PATH in every image (images/debian-12.yaml), so a file of such a
+    # name would be started in place of Debian's interpreter.
     if folder == "usr/local/bin":
         return name.removeprefix("python").replace(".", "").isdigit() or name == "python"
     if not path.startswith(f"{site}/"):
         return False
     below = path.removeprefix(f"{site}/")
+    # A module is found in every form: as a package, a source file or an extension. A .pth file is
+    # read only from the folder of packages itself, not from those below it.
     return below.split("/")[0].split(".")[0] in _CUSTOMIZE or bool(
         re.fullmatch(r"[^/]*\.pth", below)
     )
@@ -220,6 +232,8 @@ def _reject_shadows(
         if name == path or not path.startswith(f"{site}/"):
             continue
         other, owner = modules.setdefault(name, (path, wheel.filename))
+        # Equal paths are left to reject_collisions(). Which of two forms within one wheel is
+        # imported is the choice of its author.
         if other != path and owner != wheel.filename:
             raise rejected(
                 "CAP-I109",
@@ -235,6 +249,8 @@ def _check_debian_pins(lock: Lock, recipe: Recipe) -> None:
         raise _contradiction("it pins a Debian package twice")
     if missing := sorted(roots - set(names)):
         raise _contradiction(f"it pins nothing for the Debian package {missing[0]}")
+    # If the spec adds packages, others may be their dependencies. Only the packages themselves show
+    # that, so _check_debian() decides then.
     extra = sorted(set(names) - roots)
     if extra and not lock.spec.image.debian:
         raise _contradiction(f"no requirement asks for its Debian package {extra[0]}")

@@ -61,4 +61,6 @@ def training_code_digest(files: Mapping[str, bytes] | None = None) -> str:
 
 
 def _left_out(name: str) -> bool:
+    # Interpreters of the host leave __pycache__ beside the sources. The digest of the code must not
+    # depend on which modules they have imported.
     return any(part == "__pycache__" or part.startswith(".") for part in name.split("/"))

@@ -84,6 +84,7 @@ class Distribution:
         """Platform tags of the wheels that it takes (PEP 600), best first."""
         major, newest = self.glibc
         tags = []
+        # The oldest C library that has a tag is glibc 2.5, that of manylinux1 (PEP 600).
         for minor in range(newest, 4, -1):
             tags.append(f"manylinux_{major}_{minor}_{MACHINE}")
             if minor in _LEGACY:

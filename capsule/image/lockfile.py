@@ -79,6 +79,7 @@ def read_lock(path: Path) -> Lock:
     if len(data) > MAX_LOCK_BYTES:
         raise _unreadable("CAP-L001", path, "larger than 4 MiB")
     try:
+        # write_lock() ends the file with a line break, which is no part of the canonical document.
         return Lock.parse(data.removesuffix(b"\n"))
     except ValidationError as error:
         first = error.errors()[0]
@@ -176,6 +177,8 @@ def resolve(
     require_execution()
     recipe, sources = recipe_for(spec), spec.image.sources
     pins = find_pins(spec, cache, previous=previous, refresh_base=refresh_base, progress=progress)
+    # A misspelt task is reported before the base layer is made, for which packages may have to be
+    # downloaded.
     check_tasks(spec, pins.wheels, cache, progress)
     base = pins.base or locked_base(pins.debian, recipe, cache, sources, progress)
     image = locked_image(recipe, pins, base)
@@ -198,6 +201,7 @@ def find_pins(
     recipe = recipe_for(spec)
     if previous is not None and pins_fit(previous, spec):
         image = previous.image
+        # By other rules of assembly the same packages make another layer.
         base = image.base if image.assembler == ASSEMBLER_VERSION else None
         return Pins(image.wheels, image.debian, base)
     wheels = resolve_wheels(spec, recipe.packages, cache, progress)
@@ -234,6 +238,7 @@ def locked_image(recipe: Recipe, pins: Pins, base: str) -> LockedImage:
 
 def pins_fit(lock: Lock, spec: Spec) -> bool:
     """Tell whether a spec asks for the image and the accelerator that a lock has pins for."""
+    # A lock has no sources, so a spec in which only these have changed still fits.
     pinned, recipe = without_sources(spec), recipe_for(spec)
     return (lock.spec.image, lock.spec.accelerator, lock.image.recipe_sha256) == (
         pinned.image,
@@ -259,6 +264,8 @@ def capture(
     if spec.code is None:
         return None
     stem = path.name.removesuffix(_SUFFIX)
+    # The lock is named after its spec, which may have any of these suffixes. The spec is in the
+    # lock already. In the tree, each change of a hyper-parameter would also change the image.
     specs = (path.with_name(stem + suffix) for suffix in (".yaml", ".yml", ".json"))
     named = (each.path for each in (spec.data or {}).values() if each.path is not None)
     data = [path.parent / Path(each).expanduser() for each in named]

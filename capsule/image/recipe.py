@@ -82,6 +82,8 @@ def _read(name: str) -> dict[str, Any]:
 def _joined(base: Any, own: Any) -> Any:
     """Put a recipe on top of its base: mappings and lists grow, other values are replaced."""
     if isinstance(base, dict) and isinstance(own, dict):
+        # The order of this set of keys differs between processes. It reaches no digest, because the
+        # joined tree is written as canonical JSON before it is validated.
         shared = {key: _joined(base[key], own[key]) for key in base.keys() & own.keys()}
         return base | own | shared
     return base + own if isinstance(base, list) else own

@@ -48,6 +48,7 @@ def recipe_of(lock: Lock) -> Recipe | None:
     if image.recipe_sha256 == own.digest():
         return own
     released = releases().recipes.get(image.recipe_sha256)
+    # Otherwise a lock for one release of Debian could name the recipe of another by its digest.
     if released is None or (released.name, released.base) != (image.recipe, base):
         return None
     return released

@@ -116,6 +116,8 @@ def compare(recorded: Fingerprint, here: Fingerprint, spec: Spec) -> tuple[FactC
     if isinstance(spec.accelerator, CudaAccelerator):
         rows += _cuda_rows(recorded, here, spec.accelerator)
     rows += _relaxation_rows(spec)
+    # A requirement that this machine fails outranks any difference, also between equal facts. Each
+    # field that _unmet() names has a row.
     gates = dict(_unmet(spec, here))
     return tuple(
         row.model_copy(update={"effect": "gate", "reason": gates[row.field].message})
@@ -148,6 +150,7 @@ def check_requirements(lock: Lock, here: Fingerprint) -> list[CapsuleError]:
     """
     unmet = [error for _, error in _unmet(lock.spec, here)]
     if isinstance(lock.spec.accelerator, CudaAccelerator):
+        # The CUDA of the lock is no fact of a machine, so compare() has no row for it.
         unmet += _unmet_by_cuda(lock, here, lock.spec.accelerator)
     return unmet
 
@@ -158,6 +161,7 @@ def select_gpu(gpus: Iterable[Gpu], accelerator: CudaAccelerator) -> Gpu | None:
     One that does not answer is no GPU, and one in MIG mode gives nothing but its MIG devices.
     """
     for gpu in gpus:
+        # None is in each of these tuples, so what the spec leaves open is met by every GPU.
         named = any(accelerator.gpu in (None, name) for name in gpu.names)
         capable = accelerator.compute_capability in (None, gpu.compute_capability)
         if named and capable:
@@ -201,6 +205,7 @@ def _shown(value: Any) -> str:
 def _cpu_rows(recorded: Cpu, here: Cpu, spec: Spec) -> Iterator[FactComparison]:
     pinned = spec.cpu_numerics != "native"
     code_path = _PINNED if pinned else _DISPATCH
+    # Instructions that a profile needs and this machine lacks are a gate (_unmet).
     for field in ("vendor", "family", "model", "flags"):
         yield _row(f"cpu.{field}", getattr(recorded, field), getattr(here, field), code_path)
     for field in ("name", "stepping"):
@@ -219,6 +224,7 @@ def _cores(spec: Spec) -> Rule:
 
 
 def _system_rows(recorded: Fingerprint, here: Fingerprint, spec: Spec) -> Iterator[FactComparison]:
+    # One side outside of a container is enough: its C library was not that of the image.
     contained = _in_container(recorded) and _in_container(here)
     if contained:
         place: Rule = ("recorded-only", "the image brings its own C library and interpreter")
@@ -294,6 +300,8 @@ _GPU_RULES: dict[str, Rule] = {
     "uuid_sha256": ("recorded-only", "another card of the same model"),
 }
 # Facts that decide about bits: unknown on both sides is not equal.
+# NVML gives the number of multiprocessors for few devices. At one compute capability, that of cores
+# says the same (docs/machine-fingerprint.md).
 _GPU_IDENTITY = ("name", "compute_capability", "cuda_cores")
 
 
@@ -317,6 +325,7 @@ def _gpu_names(machine: Fingerprint) -> tuple[str, ...]:
 def _gpu_rows(then: Gpu, now: Gpu) -> Iterator[FactComparison]:
     for field, rule in _GPU_RULES.items():
         row = _row(f"gpu.{field}", getattr(then, field), getattr(now, field), rule)
+        # Two unknown values are equal as values, but they do not show that the GPUs are.
         if row.effect == "none" and row.here == "unknown" and field in _GPU_IDENTITY:
             row = _unknown(row)
         yield row
@@ -433,6 +442,8 @@ def _unmet_by_cuda(
         )
     if gpu.compute_capability is None:
         return
+    # The list for the locked torch is exact. It is known for some builds only, and for others the
+    # least capability of their CUDA version counts.
     built = wheel_architectures(wheels)
     least = ".".join(map(str, needs.capability))
     if built and not runs_on(built, gpu.compute_capability):

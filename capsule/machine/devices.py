@@ -89,6 +89,7 @@ def _in_mig_mode(nvml: Any, handle: Any) -> bool:
     try:
         return in_mig_mode(nvml, handle)
     except nvml.NVMLError as error:
+        # This is the answer of GPUs that cannot be divided.
         if error.value != nvml.NVML_ERROR_NOT_SUPPORTED:
             raise
         return False
@@ -133,7 +134,11 @@ def _named(devices: tuple[Device, ...], word: str, variables: Mapping[str, str])
     """Return the device that one word of the variable names, None if it names none or several."""
     if not word.isdecimal():
         return _one(device for device in devices if device.uuid.startswith(word))
+    # To CUDA, an index means a whole GPU. It knows the parts of one in MIG mode by their UUIDs
+    # only.
     whole = [device for device in devices if ":" not in device.place]
+    # The devices are in the order of the PCI bus. CUDA's default order is by speed, and the two are
+    # known to agree only for GPUs of one model.
     by_bus = variables.get(ORDER) == "PCI_BUS_ID"
     if not by_bus and len({device.name for device in whole}) > 1:
         raise CapsuleError(
@@ -244,6 +249,7 @@ def visible_gpus(gpus: tuple[Gpu, ...], nvml: Any, variables: Mapping[str, str])
         CapsuleError: CAP-M008 of :func:`visible_devices`.
     """
     devices = visible_devices(read_devices(nvml), variables)
+    # read_gpus() has an entry for every NVML index, also of a GPU that does not answer.
     found = [_entry(gpus[device.gpu], nvml, device) for device in devices]
     if VISIBLE in variables:
         return tuple(found)

@@ -151,6 +151,7 @@ def _gpu(nvml: Any, index: int) -> Gpu:
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError as error:
+        # Each GPU has an entry, so that its place among them is its NVML index (visible_gpus).
         return Gpu(index=index, unavailable={"handle": _error_name(nvml, error)})
     facts, unavailable = _collect(GPU_FIELDS, nvml, handle)
     return Gpu(index=index, **facts, unavailable=unavailable)
@@ -294,6 +295,7 @@ GPU_FIELDS: Mapping[str, Callable[[Any, Any], Any]] = {
     "vbios": lambda nvml, gpu: text_of(nvml.nvmlDeviceGetVbiosVersion(gpu)),
     "gsp_firmware": lambda nvml, gpu: text_of(nvml.nvmlDeviceGetGspFirmwareVersion(gpu)),
     "inforom": lambda nvml, gpu: text_of(nvml.nvmlDeviceGetInforomImageVersion(gpu)),
+    # The first of the two modes is the current one. The other holds after the next reset.
     "ecc_enabled": lambda nvml, gpu: bool(nvml.nvmlDeviceGetEccMode(gpu)[0]),
     "uncorrected_errors": _uncorrected_errors,
     "remapped_rows": _remapped_rows,

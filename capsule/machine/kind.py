@@ -48,6 +48,7 @@ def _gpu(machine: Fingerprint, spec: Spec) -> str | None:
     gpu = select_gpu(machine.gpus, spec.accelerator)
     if gpu is None:
         return None
+    # The name of a part ends in its profile, on which its number of multiprocessors depends.
     name = gpu.name if gpu.part is None else gpu.part.name
     return f"{name or 'unknown'} ({_shown(gpu.compute_capability)})"
 

@@ -24,6 +24,8 @@ from capsule.host.errors import CapsuleError
 from capsule.native import native_part
 
 Status = Literal["as expected", "differs", "unchecked", "impossible"]
+# No other variable of this process reaches a test, because many of them change what the maths
+# libraries compute.
 _KEPT_VARIABLES = frozenset(
     {"CUDA_VISIBLE_DEVICES", "HOME", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR"}
 )
@@ -123,6 +125,7 @@ def _environment(numerics: Numerics) -> dict[str, str]:
     """Return the environment that runs have, as far as numbers are concerned."""
     kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
     shim = str(native_part("libcapsule-math.so"))
+    # The known answers are those of one thread.
     return kept | maths_variables(numerics, threads=1) | {"LD_PRELOAD": shim}
 
 

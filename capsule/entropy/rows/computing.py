@@ -42,6 +42,8 @@ def _unwatched(evidence: Evidence) -> str | None:
 def _algorithms(evidence: Evidence) -> Judgement:
     name = "torch.deterministic_debug_mode"
     modes = {group.flags.get(name) for group in evidence.torch}
+    # torch's numbers: 0 allows every operator, 1 warns of one that is not deterministic, and 2
+    # rejects it.
     if modes and modes <= {"1", "2"} and modes != {"2"}:
         return "assumed", "read back: torch only warns"
     return _in_torch(evidence, {name: "2"}, "eliminated", "unsupported")
@@ -71,6 +73,8 @@ def _dispatch(evidence: Evidence) -> Judgement:
         return "assumed", "no library was queried in this run"
     shown = ", ".join(f"{name}={flags[name]}" for name in _ISA_FLAGS)
     test = flags.get(_SELF_TEST, "none")
+    # That a setting was read back does not show what a library computes with it. The known answers
+    # of the self-test do.
     proven = test.endswith("as expected")
     return ("eliminated" if proven else "assumed"), f"read back: {shown}; self-test: {test}"
 
@@ -121,6 +125,8 @@ def _child_processes(evidence: Evidence) -> Judgement:
     unknown = _unwatched(evidence)
     if unknown is not None or told is None:
         return "assumed", str(unknown)
+    # Of these processes, the trainer is the run itself. Beside a program, Capsule's own interpreter
+    # is not counted (Interpreters).
     children = told.started - (0 if evidence.is_program else 1)
     if not children or not evidence.torch:
         return None

@@ -10,6 +10,7 @@ from capsule.experiment.mechanisms import TrainerUse
 def _clocks(evidence: Evidence) -> Judgement:
     clocks = {each.clock for each in evidence.told}
     readings = sum(each.readings for each in evidence.told)
+    # The program can write to the journal. Entries that contradict each other give the weaker row.
     if len(clocks) != 1 or "system" in clocks:
         return "assumed", "the calendar clock was the machine's"
     clock = clocks.pop()
@@ -57,6 +58,8 @@ def _numbers(evidence: Evidence) -> Judgement:
     shown = f"alone in its namespace, the launcher started process {report.first_process}"
     if evidence.is_program:
         shown += f", which started the program as process {process}"
+    # A trainer is the first process itself. Only for a program is a second number prepared
+    # (docs/launcher.md).
     expected = PROGRAM_PROCESS if evidence.is_program else None
     if not report.numbers_pinned or process != expected:
         return "assumed", f"{shown}: these numbers can differ between runs"

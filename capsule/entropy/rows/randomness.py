@@ -21,6 +21,7 @@ def _hash_seed(evidence: Evidence) -> Judgement:
         return "assumed", str(evidence.untold)
     if not told.hash_seeds:
         return None
+    # Python draws such a seed from the operating system, so the treatment is that of its entropy.
     if drawn := told.hash_seeds.get("random"):
         judgement = system_treatment(evidence)
         treatment = "assumed" if judgement is None else judgement[0]
@@ -56,6 +57,8 @@ def _raw_calls(evidence: Evidence) -> Judgement:
         return judgement
     if not report.supervised:
         return "assumed", "system calls were not supervised, so these requests are unknown"
+    # These opens are seen and let through (docs/launcher.md), so the kernel's bytes may be in the
+    # result.
     if missed := sum(each.unanswered for each in evidence.programs):
         return (
             "unsupported",

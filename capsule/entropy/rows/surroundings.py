@@ -35,6 +35,8 @@ def _network(evidence: Evidence) -> Judgement:
         return "eliminated", "the run saw only its own loopback interface"
     shown = ", ".join(f"{name} ({reach})" for name, reach in sorted(interfaces.items()))
     outside = "everywhere" in interfaces.values()
+    # The containers of a cluster have a network of their own. The reach of each interface was read
+    # back inside the run.
     if evidence.engine.get("cluster", "").startswith("docker:") and not outside:
         return "eliminated", f"the run saw only the network of its own containers: {shown}"
     return "assumed", f"the run saw other interfaces: {shown}"

@@ -101,6 +101,7 @@ def write_tar(entries: Iterable[TarEntry], write: Write) -> dict[str, str]:
     for entry in _merged(entries):
         write(tar_header(entry))
         facts[entry.path] = _write_content(entry, write)
+    # Two blocks of zeros end a tar archive (IEEE Std 1003.1-2017, pax).
     write(bytes(2 * _BLOCK))
     return facts
 
@@ -240,6 +241,7 @@ def _entry_of(
 ) -> TarEntry:
     if info.isdir():
         return TarEntry(path, owner, "directory", 0o1777 if info.mode & 0o1000 else 0o755)
+    # Folders are not rejected for such bits, because the mode of a folder is not kept.
     if info.mode & 0o6000:
         raise rejected("CAP-I108", f"{owner}: {path} is setuid or setgid (mode {info.mode:04o})")
     if info.issym():
@@ -280,6 +282,7 @@ def slice_of(stream: BinaryIO, offset: int, size: int) -> Content:
         while position < offset + size:
             stream.seek(position)  # other entries are read from the same stream
             chunk = stream.read(min(CHUNK, offset + size - position))
+            # The stream ends early. _write_content() compares the size and rejects the entry.
             if not chunk:
                 return
             position += len(chunk)

@@ -221,6 +221,7 @@ def _check_format(document: bytes, wheel: LockedWheel) -> None:
         ),
         b"",
     )
+    # PEP 427 has installers reject a greater major version, but not a greater minor one.
     if not version.startswith(b"1."):
         raise rejected(
             "CAP-I105", f"{wheel.filename} has the unknown wheel format {version[:16]!r}"
@@ -262,6 +263,8 @@ def _entry(
     content = _content(archive, member, recorded, wheel)
     mode = 0o755 if is_script or member.external_attr >> 16 & 0o111 else 0o644
     # PEP 427 leaves it to the installer to put its interpreter into scripts that begin so.
+    # This looks at bytes that are not checked yet. What becomes part of the image is read through
+    # content(), which compares it with RECORD.
     start = next(_content(archive, member, None, wheel)(), b"") if is_script else b""
     if start.startswith(b"#!python"):
         script = b"".join(content()).partition(b"\n")[2]

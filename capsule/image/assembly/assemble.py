@@ -51,6 +51,8 @@ from capsule.image.recipe import Recipe, load_recipe
 from capsule.image.releases import recipe_of
 from capsule.image.resolution.project import FOLDER, project_archive
 
+# A change of one large wheel leaves the layers of the others as they are, so engines and caches get
+# only the new one. The many small wheels share a layer.
 OWN_LAYER_BYTES = 32 << 20  # a wheel at least this large is a layer of its own
 
 _MAX_CODE_BYTES = 64 << 20
@@ -115,6 +117,8 @@ def assemble(
         bottom = []
         plans.insert(0, base)
     made = bottom + make_layers(plans, cache, progress) + top
+    # A lock states its base layer by digest, beside the packages. No image is made of a lock in
+    # which the two contradict each other.
     check_base(lock.image, made[0][0].diff_id.removeprefix("sha256:"))
     reject_collisions((layer.name, facts) for layer, facts in made)
     return _image(lock, recipe, tuple(layer for layer, _ in made))
@@ -136,6 +140,8 @@ def plan_layers(
     recipe = _matching_recipe(lock)
     top = _plan_code(lock, _own_code(lock) if code is None else code)
     base = plan_base(lock.image.debian, recipe, cache)
+    # Engines find a layer by the chain of those below it. The training code is above the wheels, so
+    # a change of it does not make an engine load them again.
     return base, [*_plan_wheels(lock, recipe, cache), top]
 
 
@@ -298,6 +304,7 @@ def _plan_wheel_layer(name: str, wheels: list[LockedWheel], recipe: Recipe, cach
     files = [
         (w.name, w.version, w.filename, w.sha256, recipe.prune_patterns(w.name)) for w in wheels
     ]
+    # Of the distribution, only the version of Python affects the paths and the scripts of wheels.
     inputs = {"files": files, "python": distribution.python}
     return Plan(name, layer_key("wheels", inputs), entries)
 
@@ -336,6 +343,7 @@ def _project_layer(project: LockedProject, cache: Cache) -> Made:
 
 def _supplied_code(path: Path, lock: Lock) -> dict[str, bytes]:
     """Return the files of a code layer, if they are the locked code; the rest is not taken."""
+    # The content of every file is held in memory below.
     if path.stat().st_size > _MAX_CODE_BYTES:
         raise rejected("CAP-I110", "the supplied code layer is larger than 64 MiB", SUPPLY_FIX)
     site = distribution_of(lock.spec.image).site
@@ -371,6 +379,7 @@ def _image(lock: Lock, recipe: Recipe, layers: tuple[Layer, ...]) -> Image:
 
 def reference_of(recipe: str, config_digest: str) -> str:
     """Return the name that engines give an image."""
+    # Docker and Podman each complete a name without a registry in their own way.
     return f"localhost/capsule/{recipe}:{config_digest[7:19]}"
 
 
@@ -402,7 +411,10 @@ def image_config(lock: Lock, recipe: Recipe, layers: Iterable[tuple[str, str]]) 
             "config": {
                 "User": f"{TASK_USER}:{TASK_USER}",
                 "WorkingDir": "/tmp",  # noqa: S108 -- a path in the image, always a private tmpfs
+                # Canonical JSON sorts the keys of objects, but keeps the order of lists.
                 "Env": [f"{name}={value}" for name, value in sorted(environment.items())],
+                # With -m alone, the interpreter would look for modules in the working folder first,
+                # which the task can write to. -P prevents that.
                 "Entrypoint": [interpreter, "-P", "-m", "capsule.training"],
                 "Cmd": ["/out"],
                 "Labels": {

@@ -127,11 +127,15 @@ def check_base(image: LockedImage, found: str) -> None:
 
 def plan_base(packages: Packages, recipe: Recipe, cache: Cache) -> Plan:
     """Say how the base layer of Debian packages is made."""
+    # The key of the layer must not depend on the order of packages in the lock.
     packages = sorted(packages, key=lambda package: package.name)
     distribution = DISTRIBUTIONS[recipe.base]
+    # In Debian, the names python and python3 come with packages that the base does not have.
     links = _LINKS | {
         f"usr/bin/{name}": f"python{distribution.python}" for name in ("python", "python3")
     }
+    # A container's root is read-only, so the mount point of the run directory has to be in the
+    # image. The last two are targets of the links, which the packages need not have.
     folders = ("out", distribution.site, "usr/lib64", "usr/sbin")
 
     def entries(stack: ExitStack) -> Iterator[TarEntry]:

@@ -79,6 +79,8 @@ def check_layers(image: Image, lock: Lock) -> None:
     try:
         reject_collisions((layer.name, _layer_facts(layer, lock)) for layer in image.layers)
     except CapsuleError as error:
+        # The readers of layers also serve packages and suggest another version of one. Here the
+        # bundle is at fault.
         raise error if error.code == "CAP-V053" else _malformed(error.message) from error
 
 

@@ -20,6 +20,8 @@ from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex
 from capsule.image.archives.layers import TarEntry, rejected, write_tar
 from capsule.image.cache import Cache, file_state
 
+# The number is raised when the rules change by which a lock becomes bytes. Otherwise older bundles
+# would be reported as tampered with (CONTRIBUTING.md).
 ASSEMBLER_VERSION = 3
 
 SUPPLY_FIX = "Ask for an unmodified bundle, or build the image from the lock alone."
@@ -86,6 +88,7 @@ def make_layers(plans: list[Plan], cache: Cache, progress: Progress) -> list[Mad
 
 def find_layer(plan: Plan, cache: Cache) -> Layer | None:
     """Return a layer that was made before and not written to since. Nothing is written here."""
+    # Cache.derived() would make the folder and open the file that locks the cache.
     folder = cache.root / "derived"
     blob, record = (folder / name for name in _names(plan))
     try:
@@ -102,6 +105,7 @@ def _cached(plan: Plan, cache: Cache) -> Made | None:
     try:
         made = json.loads(record.read_bytes())
         layer, facts = Layer(plan.name, made["diff_id"], blob, made["size"]), made["facts"]
+        # A cache that was copied or restored has other inodes and times, so the bytes decide.
         if made["state"] != file_state(blob):
             if layer.diff_id != f"sha256:{sha256_file(blob)}":
                 return None
@@ -130,10 +134,14 @@ def _make(plan: Plan, cache: Cache, stop: threading.Event) -> Made:
 
             facts = write_tar(plan.entries(stack), write)
             size = stream.tell()
+            # All bytes are written before the file gets its name, and it gets that before the
+            # scratch folder is removed.
             stream.close()
             target.replace(blob)
         layer = Layer(plan.name, f"sha256:{digest.hexdigest()}", blob, size)
         _record(record, layer, facts)
+    # An InterruptedError of write() ends here, too. It is never reported: make_layers() has raised
+    # the error of the other layer by then.
     except OSError as error:
         raise rejected(
             "CAP-I111",

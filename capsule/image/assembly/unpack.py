@@ -42,6 +42,7 @@ def unpacked_root(image: Image, cache: Cache, progress: Progress) -> Path:
         if not (root.exists() and record.exists() and record.read_text() == folder_state(root)):
             size = sum(layer.size for layer in image.layers)
             progress(f"unpacking the image ({size >> 20} MiB)")
+            # If something cannot be removed, the rename below fails.
             shutil.rmtree(root, ignore_errors=True)
             with cache.scratch() as scratch:
                 unpack(image, scratch / "root")
@@ -70,6 +71,7 @@ def unpack(image: Image, root: Path) -> None:
     _make_folder(PurePosixPath("etc"), root, folders, "etc")
     if not os.path.lexists(hosts):
         hosts.write_text(_HOSTS)
+    # Writing into a folder changes its time, so the times of folders are set last.
     for name in folders:
         os.utime(root / name, (EPOCH, EPOCH))
 
@@ -106,6 +108,7 @@ def write_entry(entry: TarEntry, root: Path, folders: set[str]) -> None:
     _make_folder(path.parent, root, folders, entry.owner)
     if str(path) in folders:
         raise rejected("CAP-I107", f"{entry.owner} has a file where {entry.path!r} is a folder")
+    # A file or a link of a lower layer is replaced. Nothing is ever written through a link.
     target.unlink(missing_ok=True)
     if entry.kind == "symlink":
         target.symlink_to(entry.target)

@@ -37,6 +37,8 @@ def write_data(listing: Listing, path: Path, write: Write) -> None:
         CapsuleError: CAP-I104, a file is not what is listed.
     """
     is_folder = path.is_dir()
+    # A file may change after it was listed. write_tar() notices another size, and the comparison of
+    # digests below every other change.
     facts = write_tar(_entries(listing, lambda name: path / name if is_folder else path), write)
     for name, fact in facts.items():
         if fact.startswith("file ") and fact.split()[-1] != listing[name].split()[-1]:
@@ -46,6 +48,8 @@ def write_data(listing: Listing, path: Path, write: Write) -> None:
 def archive_size(listing: Listing) -> int:
     """Return the bytes of the archive that :func:`write_data` writes."""
     size = 2 * _BLOCK  # of zeros, at the end
+    # No content is read, so the places do not matter. A listing names every folder, so write_tar()
+    # adds no entries to these.
     for entry in _entries(listing, Path):
         size += len(tar_header(entry)) + entry.size + -entry.size % _BLOCK
     return size
@@ -82,6 +86,8 @@ def _entries(listing: Listing, place_of: Callable[[str], Path]) -> Iterator[TarE
         elif kind == "symlink":
             yield TarEntry(name, _OWNER, "symlink", _LINK_MODE, target=rest)
         else:
+            # The path of a data set that is one file may be a link, which file_chunks() does not
+            # open.
             content = partial(file_chunks, place_of(name).resolve())
             yield TarEntry(name, _OWNER, "file", _FILE_MODE, int(rest.split()[0]), content)
 
@@ -96,6 +102,7 @@ def _fact(entry: TarEntry) -> str:
         for chunk in entry.content():
             digest.update(chunk)
         mode, fact = _FILE_MODE, f"file {entry.size} {digest.hexdigest()}"
+    # A listing has no modes. With one accepted mode for each kind, it has one archive.
     if entry.mode != mode:
         raise rejected("CAP-I110", f"{_OWNER}: {entry.path} has mode {entry.mode:04o}")
     return fact

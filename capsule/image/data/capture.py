@@ -102,6 +102,7 @@ def _captured(
 
 def _listed(name: str, place: Path, cache: Cache, progress: Progress) -> Listing:
     """List a data set, or return what was found when each file had the same state as now."""
+    # The state has the time of change of every file, which no program can set.
     state = folder_state(place) if place.is_dir() else " ".join(map(str, file_state(place)))
     note = cache.data.folder("states") / sha256_hex(f"{place} {state}".encode())
     known = read_listing(note.read_text(), cache) if note.exists() else None
@@ -158,6 +159,7 @@ def _fetched(
             fix="Give the address of one file; pack several files into an archive.",
         )
     expected = [spec.sha256] if spec.sha256 is not None else []
+    # A pin is the digest of a listing, which contains that of the file.
     for pin in pinned:
         expected += [fact.split()[-1] for fact in (read_listing(pin.sha256, cache) or {}).values()]
     sha256 = next((each for each in expected if cache.data.has(each)), None)

@@ -62,6 +62,7 @@ class Meter:
     def sha256(self, path: Path) -> str:
         """Hash a regular file, and count its bytes."""
         digest = hashlib.sha256()
+        # A file that was listed may have been replaced by a link or a pipe by now.
         with open_regular(path, follow=False) as stream:
             while chunk := stream.read(_CHUNK):
                 digest.update(chunk)
@@ -192,6 +193,8 @@ def _facts(
             raise _not_taken(name, str(place), "is a pipe, socket or device")
         _check_mode(name, place, place, facts.st_mode, _EVERYONE_READS if for_everyone else 0)
         listed = safe_path(called or place.name, f"the data set {name!r}")
+        # The place of a single file may be a link, and the files of a listing are opened without
+        # following one.
         yield listed, f"file {facts.st_size} {sha256(place.resolve())}"
         return
     _check_mode(name, place, place, place.stat().st_mode, _EVERYONE_ENTERS if for_everyone else 0)
@@ -223,6 +226,7 @@ def _check_mode(name: str, place: Path, path: Path, mode: int, needed: int) -> N
 def _target(name: str, place: Path, path: str) -> str:
     """Return where a symbolic link points, if that is inside the data set."""
     target = str((place / path).readlink())
+    # Each link of a chain may stay inside while the chain leads outside, so all are followed.
     lands = Path(os.path.realpath(place / path))
     if target.startswith("/") or not lands.is_relative_to(place.resolve()):
         raise _not_taken(name, path, f"is a link to {target!r}, outside of the data set")

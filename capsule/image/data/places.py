@@ -195,6 +195,7 @@ def read_listing(sha256: str, cache: Cache) -> Listing | None:
     if not cache.data.has(sha256):
         return None
     data = cache.data.path(sha256).read_bytes()
+    # A damaged copy counts as missing. The data set is hashed again then.
     return parse_listing(data) if sha256_hex(data) == sha256 else None
 
 

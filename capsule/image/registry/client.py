@@ -67,6 +67,8 @@ class Repository(HttpClient):
             CapsuleError: CAP-I402, I403, I404: the registry does not take it.
         """
         with self._request("POST", "blobs/uploads/", accepted=(202,)) as answer:
+            # The address for the upload may be relative, and may have a query of its own, which is
+            # kept.
             place = urljoin(answer.url, answer.headers.get("Location", ""))
         separator = "&" if urlsplit(place).query else "?"
         headers = {"Content-Type": _OCTETS, "Content-Length": str(blob.size)}
@@ -133,6 +135,8 @@ class Repository(HttpClient):
         """Yield the body of an answer, of at most ``limit`` bytes."""
         found = 0
         with self._reachable():
+            # requests would undo a Content-Encoding, but digests and sizes are those of the stored
+            # bytes.
             for chunk in answer.raw.stream(_CHUNK, decode_content=False):
                 found += len(chunk)
                 if found > limit:
@@ -153,6 +157,7 @@ class Repository(HttpClient):
         """
         address = place if "://" in place else f"{self._reference.address}/{place}"
         answer = self._send(method, address, how)
+        # A registry may name an address on another host for an upload. That host gets no login.
         if answer.status_code == requests.codes.unauthorized and self._is_own(address):
             answer.close()
             self._authorisation = self._authorise(answer.headers.get("WWW-Authenticate", ""))
@@ -170,6 +175,7 @@ class Repository(HttpClient):
         if self._authorisation is not None and self._is_own(address):
             headers["Authorization"] = self._authorisation
         data = how.get("data")
+        # The second attempt, with an authorisation, sends the stream from its beginning again.
         if data is not None and not isinstance(data, bytes):
             data.seek(0)
         with self._reachable():
@@ -194,12 +200,15 @@ class Repository(HttpClient):
             return f"Basic {encoded}"
         facts = dict(_CHALLENGE.findall(rest))
         realm = facts.pop("realm", "")
+        # The registry chooses the realm, to which the login is sent. Plain HTTP will do only if the
+        # registry is on this machine.
         secure = realm.startswith("https://") or self._reference.is_loopback
         if scheme.lower() != "bearer" or not realm or not secure:
             raise self._denied()
         with self._reachable():
             answer = self._session.get(realm, params=facts, auth=self._login, timeout=_TIMEOUT_S)
         document = answer.json() if answer.ok else {}
+        # Docker's token specification also allows the name of OAuth 2.0.
         token = document.get("token") or document.get("access_token")
         if not token:
             raise self._denied()

@@ -35,6 +35,8 @@ def find_login(registry: str) -> Login | None:
     key = _DOCKER_HUB if registry == "docker.io" else registry
     try:
         document = json.loads(path.read_bytes())
+        # As in Docker, the helper of a registry precedes the one for all, and both precede the
+        # file.
         helper = document.get("credHelpers", {}).get(key) or document.get("credsStore")
         if helper:
             return _from_helper(helper, key)
@@ -53,6 +55,7 @@ def _from_file(entry: dict[str, Any]) -> Login | None:
     if not entry.get("auth"):
         return None
     try:
+        # A password may contain colons, but a name may not (RFC 7617).
         name, _, password = base64.b64decode(entry["auth"], validate=True).decode().partition(":")
     except (binascii.Error, UnicodeDecodeError) as error:
         raise ValueError("an 'auth' is not base64") from error

@@ -59,6 +59,7 @@ def push_image(image: Image, reference: Reference, progress: Progress) -> Refere
         config = Descriptor(image.config_digest, len(image.config))
         if not repository.has_blob(config):
             repository.push_blob(config, image.config)
+        # The manifest comes last: a registry may reject one whose blobs it does not have.
         digest = repository.push_manifest(image.manifest, tag)
     return reference._replace(tag=tag, digest=digest)
 
@@ -143,6 +144,7 @@ def _content(repository: Repository, reference: Reference, expected: Image | Non
 
 def _descriptor(entry: Any) -> Descriptor:
     size = entry["size"]
+    # isinstance() would take true and false for numbers.
     if type(size) is not int or size < 0:
         raise ValueError("a size is not a number")
     return Descriptor(_digest(entry["digest"]), size)
@@ -169,6 +171,8 @@ def _unpack(
     digest, found = hashlib.sha256(), 0
     try:
         with _opened(packed, media_type) as source, path.open("wb") as target:
+            # However much a hostile layer would unpack to, at most one piece beyond the limit is
+            # written.
             while found <= limit and (chunk := source.read(_CHUNK)):
                 found += len(chunk)
                 digest.update(chunk)
@@ -184,9 +188,11 @@ def _opened(packed: Path, media_type: str) -> gzip.GzipFile | BinaryIO:
 
     if media_type.endswith((".tar", "+tar")):
         return packed.open("rb")
+    # OCI's media types end in tar+gzip, and Docker's in tar.gzip.
     if media_type.endswith(("+gzip", ".gzip")):
         return gzip.open(packed, "rb")
     if media_type.endswith("+zstd"):
+        # Other tools may write several frames. By default the library may stop after the first.
         decompressor = ZstdDecompressor(max_window_size=_WINDOW_BYTES)
         return decompressor.stream_reader(packed.open("rb"), read_across_frames=True)
     raise ValueError(f"its media type {media_type!a} is unknown")

@@ -61,6 +61,7 @@ def find_credential(chunks: Iterable[bytes]) -> str | None:
     for chunk in chunks:
         window = tail + chunk
         for kind, prefix, form in _FORMS:
+            # Looking for a few bytes is cheap, so the expression is left to what has its prefix.
             if prefix in window and form.search(window):
                 return kind
         tail = window[-_OVERLAP:]

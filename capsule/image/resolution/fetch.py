@@ -103,6 +103,8 @@ def locate(
     backends = sorted({_backend(wheel) for wheel in pending.values()} - {""})
     places: dict[str, ResolvedWheel] = {}
     messages = "its sources have another file under this version"
+    # With --torch-backend, uv takes other packages from the usual index, which therefore need not
+    # be asked by itself.
     own = [""] if sources.configured or not backends else []
     for backend in (*own, *backends):
         options = ["--no-deps"] + (["--torch-backend", backend] if backend else [])
@@ -114,6 +116,7 @@ def locate(
             continue
         places |= {wheel.sha256: wheel for wheel in found if wheel.sha256 in pending}
         pending = {key: wheel for key, wheel in pending.items() if key not in places}
+        # pip finds the rest by name and version (_requirement).
         if not any(_backend(wheel) for wheel in pending.values()):
             return places
     if special := [wheel for wheel in pending.values() if _backend(wheel)]:
@@ -201,6 +204,7 @@ def _run_pip(
     distribution: Distribution, folder: Path, sources: MachineSources, progress: Progress
 ) -> str:
     """Download what ``requirements.txt`` in ``folder`` lists into it; return pip's messages."""
+    # pip does not extend a manylinux_x_y platform to older C libraries, so all of them are named.
     platforms = [part for tag in distribution.platform_tags for part in ("--platform", tag)]
     command = [
         sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes",

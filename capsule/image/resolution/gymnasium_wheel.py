@@ -115,6 +115,7 @@ def _default(found: ast.ClassDef, argument: str) -> object:
     """Return the default of an argument of a class; None if there is none."""
     for node in found.body:
         if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+            # Defaults belong to the last arguments, so both lists are paired from their ends.
             named = [*node.args.posonlyargs, *node.args.args][::-1]
             pairs = zip(named, node.args.defaults[::-1], strict=False)
             return next((_literal(value) for each, value in pairs if each.arg == argument), None)

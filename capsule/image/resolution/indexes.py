@@ -57,6 +57,8 @@ def read_archive(
             for suite in suites(address, distribution.codename):
                 try:
                     texts.append(_read_suite(downloader, address, suite, folder, progress))
+                    # The suites of updates contain only what has changed, so they cannot replace
+                    # the release.
                     released |= suite == distribution.codename
                 except (DownloadError, RejectedIndexError) as error:
                     problems.append(str(error))
@@ -73,6 +75,8 @@ def read_archive(
 
 def index_of(texts: Iterable[str]) -> Index:
     """Return the packages of the contents of ``Packages`` files."""
+    # An index describes tens of thousands of packages. Their fields are parsed only for those that
+    # are asked for.
     blocks: dict[str, list[str]] = {}
     providers: dict[str, list[str]] = {}
     for text in texts:
@@ -145,6 +149,7 @@ def _read_suite(
         if sha256_hex(index) != digest:
             index = _download_index(downloader, address, suite, digest)
             write_atomic(kept_index, index)
+        # Only what has passed every check replaces what is kept for use without a network.
         write_atomic(kept, message)
         return lzma.decompress(index).decode()
     except RejectedIndexError as error:
@@ -154,6 +159,7 @@ def _read_suite(
 def _check_release(text: str, suite: str, place: str, progress: Progress) -> None:
     """Check that a release is the one that was asked for; say if it is out of date."""
     found = fields(text)
+    # The same keys sign other releases. A mirror could serve the index of one under this name.
     if (found.get("Origin"), found.get("Codename")) != ("Debian", suite):
         raise RejectedIndexError(f"it is of {found.get('Origin')} {found.get('Codename')}")
     until = found.get("Valid-Until")

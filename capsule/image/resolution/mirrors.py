@@ -46,6 +46,7 @@ def mirrors(sources: SourcesSpec) -> list[str]:
     chosen = sources.debian or os.environ.get("CAPSULE_DEBIAN_MIRROR", "").split()
     addresses = chosen or _from_apt() or DEFAULT_MIRRORS
     unique = dict.fromkeys(address.rstrip("/") for address in addresses)
+    # The sort is stable, so only snapshots change their places.
     return sorted(unique, key=is_snapshot)
 
 
@@ -110,6 +111,7 @@ class Downloader(HttpClient):
 
 def _from_apt() -> list[str]:
     """Return the addresses of Debian in this machine's apt configuration, if it has any."""
+    # apt has several files of sources, in two formats. This asks it for the result.
     lines = _apt(
         "apt-get", "indextargets", "--format", "$(ORIGIN)|$(RELEASE)|$(REPO_URI)",
         "Created-By: Packages",
@@ -128,6 +130,7 @@ def _apt_network() -> tuple[dict[str, str], str | None]:
     for line in _apt("apt-config", "dump"):
         if match := re.fullmatch(r'Acquire::(https?)::Proxy(?:::([^ ]+))? "(.+)";', line):
             scheme, host, proxy = match.groups()
+            # requests prefers a key with a host, and takes an empty value for no proxy.
             proxies[f"{scheme}://{host}" if host else scheme] = "" if proxy == "DIRECT" else proxy
         elif match := re.fullmatch(r'Acquire::https::CAInfo "(.+)";', line):
             certificates = match[1]

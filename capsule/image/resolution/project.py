@@ -33,6 +33,7 @@ MAX_FILES = 10_000
 MAX_BYTES = 256 << 20
 
 _OWNER = "the source tree"
+# The first four keep the user's configuration of git from changing the diff.
 _DIFF_OPTIONS = (
     *("--no-ext-diff", "--no-textconv", "--no-color", "--no-renames"),
     *("--binary", "--full-index", "--submodule=diff", "--relative"),
@@ -80,14 +81,17 @@ def capture_project(
     )
     if not tree.root.is_dir():
         raise _rejected("CAP-L201", f"code.path {code.path!r}: {tree.root} is not a folder")
+    # In a submodule or a linked work tree, .git is a file.
     repository = any((folder / ".git").exists() for folder in (tree.root, *tree.root.parents))
     listed = _git_files(tree.root) if repository else _all_files(tree.root)
+    # git lists a file with a merge conflict several times, and tracked files that are gone as well.
     names = [name for name in sorted(set(listed)) if tree.takes(name) and tree.holds(name)]
     if not names:
         raise _rejected("CAP-L203", f"{tree.root} holds no file that code.files chooses")
     if len(names) > MAX_FILES:
         raise _too_large(tree, f"{len(names):,} files, more than {MAX_FILES:,}")
     sha256, size = _archive(tree, names, cache)
+    # The facts are those of the archive: in the tree, a file may have changed since it was read.
     facts, _ = read_project(cache.trees.path(sha256))
     git = _git_facts(tree, names, cache) if repository else None
     return LockedProject(sha256=sha256, size=size, files=facts, git=git)
@@ -134,6 +138,8 @@ def read_project(archive: Path) -> tuple[dict[str, str], str]:
         CapsuleError: CAP-I107 or CAP-I110, it is not one of Capsule's own or holds what it may not.
     """
     digest = hashlib.sha256()
+    # A path below a link of the same archive ends here: write_tar() rejects it. unpack_project()
+    # relies on that, as check_project() comes before it.
     with archive.open("rb") as stream:
         facts = write_tar(read_layer(stream, "the archive of the source tree"), digest.update)
     prefix = f"{FOLDER}/"
@@ -256,6 +262,7 @@ def _reject_credentials(name: str, content: Iterable[bytes]) -> None:
 def _safe_target(root: Path, name: str) -> str:
     """Return where a symbolic link points, if that is inside the tree."""
     target = str((root / name).readlink())
+    # Each link of a chain may stay inside while the chain leads outside, so all are followed.
     lands = Path(os.path.realpath(root / name))
     if target.startswith("/") or not lands.is_relative_to(root):
         raise _not_taken(name, f"is a link to {target!r}, outside of the tree")
@@ -314,6 +321,8 @@ def _git_facts(tree: _Tree, names: list[str], cache: Cache) -> LockedGit | None:
 def _git_diff(tree: _Tree, names: list[str]) -> bytes:
     """Return how files differ from the last commit; of those that are gone, only that they are."""
     diffs = []
+    # Each file has a diff of its own, so that an error names the file, and so that a file that the
+    # spec names may hold what looks like a credential.
     for name in names:
         diff = _git(tree.root, "diff", *_DIFF_OPTIONS, "HEAD", "--", f":(literal){name}")
         if not tree.accepts_credentials(name) and (kind := find_credential([diff])):

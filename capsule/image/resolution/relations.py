@@ -17,6 +17,7 @@ _RELATION = re.compile(
     r"(?P<name>[a-zA-Z0-9][a-zA-Z0-9.+-]*)(?::[a-z0-9-]+)?"
     r"(?:\s*\((?P<operator><<|<=|=|>=|>>)\s*(?P<version>[^\s)]+)\s*\))?"
 )
+# Digits of other scripts are no numbers in a version, although int() reads them.
 _PARTS = re.compile(r"(\D*)(\d*)", re.ASCII)
 _END = ((0,), 0)  # what follows the end of a version: neither text nor number
 _NEEDS = ("Pre-Depends", "Depends")
@@ -142,11 +143,13 @@ class _Installation:
             known = self._packages.get(name)
             if known is None or compare_versions(known.version, candidate.version) < 0:
                 self._add(candidate)
+        # This comes last, when newer versions may have replaced what another package breaks.
         self._check()
         return list(self._added.values())
 
     def _add(self, package: Stanza) -> None:
         """Add a package and, one after the other and deep before wide, what it needs."""
+        # It is entered before its dependencies are followed, so that cycles of them end.
         self._packages[package.name] = self._added[package.name] = package
         for virtual in package.all_of("Provides"):
             self._provided.setdefault(virtual.name, set()).add(package.name)
@@ -165,6 +168,8 @@ class _Installation:
     def _matching(self, relation: Relation) -> Iterable[Stanza]:
         """Yield the packages that are there and are what a relation names."""
         for name in {relation.name} | self._provided.get(relation.name, set()):
+            # _provided keeps the names of packages that have been replaced since, so each is asked
+            # again.
             package = self._packages.get(name)
             if package is not None and package.provides(relation):
                 yield package
@@ -213,11 +218,13 @@ def _split(version: str) -> tuple[str, str, str]:
     if not colon:
         epoch, rest = "0", version
     upstream, dash, revision = rest.rpartition("-")
+    # A version without a revision equals one with the revision 0 (deb-version(7)).
     return epoch, (upstream if dash else rest), (revision if dash else "")
 
 
 def _parts(text: str) -> list[tuple[tuple[int, ...], int]]:
     """Return the texts and numbers of which an upstream version or a revision is made in turn."""
+    # The 0 after the letters is their end, which sorts after '~' and before any other character.
     found = _PARTS.findall(text)
     return [((*map(_order, letters), 0), int(number or "0")) for letters, number in found]
 

@@ -190,6 +190,7 @@ def compile_wheels(
         index.mkdir()
         write_index(sources.folders(), index, cache.digest, functools.partial(_fits, distribution))
         (folder / "requirements.in").write_text("".join(f"{line}\n" for line in requirements))
+        # uv accepts only this name or pylock.NAME.toml for a file of PEP 751.
         answer = folder / "pylock.toml"
         command = [
             find_uv_bin(), "pip", "compile", "--quiet", "--cache-dir", str(cache.folder("uv")),
@@ -269,6 +270,7 @@ def choose_wheel(
             f"{', '.join(sorted(wheels))}",
             fix="Pin another version, or build a wheel for that platform.",
         )
+    # The last element is a dictionary, which has no order.
     return max(fitting, key=lambda entry: entry[:3])[3]
 
 
@@ -288,6 +290,8 @@ def _compile_for(
         version = next(wheel.version for wheel in found if wheel.name == "torch")
         with cache.scratch() as folder:
             constraints = folder / "constraints.txt"
+            # A version with a local part is compared exactly (PEP 440), so this excludes no other
+            # build.
             constraints.write_text(f"torch!={version}\n")
             options += ["--constraints", str(constraints)]
             found = compile_wheels(distribution, requirements, options, sources, cache, progress)

@@ -60,7 +60,10 @@ class MachineSources:
             folder_index: The index that :func:`write_index` made of :meth:`folders`; uv reads it
                 instead of the folders themselves.
         """
+        # Without --no-config, uv would add the sources of its own configuration files to those of
+        # pip.
         arguments = ["--no-config", "--index-strategy", "unsafe-best-match"]  # as pip ranks them
+        # uv has no indexes then, so it reads the folders themselves.
         if self.no_index:
             arguments.append("--no-index")
             folder_index = None
@@ -186,6 +189,7 @@ def write_index(
         project = target / canonicalize_name(name.partition("-")[0])
         project.mkdir(exist_ok=True)
         with (project / "index.html").open("a") as page:
+            # PEP 503 puts the digest into the fragment of the address.
             link = f"{path.as_uri()}#sha256={digest(path)}"
             page.write(f'<a href="{escape(link)}">{escape(name)}</a><br>\n')
 

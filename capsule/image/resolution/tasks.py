@@ -66,6 +66,8 @@ def check_tasks(
 def _is_gymnasiums(task: GymnasiumEnvironment, spec: Spec) -> bool:
     """Tell whether only Gymnasium itself can register an id."""
     further = _names(spec.image) - _names(ImageSpec())
+    # In an id, a colon follows a module to import, and a slash follows a namespace. Either may be
+    # of another package.
     return not (task.modules or further or ":" in task.id or "/" in task.id)
 
 
