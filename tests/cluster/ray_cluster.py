@@ -31,6 +31,9 @@ def ray_token():
         patch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_worker_niceness", "0")
+        # A worker here has variables of its own, so none that Ray starts ahead is used.
+        patch.setenv("RAY_enable_worker_prestart", "0")
+        patch.setenv("RAY_prestart_worker_first_driver", "0")
         yield path
 
 
