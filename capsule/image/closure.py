@@ -263,20 +263,25 @@ def _check_debian_pins(lock: Lock, recipe: Recipe) -> None:
 
 def _check_debian(lock: Lock, recipe: Recipe, cache: Cache) -> None:
     """Check that what is beyond the recipe is a package of the spec or a dependency of one."""
+    base = set(recipe.debian)
     provides: dict[str, set[str]] = {}
-    depends: dict[str, set[str]] = {}
+    needs: dict[str, set[str]] = {}
     for package in lock.image.debian:
         control = deb_control(cache.path(package.sha256), package)
-        depends[package.name] = _names(control, "Depends") | _names(control, "Pre-Depends")
+        # The base is not closed, but a package that needs or breaks one of the base's packages may
+        # have replaced it with a newer one, which came with its dependencies.
+        breaks = _names(control, "Breaks") | _names(control, "Conflicts")
+        depends = _names(control, "Depends") | _names(control, "Pre-Depends")
+        needs[package.name] = depends | breaks & base
         for name in {package.name} | _names(control, "Provides"):
             provides.setdefault(name, set()).add(package.name)
-    pending, asked = set(lock.spec.image.debian), set(recipe.debian)
+    pending, asked = set(lock.spec.image.debian), set[str]()
     while pending:
         name = pending.pop()
         found = provides.get(name, set()) - asked
         asked |= found
-        pending |= {needed for each in found for needed in depends[each]}
-    if unasked := sorted({package.name for package in lock.image.debian} - asked):
+        pending |= {needed for each in found for needed in needs[each]}
+    if unasked := sorted(needs.keys() - asked - base):
         raise _contradiction(f"no requirement asks for its Debian package {unasked[0]}")
 
 

@@ -231,13 +231,13 @@ def test_a_strangers_requirements_may_be_anything(made, text):
 
 @pytest.fixture
 def with_debian(made):
-    """Lock what the recipe asks for, and further Debian packages."""
+    """Lock what the recipe asks for, with relations of a name, and further Debian packages."""
 
-    def work(*packages, asked=("tool",)):
+    def work(*packages, asked=("tool",), **relations):
         recipe = load_recipe("cpu", "debian-12")
         base = [each.model_copy() for each in shipped_base(DEBIAN_12).packages]
         for index, each in enumerate(base):
-            base[index] = made.deb(each.name, requested=True)
+            base[index] = made.deb(each.name, relations.get(each.name, ""), requested=True)
         wheels = [made.wheel(text.partition(">")[0]) for text in recipe.packages]
         image = ImageSpec(packages=(), debian=asked)
         lock = make_lock(wheels=tuple(wheels), packages=(*base, *packages), image=image)
@@ -258,6 +258,21 @@ def test_debian_packages_are_the_specs_or_dependencies_of_them(made, with_debian
     lock = with_debian(*packages, made.deb("evil"))
     assert "Debian package evil" in refused(check_packages, lock, made.cache, debian=True)
     check_packages(lock, made.cache, debian=False)  # the layer comes from elsewhere
+
+
+@pytest.mark.parametrize(
+    ("asked", "relation"),
+    [("libc6", ""), ("tool", "Depends: libc6 (>= 3)\n"), ("tool", "Breaks: libc6 (<< 3)\n")],
+)
+def test_a_replaced_package_of_the_base_brings_its_dependencies(made, with_debian, asked, relation):
+    tool = made.deb("tool", relation, requested=asked == "tool")
+    extra = () if asked == "libc6" else (tool,)
+    packages = *extra, made.deb("libnew")
+    relations = {"libc6": "Depends: libnew\n", "dash": "Depends: evil\n"}
+    check_packages(with_debian(*packages, asked=(asked,), **relations), made.cache, debian=True)
+    # No package of the spec has to do with dash, so nothing has replaced it.
+    lock = with_debian(*packages, made.deb("evil"), asked=(asked,), **relations)
+    assert "Debian package evil" in refused(check_packages, lock, made.cache, debian=True)
 
 
 def test_debian_pins_are_compared_with_spec_and_recipe(made, with_debian):
