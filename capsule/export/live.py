@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -87,8 +88,9 @@ class _RecorderTail:
     def __init__(self, work: Path) -> None:
         self._work = work
         self._offset = 0
-        # What an earlier attempt wrote was followed then.
-        with suppress(FileNotFoundError), open_beneath(work, RECORDED) as stream:
+        # What an earlier attempt wrote was followed then. If the program left something else than a
+        # file, poll() says so.
+        with suppress(OSError), open_beneath(work, RECORDED) as stream:
             self._offset = stream.seek(0, os.SEEK_END)
 
     def poll(self) -> Iterator[dict[str, Any]]:
@@ -126,18 +128,34 @@ def follow(target: str, directory: Path, reporter: Reporter) -> Iterator[Reporte
             package that writes it is not installed.
     """
     opener, place = parse_target(target)
-    with ExitStack() as stack:
-        try:
-            # Only errors of opening the place are reported in this way. Those of the run itself
-            # pass through the yield below.
-            sink = stack.enter_context(opener(place, directory))
-        except OSError as error:
-            raise CapsuleError(
-                "CAP-P206",
-                f"--metrics {target!a} cannot be written: {error.strerror}",
-                fix="Name a place that you may write to.",
-            ) from error
+    opened = ExitStack()
+    try:
+        # Only errors of opening the place are reported in this way. Those of the run itself pass
+        # through the yield below.
+        sink = opened.enter_context(opener(place, directory))
+    except OSError as error:
+        raise CapsuleError(
+            "CAP-P206",
+            f"--metrics {target!a} cannot be written: {error.strerror}",
+            fix="Name a place that you may write to.",
+        ) from error
+    try:
         yield FollowingReporter(reporter, sink, directory / WORK)
+    except BaseException:
+        with _noting(reporter):
+            opened.__exit__(*sys.exc_info())
+        raise
+    with _noting(reporter):
+        opened.close()
+
+
+@contextmanager
+def _noting(reporter: Reporter) -> Iterator[None]:
+    """Tell of an error of closing the place, which must not replace the outcome of the run."""
+    try:
+        yield
+    except OSError as error:
+        reporter.note(f"--metrics: the end of the run is not written: {error.strerror}")
 
 
 @contextmanager

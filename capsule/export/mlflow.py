@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from capsule.experiment.canonical import write_atomic
 from capsule.export.folders import new_folder
 from capsule.export.runs import ExportedRun, Point, read_directory
 from capsule.host.errors import CapsuleError, ExitCode
@@ -173,10 +174,9 @@ def _check_name(name: str) -> None:
 
 def _write_facts(folder: Path, facts: Mapping[str, Any]) -> None:
     """Write ``meta.yaml``; the values are JSON, which is YAML."""
-    _write(
-        folder / "meta.yaml",
-        "".join(f"{name}: {json.dumps(value)}\n" for name, value in facts.items()),
-    )
+    lines = (f"{name}: {json.dumps(value)}\n" for name, value in facts.items())
+    # Without it, MLflow would not read the run, so a full disk must not empty it.
+    write_atomic(folder / "meta.yaml", "".join(lines).encode())
 
 
 def _write(path: Path, text: str) -> None:

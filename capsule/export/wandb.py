@@ -28,12 +28,13 @@ def export_wandb(runs: Iterable[ExportedRun], folder: Path) -> None:
         OSError: A file cannot be written.
     """
     wandb = _package()
-    for run in runs:
-        opened = _init(wandb, run, folder)
-        for step, values in _by_step(run):
-            opened.log(values, step=step)
-        opened.finish()
-    wandb.teardown()  # its own process writes the files, and the end of them only now
+    with _as_os_error(wandb.Error):
+        for run in runs:
+            opened = _init(wandb, run, folder)
+            for step, values in _by_step(run):
+                opened.log(values, step=step)
+            opened.finish()
+        wandb.teardown()  # its own process writes the files, and the end of them only now
 
 
 class LiveOfflineRun:
@@ -50,10 +51,8 @@ class LiveOfflineRun:
             OSError: The value cannot be logged.
         """
         time = {} if point.time is None else {"_timestamp": point.time}
-        try:
+        with _as_os_error(self._error):
             self._opened.log({name: point.value, **time}, step=point.step)
-        except self._error as error:
-            raise OSError(errno.EIO, str(error)) from error
 
 
 @contextmanager
@@ -69,14 +68,26 @@ def open_wandb(folder: Path, directory: Path) -> Iterator[LiveOfflineRun]:
         OSError: A file cannot be written.
     """
     wandb = _package()
-    opened = _init(wandb, read_directory(directory), folder)
+    run = read_directory(directory)
+    with _as_os_error(wandb.Error):
+        opened = _init(wandb, run, folder)
     status = 1
     try:
         yield LiveOfflineRun(opened, wandb.Error)
         status = 0
     finally:
-        opened.finish(exit_code=status)
-        wandb.teardown()
+        with _as_os_error(wandb.Error):
+            opened.finish(exit_code=status)
+            wandb.teardown()
+
+
+@contextmanager
+def _as_os_error(kind: type[Exception]) -> Iterator[None]:
+    """Raise errors of W&B as the errors of the files that it writes."""
+    try:
+        yield
+    except kind as error:
+        raise OSError(errno.EIO, str(error)) from error
 
 
 def _init(wandb: ModuleType, run: ExportedRun, folder: Path) -> Any:

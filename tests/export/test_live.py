@@ -5,13 +5,15 @@ import errno
 import json
 import math
 import os
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from mlflow.tracking import MlflowClient
 
 from capsule.experiment.contract import OUTPUT_VARIABLE, STATE_VARIABLE, WORKSPACE, Event
+from capsule.export import wandb
 from capsule.export.live import RECORDED, FollowingReporter, follow, parse_target
 from capsule.export.wandb import LiveOfflineRun
 from capsule.host.errors import CapsuleError
@@ -167,6 +169,41 @@ def test_a_full_disk_ends_the_metrics_and_not_the_run():
     assert told.events == EVENTS
 
 
+@pytest.mark.parametrize("make", [Path.mkdir, lambda path: path.symlink_to("secret")])
+def test_what_an_earlier_attempt_put_in_the_place_of_its_metrics_ends_them(
+    tmp_path, directory, make
+):
+    told, path = Told(), directory / "work" / RECORDED
+    path.parent.mkdir(parents=True)
+    make(path)
+    with follow(f"csv:{tmp_path / 'metrics.csv'}", directory, told) as reporter:
+        reporter.event(EVENTS[1])
+    assert told.events == [EVENTS[1]]
+    (note,) = told.notes
+    assert note.startswith("--metrics: no further metrics are written: ")
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt(), OSError("of the run")])
+def test_an_error_of_closing_the_place_changes_no_outcome(tmp_path, directory, monkeypatch, error):
+    told = Told()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with (
+        pytest.raises(type(error)) if error else nullcontext() as raised,
+        follow(f"mlflow:{tmp_path / 'mlruns'}", directory, told),
+    ):
+        monkeypatch.setattr(os, "fsync", full)
+        if error:
+            raise error
+    assert raised is None or raised.value is error
+    assert told.notes == ["--metrics: the end of the run is not written: No space left on device"]
+    # The file has what it had before.
+    (facts,) = (tmp_path / "mlruns").glob("*/*/meta.yaml")
+    assert "status: 1\n" in facts.read_text()
+
+
 @pytest.mark.parametrize("target", ["metrics.csv", "csv:", "comet:folder", ""])
 def test_another_target_is_refused(target):
     with pytest.raises(CapsuleError) as raised:
@@ -258,6 +295,21 @@ def test_an_error_of_wandb_ends_the_metrics_and_not_the_run():
         reporter.event(event)
     assert told.notes == ["--metrics: no further metrics are written: the service has ended"]
     assert told.events == EVENTS
+
+
+def test_an_error_of_ending_wandbs_run_does_not_end_the_run(tmp_path, directory, monkeypatch):
+    class Failing:
+        def finish(self, *_, **__):
+            raise LookupError("the service has ended")
+
+    package = SimpleNamespace(
+        Error=LookupError, Settings=lambda **_: None, init=lambda **_: Failing(), teardown=None
+    )
+    monkeypatch.setattr(wandb, "_package", lambda: package)
+    told = Told()
+    with follow(f"wandb:{tmp_path / 'logs'}", directory, told):
+        pass
+    assert told.notes == ["--metrics: the end of the run is not written: the service has ended"]
 
 
 def test_a_resumed_run_with_such_a_name_writes_nothing(tmp_path, directory):
