@@ -123,8 +123,12 @@ def _write_run(run: ExportedRun, place: Path, experiment: Path) -> None:
     status = _STATUS.get(run.state, _KILLED)
     _write_facts(place, _facts(run, experiment, status, run.finished))
     (place / "artifacts").mkdir()
+    folders = {parent.as_posix() for metric in run.metrics for parent in Path(metric.name).parents}
     for metric in run.metrics:
         _check_name(metric.name)
+        # A metric is a file, so MLflow's store has no place for metrics below its name.
+        if metric.name in folders:
+            raise _not_allowed(metric.name, ", because others are below it")
         lines = (_line(point, run.started) for point in metric.points)
         _write(place / "metrics" / metric.name, "".join(lines))
     for name, value in run.parameters.items():
@@ -164,12 +168,16 @@ def _line(point: Point, started: float | None) -> str:
 
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name) or len(name) > _MAX_NAME:
-        raise CapsuleError(
-            "CAP-P204",
-            f"MLflow does not allow the name of the metric {name!a}",
-            fix="Export the run to csv or tensorboard, or log the metric under a name of "
-            "letters, digits, '_', '-', '.', ' ' and '/'.",
-        )
+        raise _not_allowed(name)
+
+
+def _not_allowed(name: str, reason: str = "") -> CapsuleError:
+    return CapsuleError(
+        "CAP-P204",
+        f"MLflow does not allow the name of the metric {name!a}{reason}",
+        fix="Export the run to csv or tensorboard, or log the metric under another name of "
+        "letters, digits, '_', '-', '.', ' ' and '/'.",
+    )
 
 
 def _write_facts(folder: Path, facts: Mapping[str, Any]) -> None:

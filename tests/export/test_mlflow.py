@@ -63,6 +63,14 @@ def test_a_name_that_would_be_another_path_is_refused(name, tmp_path, program_di
     assert raised.value.code == "CAP-P204"
 
 
+def test_metrics_below_the_name_of_another_are_refused(tmp_path, program_directory):
+    metrics = program_directory / "work" / "workspace" / "outputs" / "metrics.jsonl"
+    metrics.write_text('{"step": 1, "loss": 2, "loss/critic": 3}\n')
+    with pytest.raises(CapsuleError, match="'training/loss', because others are below") as raised:
+        export_mlflow(read_runs(program_directory, NO_KEYS), tmp_path / "mlruns")
+    assert raised.value.code == "CAP-P204"
+
+
 def test_an_interrupted_run_is_not_shown_as_finished(tmp_path, client, program_directory):
     (run,) = read_runs(program_directory, NO_KEYS)
     export_mlflow([run], tmp_path / "mlruns")
