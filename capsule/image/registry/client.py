@@ -14,6 +14,7 @@ from typing import IO, Any, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
 import requests
+import urllib3
 
 from capsule.experiment.canonical import sha256_hex
 from capsule.host.errors import CapsuleError
@@ -166,7 +167,8 @@ class Repository(HttpClient):
             if answer.status_code in (requests.codes.unauthorized, requests.codes.forbidden):
                 raise self._denied()
             if answer.status_code not in accepted:
-                detail = answer.raw.read(1000).decode("utf-8", "replace")
+                with self._reachable():
+                    detail = answer.raw.read(1000).decode("utf-8", "replace")
                 raise self._unavailable(f"{method} {place}: {answer.status_code} {detail!a}")
             yield answer
 
@@ -192,7 +194,8 @@ class Repository(HttpClient):
         """Answer a demand for an authorisation: RFC 7617, or a token as Docker's registries give.
 
         Raises:
-            CapsuleError: CAP-I403, there is no login, or it is not accepted.
+            CapsuleError: CAP-I403, there is no login, or it is not accepted; CAP-I402, the server
+                of tokens is not available.
         """
         scheme, _, rest = challenge.partition(" ")
         if scheme.lower() == "basic" and self._login is not None:
@@ -207,9 +210,12 @@ class Repository(HttpClient):
             raise self._denied()
         with self._reachable():
             answer = self._session.get(realm, params=facts, auth=self._login, timeout=_TIMEOUT_S)
-        document = answer.json() if answer.ok else {}
-        # Docker's token specification also allows the name of OAuth 2.0.
-        token = document.get("token") or document.get("access_token")
+        try:
+            document = answer.json() if answer.ok else {}
+            # Docker's token specification also allows the name of OAuth 2.0.
+            token = document.get("token") or document.get("access_token")
+        except (ValueError, AttributeError) as error:
+            raise self._unavailable(f"{realm} answers with something else than a token") from error
         if not token:
             raise self._denied()
         return f"Bearer {token}"
@@ -218,7 +224,8 @@ class Repository(HttpClient):
     def _reachable(self) -> Iterator[None]:
         try:
             yield
-        except (OSError, ValueError) as error:  # requests' errors are one or the other
+        # The errors of requests are of the first two kinds; the body is read by urllib3 itself.
+        except (OSError, ValueError, urllib3.exceptions.HTTPError) as error:
             raise self._unavailable(str(error)) from error
 
     def _unavailable(self, reason: str) -> CapsuleError:

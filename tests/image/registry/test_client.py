@@ -157,6 +157,20 @@ def test_a_failure_is_named_with_what_the_registry_says(server):
     assert "disk is full" in message
 
 
+def test_an_answer_that_ends_early_is_an_unavailable_registry(server):
+    longer = {"Content-Length": str(len(BLOB) + 1), "Connection": "close"}
+    server.answers = {f"/v2/a/b/blobs/{DIGEST}": lambda _: (200, longer, BLOB)}
+    assert "is not available" in refused("CAP-I402", blob, server)
+
+
+@pytest.mark.parametrize("body", [b"<html>Sign in</html>", b'["t0ken"]'])
+def test_something_else_than_a_token_is_named(body, server):
+    demanding(server)
+    server.answers["/token"] = lambda _: (200, {}, body)
+    message = refused("CAP-I402", blob, server)
+    assert f"http://{server.host}/token answers with something else than a token" in message
+
+
 @pytest.mark.parametrize("text", ["[]", "{", '{"auths": {"HOST": {"auth": "not base64"}}}'])
 def test_a_malformed_configuration_file_is_named(text, server, tmp_path):
     (tmp_path / "docker").mkdir()
