@@ -48,11 +48,13 @@ class FoundData(NamedTuple):
         path: Where it lies: a folder, or a file.
         url: Where it was downloaded from, if it was.
         listing: What is in it, as its lock pins it.
+        cache: Remembers where it lies.
     """
 
     path: Path
     url: str | None
     listing: Listing
+    cache: Cache
 
     @property
     def below(self) -> str:
@@ -61,6 +63,8 @@ class FoundData(NamedTuple):
 
     def check(self, name: str, progress: Progress) -> LockedData:
         """Hash all of it, and return what was found, which is what is pinned.
+
+        Where it lies is remembered only now: the user may have named another place by mistake.
 
         Args:
             name: Its name in the spec.
@@ -74,6 +78,7 @@ class FoundData(NamedTuple):
         except CapsuleError as error:  # a bundle may list what no spec can pin
             raise _differs(name, self.path, error.message) from error
         if found == self.listing:
+            remember(self.cache, self.listing, self.path, self.url)
             return pin_of(found)
         raise _differs(name, self.path, first_difference(self.listing, found))
 
@@ -149,8 +154,8 @@ def _find(
         if (found := pin_of(listing)) != pin:
             what = f"its digest is {found.sha256}, and the lock has {pin.sha256}"
             raise _differs(name, path, what)
-    remember(cache, listing, path, url)
-    return FoundData(path, url, listing)
+        remember(cache, listing, path, url)
+    return FoundData(path, url, listing, cache)
 
 
 def _listed(

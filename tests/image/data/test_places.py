@@ -54,6 +54,19 @@ def test_a_single_file_may_have_another_name(folder, cache, tmp_path):
     assert find(lock, cache, digits=folder).below == ""  # a folder that holds only this file
 
 
+def test_a_new_place_is_remembered_once_it_has_the_pinned_data_set(lock, folder, cache, tmp_path):
+    find(lock, cache, digits=folder)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "1.txt").write_text("2\n")
+    with pytest.raises(CapsuleError, match=r"1\.txt now has the SHA-256"):
+        find(lock, cache, digits=other).check("digits", print)
+    assert find(lock, cache).path == folder
+    (other / "1.txt").write_text("1\n")
+    find(lock, cache, digits=other).check("digits", print)
+    assert find(lock, cache).path == other
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_another_data_set_is_refused(lock, folder, cache, known):
     if known:
