@@ -14,6 +14,8 @@ from capsule.host.errors import CapsuleError
 
 _DOCKER_HUB = "https://index.docker.io/v1/"  # the key of docker.io
 _TIMEOUT_S = 60.0
+# What Docker's own helpers print, with exit status 1, for a registry without a login.
+_NOT_FOUND = "credentials not found in native keychain"
 
 
 class Login(NamedTuple):
@@ -29,7 +31,7 @@ def find_login(registry: str) -> Login | None:
     The file is ``config.json`` in ``$DOCKER_CONFIG`` or ``~/.docker``.
 
     Raises:
-        CapsuleError: CAP-I403, the file is malformed, or its helper fails.
+        CapsuleError: CAP-I403, the file is malformed, or the helper that it names fails.
     """
     path = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker") / "config.json"
     key = _DOCKER_HUB if registry == "docker.io" else registry
@@ -65,10 +67,25 @@ def _from_file(entry: dict[str, Any]) -> Login | None:
 def _from_helper(helper: str, key: str) -> Login | None:
     """Ask a credential helper, by the protocol of docker-credential-helpers."""
     program = f"docker-credential-{helper}"
-    done = subprocess.run(
-        [program, "get"], input=key, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-    )
-    if done.returncode:  # it has none for this registry
+    try:
+        done = subprocess.run(
+            [program, "get"],
+            input=key,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+        if not done.returncode:
+            answer = json.loads(done.stdout)
+            return Login(answer["Username"], answer["Secret"])
+        reason = (done.stdout.strip() or done.stderr.strip())[:1000]
+    except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError) as error:
+        reason = str(error)
+    if _NOT_FOUND in reason:
         return None
-    answer = json.loads(done.stdout)
-    return Login(answer["Username"], answer["Secret"])
+    raise CapsuleError(
+        "CAP-I403",
+        f"the credential helper {program} gives no login for {key}: {reason}",
+        fix="Correct it, or remove it from 'credsStore' and 'credHelpers' in Docker's config.json.",
+    )
