@@ -74,11 +74,18 @@ def safe_path(name: str, owner: str) -> str:
         return ""
     if any(part in {"", ".", ".."} for part in parts) or any(c in name for c in "\0\n\r"):
         raise rejected("CAP-I107", f"{owner} holds the unsafe path {name!r}")
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:
-        raise rejected("CAP-I107", f"{owner} holds a path that is not UTF-8: {name!r}") from error
+    if not is_utf8(name):
+        raise rejected("CAP-I107", f"{owner} holds a path that is not UTF-8: {name!r}")
     return "/".join(parts)
+
+
+def is_utf8(text: str) -> bool:
+    """Tell whether a path or the target of a link, as the system gives it, is UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def write_tar(entries: Iterable[TarEntry], write: Write) -> dict[str, str]:

@@ -24,7 +24,7 @@ from capsule.experiment.canonical import (
 )
 from capsule.experiment.lock import LockedData
 from capsule.host.errors import CapsuleError
-from capsule.image.archives.layers import safe_path
+from capsule.image.archives.layers import is_utf8, safe_path
 
 Listing = dict[str, str]
 Progress = Callable[[str], None]
@@ -230,7 +230,7 @@ def _target(name: str, place: Path, path: str) -> str:
     lands = Path(os.path.realpath(place / path))
     if target.startswith("/") or not lands.is_relative_to(place.resolve()):
         raise _not_taken(name, path, f"is a link to {target!r}, outside of the data set")
-    if any(character in target for character in "\0\n\r"):
+    if any(character in target for character in "\0\n\r") or not is_utf8(target):
         raise _not_taken(name, path, f"is a link to the unsafe path {target!r}")
     return target
 

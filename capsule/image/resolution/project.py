@@ -24,7 +24,14 @@ from capsule.experiment.patterns import chosen
 from capsule.experiment.spec import CodeSpec
 from capsule.host.errors import CapsuleError
 from capsule.image.archives.layer_reader import read_layer
-from capsule.image.archives.layers import TarEntry, file_chunks, rejected, safe_path, write_tar
+from capsule.image.archives.layers import (
+    TarEntry,
+    file_chunks,
+    is_utf8,
+    rejected,
+    safe_path,
+    write_tar,
+)
 from capsule.image.cache import Cache
 from capsule.image.resolution.credentials import find_credential, is_credential_name
 
@@ -266,6 +273,8 @@ def _safe_target(root: Path, name: str) -> str:
     lands = Path(os.path.realpath(root / name))
     if target.startswith("/") or not lands.is_relative_to(root):
         raise _not_taken(name, f"is a link to {target!r}, outside of the tree")
+    if not is_utf8(target):
+        raise _not_taken(name, f"is a link to {target!r}, which is not UTF-8")
     return target
 
 

@@ -82,6 +82,7 @@ def make_socket(place):
     [
         (make_link("/etc/passwd"), "CAP-L302", "outside"),
         (make_link("../../elsewhere"), "CAP-L302", "outside"),
+        (make_link(os.fsdecode(b"\xff")), "CAP-L302", "unsafe"),
         (lambda place: os.mkfifo(place / "bad"), "CAP-L302", "pipe"),
         (make_socket, "CAP-L302", "socket"),
         (lambda place: (place / "a\nb").touch(), "CAP-I107", "unsafe"),

@@ -217,6 +217,11 @@ def test_a_link_inside_is_kept_and_one_that_leads_outside_is_refused(tree, cache
         assert "package/link" in refused("CAP-L205", tree, cache)
 
 
+def test_a_link_whose_target_is_not_utf8_is_refused(tree, cache):
+    (tree / "link").symlink_to(os.fsdecode(b"\xff"))
+    assert r"link to '\udcff', which is not UTF-8" in refused("CAP-L205", tree, cache)
+
+
 def test_a_chain_of_links_cannot_lead_outside(tree, cache):
     (tree / "a/b/c").mkdir(parents=True)
     (tree / "a/b/c/root").symlink_to("../../..")
