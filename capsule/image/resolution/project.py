@@ -308,8 +308,9 @@ def _git_files(root: Path) -> list[str]:
 
 
 def _git_facts(tree: _Tree, names: list[str], cache: Cache) -> LockedGit | None:
-    """Describe how the tree differs from its last commit; None before the first one."""
-    if not _git(tree.root, "rev-list", "--all", "--max-count=1"):
+    """Describe how the tree differs from its last commit; None before its branch has one."""
+    # Other branches may have commits. Without the option, this fails for a branch without any.
+    if not _git(tree.root, "rev-parse", "--revs-only", "HEAD"):
         return None
     changed = _git_names(tree.root, "diff", "--name-only", "-z", "--relative", "HEAD")
     diff = _git_diff(tree, [name for name in changed if tree.takes(name)])

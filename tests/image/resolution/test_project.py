@@ -189,6 +189,14 @@ def test_a_repository_without_a_commit_has_no_git_facts(tree, cache):
     assert set(capture(tree, cache).files) == {"train.py", "package/model.py"}
 
 
+def test_a_branch_without_a_commit_has_no_git_facts(tree, cache):
+    git(tree, "init", "--quiet")
+    git(tree, "add", ".")
+    git(tree, "commit", "--quiet", "-m", "first")
+    git(tree, "checkout", "--quiet", "--orphan", "new")
+    assert capture(tree, cache).git is None
+
+
 def test_submodules_are_taken_with_their_files(tree, cache, tmp_path):
     inner = tmp_path / "inner"
     write(inner, "inner.py", "x")
