@@ -204,8 +204,11 @@ def collect(directory: Path, starts: int = 1) -> EntropyReport:
     if failure := launch_failure(directory):
         raise failure
     launch = _read(directory / REPORT, _Launch)
-    # A run that was neither supervised nor preloaded has no journal.
-    journal = read_journal(directory) if (directory / FILE_NAME).exists() else None
+    # The supervisor makes a journal, and so does the interposer, which is always loaded in other
+    # modes. If there is none, the program has deleted it, and what it counted is unknown.
+    optional = launch.mode == "system" and not launch.supervised
+    exists = (directory / FILE_NAME).exists()
+    journal = read_journal(directory) if exists or not optional else None
     # In this mode the interposer may be loaded for the clock, listings or cores, but it leaves
     # requests for randomness to the kernel.
     uses = () if launch.mode == "system" or journal is None else _uses(journal)

@@ -18,6 +18,7 @@ from capsule.native import native_part
 
 SOURCES = Path(__file__).parents[2] / "capsule" / "native" / "source"
 KEY = "ab" * 32
+INTERPOSER = native_part("libcapsule-entropy.so")
 
 
 def spec(numerics="native", determinism=None, **entropy):
@@ -158,7 +159,7 @@ def test_a_library_that_cannot_be_preloaded_is_refused(directory, tmp_path, cont
 def test_a_library_that_the_loader_passes_over_is_noticed(directory, tmp_path):
     """The dynamic loader only warns about a library that it cannot load."""
     library = tmp_path / "library.so"
-    library.write_bytes(native_part("libcapsule-entropy.so").read_bytes()[:64] + bytes(4096))
+    library.write_bytes(INTERPOSER.read_bytes()[:64] + bytes(4096))
     ended = launch(directory, "--preload", library, "--", sys.executable, "-c", "print('ran')")
     assert ended.returncode == 87
     assert "ran" not in ended.stdout
@@ -167,9 +168,8 @@ def test_a_library_that_the_loader_passes_over_is_noticed(directory, tmp_path):
 
 @pytest.mark.parametrize("options", [(), ("--no-supervisor",)])
 def test_a_library_that_is_loaded_is_found(directory, options):
-    library = native_part("libcapsule-entropy.so")
     code = "import time; time.sleep(0.2)"
-    ended = launch(directory, "--preload", library, *options, "--", sys.executable, "-c", code)
+    ended = launch(directory, "--preload", INTERPOSER, *options, "--", sys.executable, "-c", code)
     assert (ended.returncode, ended.stderr) == (0, "")
     (program,) = collect(directory).programs
     assert program.preloaded
@@ -177,7 +177,7 @@ def test_a_library_that_is_loaded_is_found(directory, options):
 
 def test_a_library_that_is_passed_over_is_noticed_without_a_supervisor(directory, tmp_path):
     library = tmp_path / "library.so"
-    library.write_bytes(native_part("libcapsule-entropy.so").read_bytes()[:64] + bytes(4096))
+    library.write_bytes(INTERPOSER.read_bytes()[:64] + bytes(4096))
     code = "import time; time.sleep(600); print('ran')"
     words = ("--preload", library, "--no-supervisor", "--", sys.executable, "-c", code)
     ended = launch(directory, *words)
@@ -225,10 +225,25 @@ def test_a_launcher_inside_a_launcher_cannot_supervise(directory, tmp_path):
 
 
 @pytest.mark.parametrize(("script", "status"), [("exit 7", 7), ("kill -9 $$", 137)])
-@pytest.mark.parametrize("options", [(), ("--no-supervisor",)])
+@pytest.mark.parametrize("options", [(), ("--no-supervisor", "--preload", INTERPOSER)])
 def test_the_status_is_the_programs(directory, script, status, options):
     assert launch(directory, *options, "--", "sh", "-c", script).returncode == status
     assert collect(directory).status == status
+
+
+@pytest.mark.parametrize("options", [(), ("--no-supervisor", "--preload", INTERPOSER)])
+def test_a_program_that_removes_the_journal_leaves_no_report(directory, options):
+    script = 'rm "$CAPSULE_ENTROPY_DIRECTORY/journal"'
+    assert launch(directory, *options, "--", "sh", "-c", script).returncode == 0
+    with pytest.raises(CapsuleError) as error:
+        collect(directory)
+    assert error.value.code == "CAP-R201"
+
+
+def test_a_run_with_neither_supervisor_nor_interposer_has_no_journal(directory):
+    command = [native_part("capsule-launch"), "--entropy", "system", "--no-supervisor"]
+    subprocess.run([*command, "--directory", directory, "--", "true"], check=True)
+    assert collect(directory).uses == ()
 
 
 def test_programs_are_told_what_they_need(directory):
