@@ -51,26 +51,24 @@ class CacheItem(NamedTuple):
 
 
 def cache_items(cache: Cache) -> Iterator[CacheItem]:
-    """Yield everything that the cache holds."""
+    """Yield everything that the cache holds, except locks and notes about data sets."""
     for kind, paths in _places(cache.root):
         with suppress(FileNotFoundError):  # another process deleted it meanwhile
-            yield _item(kind, paths)
+            if present := [path for path in paths if path.exists()]:
+                yield _item(kind, present)
 
 
 def _places(root: Path) -> Iterator[tuple[CacheKind, list[Path]]]:
-    for record in _entries(root / "derived"):
-        if record.name.endswith(".layer.json"):
-            yield "layers", [record, record.with_suffix(".tar")]
-        if record.name.endswith(".layer.zst"):
-            yield "layers", [record]
+    for paths in _together(root / "derived", ".layer.json", ".layer.tar"):
+        yield "layers", paths
     # These are findings about packages, and SBOMs (Cache.document). Like layers, they are made
     # again without a download.
     if (root / "documents").is_dir():
         yield "layers", [root / "documents"]
-    for record in _recorded(root / "environments"):
-        yield "environments", [record, record.with_suffix("")]
-    for record in _recorded(root / "roots"):
-        yield "unpacked images", [record, record.with_suffix("")]
+    for paths in _together(root / "environments", ".state"):
+        yield "environments", paths
+    for paths in _together(root / "roots", ".state"):
+        yield "unpacked images", paths
     for folder in _entries(root / "projects"):
         yield "unpacked source trees", [folder]
     yield from _downloaded(root)
@@ -126,9 +124,17 @@ def _objects(root: Path) -> Iterator[Path]:
         yield from _entries(folder)
 
 
-def _recorded(folder: Path) -> list[Path]:
-    """Return the records of folders that do not count without one."""
-    return [path for path in _entries(folder) if path.suffix == ".state"]
+def _together(folder: Path, *suffixes: str) -> Iterator[list[Path]]:
+    """Yield the entries of a folder, with what has the same name apart from these suffixes.
+
+    A killed process leaves an entry without the record that makes it count.
+    """
+    stems = set()
+    for entry in _entries(folder):
+        suffix = next(filter(entry.name.endswith, suffixes), "")
+        stems.add(entry.name.removesuffix(suffix))
+    for stem in sorted(stems):
+        yield [folder / f"{stem}{suffix}" for suffix in (*suffixes, "")]
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -146,11 +152,10 @@ def disk_bytes(path: Path) -> int:
 
 
 def _item(kind: CacheKind, paths: Sequence[Path]) -> CacheItem:
-    present = tuple(path for path in paths if path.exists())
-    facts = [path.lstat() for path in present]
+    facts = [path.lstat() for path in paths]
     return CacheItem(
         kind=kind,
-        paths=present,
-        bytes=sum(map(disk_bytes, present)),
+        paths=tuple(paths),
+        bytes=sum(map(disk_bytes, paths)),
         last_used=max(max(each.st_atime, each.st_mtime) for each in facts),
     )

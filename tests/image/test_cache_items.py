@@ -77,6 +77,19 @@ def test_only_chosen_items_are_deleted(root):
     assert not (root / "environments" / "b").exists()
 
 
+@pytest.mark.parametrize(
+    "record", ["derived/a.layer.json", "environments/b.state", "roots/c.state"]
+)
+def test_what_a_killed_process_left_without_its_record_is_deleted_too(root, record):
+    (root / record).unlink()
+    items = list(cache_items(Cache(root)))
+    assert kinds(items) == [*DERIVED, *DOWNLOADED]
+    for item in items:
+        item.delete()
+    assert list(cache_items(Cache(root))) == []
+    assert not list((root / record).parent.iterdir())
+
+
 def test_links_of_an_environment_are_not_followed(root, tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
