@@ -184,10 +184,10 @@ def compile_wheels(
     """
     from uv import find_uv_bin
 
-    environment = sources.uv_environment()
     with cache.scratch() as folder:
         index = folder / "index"
         index.mkdir()
+        environment = sources.uv_environment(index)
         write_index(sources.folders(), index, cache.digest, functools.partial(_fits, distribution))
         (folder / "requirements.in").write_text("".join(f"{line}\n" for line in requirements))
         # uv accepts only this name or pylock.NAME.toml for a file of PEP 751.
@@ -197,7 +197,7 @@ def compile_wheels(
             "--python", sys.executable, "--python-version", distribution.python,
             "--python-platform", distribution.platform, "--only-binary", ":all:",
             "--format", "pylock.toml", "--no-header", "--no-annotate",
-            "--output-file", str(answer), *sources.uv_arguments(index), *options,
+            "--output-file", str(answer), *sources.uv_arguments(), *options,
             str(folder / "requirements.in"),
         ]  # fmt: skip
         messages = _run_uv(command, environment)

@@ -53,40 +53,46 @@ class MachineSources:
         """Return the local folders among ``find_links``."""
         return [path for link in self.find_links if (path := _local(link)) and path.is_dir()]
 
-    def uv_arguments(self, folder_index: Path | None = None) -> list[str]:
-        """Return the options that make uv see the same sources as pip.
+    def uv_arguments(self) -> list[str]:
+        """Return the options that, with :meth:`uv_environment`, make uv see what pip sees."""
+        # Without --no-config, uv would add the sources of its own configuration files to those of
+        # pip.
+        arguments = ["--no-config", "--index-strategy", "unsafe-best-match"]  # as pip ranks them
+        if self.no_index:
+            arguments.append("--no-index")
+        for host in self.trusted_hosts:
+            arguments += ["--allow-insecure-host", host]
+        return arguments
+
+    def uv_environment(self, folder_index: Path | None = None) -> dict[str, str]:
+        """Return uv's environment: this process's, with these sources and no others.
+
+        Addresses may contain passwords, and all users of a machine see the arguments of a process.
 
         Args:
             folder_index: The index that :func:`write_index` made of :meth:`folders`; uv reads it
                 instead of the folders themselves.
         """
-        # Without --no-config, uv would add the sources of its own configuration files to those of
-        # pip.
-        arguments = ["--no-config", "--index-strategy", "unsafe-best-match"]  # as pip ranks them
-        # uv has no indexes then, so it reads the folders themselves.
-        if self.no_index:
-            arguments.append("--no-index")
-            folder_index = None
-        if folder_index is not None:
-            arguments += ["--index", folder_index.as_uri()]
-        if self.index:
-            arguments += ["--default-index", self.index]
-        for index in self.extra_indexes:
-            arguments += ["--index", index]
-        for link in self.find_links:
-            if folder_index is None or _local(link) is None:
-                arguments += ["--find-links", link]
-        for host in self.trusted_hosts:
-            arguments += ["--allow-insecure-host", host]
-        return arguments
-
-    def uv_environment(self) -> dict[str, str]:
-        """Return uv's environment: this process's, without uv settings that choose packages."""
         environment = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith("UV_") or name.startswith("UV_HTTP_")
         }
+        # uv has no indexes then, so it reads the folders themselves.
+        if self.no_index:
+            folder_index = None
+        own = () if folder_index is None else (folder_index.as_uri(),)
+        # uv splits the first variable at white space, and the last one at commas.
+        if indexes := [*own, *map(_one_word, self.extra_indexes)]:
+            environment["UV_INDEX"] = " ".join(indexes)
+        if self.index:
+            environment["UV_DEFAULT_INDEX"] = self.index
+        if links := [
+            link.replace(",", "%2C") if path is None else path.absolute().as_uri()
+            for link in self.find_links
+            if (path := _local(link)) is None or folder_index is None
+        ]:
+            environment["UV_FIND_LINKS"] = ",".join(links)
         if self.cert:
             environment["SSL_CERT_FILE"] = self.cert
         if self.proxy:

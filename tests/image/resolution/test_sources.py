@@ -98,26 +98,32 @@ def test_spec_adds_to_the_machine_and_its_index_wins():
 
 def test_uv_sees_what_pip_sees(tmp_path):
     sources = MachineSources(
-        index="https://m.example/simple",
-        extra_indexes=("https://x.example/simple",),
-        find_links=("https://pages.example/wheels", str(tmp_path)),
+        index="https://alice:secret@m.example/simple",
+        extra_indexes=("https://alice:secret@x.example/simple", str(tmp_path / "my index")),
+        find_links=("https://alice:secret@pages.example/a,b", str(tmp_path)),
         trusted_hosts=("m.example",),
     )
-    arguments = " ".join(sources.uv_arguments(tmp_path / "index"))
-    assert "--default-index https://m.example/simple" in arguments
-    assert f"--index {(tmp_path / 'index').as_uri()}" in arguments
-    assert "--index https://x.example/simple" in arguments
-    assert "--find-links https://pages.example/wheels" in arguments
+    arguments = " ".join(sources.uv_arguments())
     assert "--allow-insecure-host m.example" in arguments
-    assert f"--find-links {tmp_path}" not in arguments  # it is what the folder index lists
+    assert "secret" not in arguments  # every user of the machine sees them
+    environment = sources.uv_environment(tmp_path / "index")
+    assert environment["UV_DEFAULT_INDEX"] == "https://alice:secret@m.example/simple"
+    assert environment["UV_INDEX"].split() == [
+        (tmp_path / "index").as_uri(),
+        "https://alice:secret@x.example/simple",
+        f"{tmp_path.as_uri()}/my%20index",
+    ]
+    # The folder is what the folder index lists.
+    assert environment["UV_FIND_LINKS"] == "https://alice:secret@pages.example/a%2Cb"
 
 
 def test_without_indexes_uv_reads_the_folders_themselves(tmp_path):
-    sources = MachineSources(find_links=(str(tmp_path),), no_index=True)
-    arguments = " ".join(sources.uv_arguments(tmp_path / "index"))
-    assert "--no-index" in arguments
-    assert f"--find-links {tmp_path}" in arguments
-    assert "file:" not in arguments
+    links = (str(tmp_path), str(tmp_path / "a,b"))
+    sources = MachineSources(find_links=links, no_index=True)
+    assert "--no-index" in sources.uv_arguments()
+    environment = sources.uv_environment(tmp_path / "index")
+    assert "UV_INDEX" not in environment
+    assert environment["UV_FIND_LINKS"] == f"{tmp_path.as_uri()},{tmp_path.as_uri()}/a%2Cb"
 
 
 def test_uv_environment(monkeypatch):
