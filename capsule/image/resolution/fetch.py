@@ -38,7 +38,8 @@ def fetch(
 ) -> None:
     """Bring every wheel and Debian package of ``image`` into the cache.
 
-    Files already there are not asked for again; an interrupted download continues where it stopped.
+    Files already there are not asked for again. An interruption loses only the Debian package that
+    is being downloaded; complete wheels are in pip's own cache, unless its configuration has none.
 
     Args:
         distribution: The image's.
@@ -142,9 +143,12 @@ def fetch_debian(
         if is_snapshot(address):
             named = ", ".join(f"{package.name} {package.version}" for package in left)
             progress(f"asking the snapshot {address} for {named}")
-        with cache.scratch() as folder:
-            problems += _download(left, address, folder)
-            left = [package for package in left if not _accept(package, folder, cache, problems)]
+        with cache.scratch() as folder, Downloader() as downloader:
+            left = [
+                package
+                for package in left
+                if not _download(package, address, downloader, folder, cache, problems)
+            ]
         if not left:
             return
     raise CapsuleError(
@@ -244,36 +248,29 @@ def _wheel_error(wheels: Sequence[LockedWheel], messages: str) -> CapsuleError:
     )
 
 
-def _download(packages: Iterable[LockedDebianPackage], address: str, folder: Path) -> list[str]:
-    """Download packages from one mirror, each to a file named by its SHA-256.
-
-    Returns:
-        What went wrong; the caller looks at what came.
-    """
-    problems = []
-    with Downloader() as downloader:
-        for package in packages:
-            target = folder / package.sha256
-            try:
-                with target.open("wb") as stream:
-                    downloader.download(address, package.pool, stream, package.size)
-            except DownloadError as error:
-                target.unlink()
-                problems.append(str(error))
-    return problems
-
-
-def _accept(package: LockedDebianPackage, folder: Path, cache: Cache, problems: list[str]) -> bool:
-    """Take a downloaded package into the cache if it is there and is what was locked."""
+def _download(
+    package: LockedDebianPackage,
+    address: str,
+    downloader: Downloader,
+    folder: Path,
+    cache: Cache,
+    problems: list[str],
+) -> bool:
+    """Take a package from a mirror into the cache, if the mirror has what was locked."""
     file = folder / package.sha256
-    if not file.is_file():
-        return False
     try:
+        with file.open("wb") as stream:
+            downloader.download(address, package.pool, stream, package.size)
         cache.add(file, package.sha256)
+    except DownloadError as error:
+        problems.append(str(error))
     except HashMismatchError as error:
         problems.append(f"{package.pool}: {error.message}")
-        return False
-    return True
+    else:
+        return True
+    finally:
+        file.unlink(missing_ok=True)
+    return False
 
 
 def _about(packages: Iterable[LockedDebianPackage], problems: Iterable[str]) -> str:

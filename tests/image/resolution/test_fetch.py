@@ -16,6 +16,7 @@ from capsule.image.distribution import DEBIAN_12
 from capsule.image.resolution import fetch as fetching
 from capsule.image.resolution.debian import shipped_base
 from capsule.image.resolution.fetch import fetch
+from capsule.image.resolution.mirrors import Downloader
 from tests.image.conftest import only_these_sources
 
 
@@ -244,6 +245,25 @@ def test_a_debian_package_that_is_gone_is_named_with_the_fix(mirror, tmp_path):
     assert "--refresh-base" in caught.value.fix
     assert "--refresh-base" in caught.value.fix
     assert cache.has(here.sha256)
+
+
+def test_an_interruption_loses_no_debian_package_that_had_arrived(mirror, tmp_path, monkeypatch):
+    packages = [
+        publish_deb(mirror.folder, f"pool/main/t/{name}_1_all.deb", name.encode(), name)
+        for name in ("first", "second")
+    ]
+    download = Downloader.download
+
+    def interrupt(self, address, path, target, limit):
+        if "second" in path:
+            raise KeyboardInterrupt
+        download(self, address, path, target, limit)
+
+    monkeypatch.setattr(Downloader, "download", interrupt)
+    cache = Cache(tmp_path / "cache")
+    with pytest.raises(KeyboardInterrupt):
+        fetch_debs(cache, [mirror.address], *packages)
+    assert [cache.has(package.sha256) for package in packages] == [True, False]
 
 
 def test_a_forged_debian_package_is_refused(mirror, tmp_path):
