@@ -135,7 +135,7 @@ def _pairs(
     """Pair records in order; with ``skip`` only those of equal steps, until a trace ends."""
     left, right = next(lefts, None), next(rights, None)
     while left is not None or right is not None:
-        # Whichever trace is behind goes on, until both are at the same step.
+        # Whichever trace is behind is read on, until both are at the same step.
         while skip and left is not None and right is not None and left.step != right.step:
             if left.step < right.step:
                 left = next(lefts, None)
