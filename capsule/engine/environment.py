@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import subprocess
 from pathlib import Path
 
 from capsule.engine.interface import Progress
 from capsule.engine.interpreter import interpreter_packages, unpack_interpreter
-from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex, write_atomic
+from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
-from capsule.image.cache import Cache, folder_state
+from capsule.image.cache import Cache
 from capsule.image.code import is_program, training_code, training_code_digest
 from capsule.image.distribution import Distribution, distribution_of
 
@@ -33,19 +32,13 @@ def prepare_environment(lock: Lock, cache: Cache, progress: Progress) -> Path:
             locked one, CAP-E015 uv cannot make the environment; CAP-I103 to CAP-I108 a package of
             the interpreter is missing, damaged or malformed.
     """
-    key = environment_key(lock)
     _check_c_library(distribution_of(lock.spec.image))
-    environment = cache.folder("environments") / key
-    record = environment.with_name(f"{key}.state")
-    with cache.lock(f"environment-{key}"):
-        recorded = record.read_text() if record.exists() else None
-        if not environment.exists() or recorded != folder_state(environment):
-            progress("installing the locked packages for the plain-process engine")
-            shutil.rmtree(environment, ignore_errors=True)
-            _make_environment(lock, cache, environment)
-            # After the environment, which does not count without its record.
-            write_atomic(record, folder_state(environment).encode())
-    return environment
+
+    def make(environment: Path) -> None:
+        progress("installing the locked packages for the plain-process engine")
+        _make_environment(lock, cache, environment)
+
+    return cache.recorded_folder("environments", environment_key(lock), make)
 
 
 def environment_key(lock: Lock) -> str:

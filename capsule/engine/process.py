@@ -77,8 +77,8 @@ class ProcessEngine:
             CapsuleError: CAP-E013 a wheel is missing or damaged, CAP-E014
                 the training code is not the locked one, CAP-E015 uv cannot make the environment
                 (the interpreter or a wheel does not fit this machine), CAP-I103 to CAP-I108 a
-                package of the interpreter is missing or damaged, CAP-I112 the source tree is
-                missing.
+                package of the interpreter is missing or damaged, CAP-I110 the source tree is not
+                the locked one, CAP-I112 it is missing.
         """
         self._environment = prepare_environment(lock, cache, progress)
         self._project = _unpacked(lock.project, cache) if lock.project else None
@@ -327,11 +327,11 @@ def _keep_output(process: subprocess.Popen[bytes], path: Path) -> None:
 
 
 def _unpacked(project: LockedProject, cache: Cache) -> Path:
-    """Return a folder with the files of a source tree, made once per tree."""
-    folder = cache.folder("projects") / project.sha256
-    with cache.lock(f"project-{project.sha256}"):
-        if not folder.exists():
-            with cache.scratch() as scratch:
-                unpack_project(project_archive(project, cache), scratch / "tree")
-                (scratch / "tree").rename(folder)
-    return folder
+    """Return a folder with the files of a source tree, from which a task imports."""
+
+    def make(folder: Path) -> None:
+        with cache.scratch() as scratch:
+            unpack_project(project_archive(project, cache), scratch / "tree")
+            (scratch / "tree").rename(folder)
+
+    return cache.recorded_folder("projects", project.sha256, make)

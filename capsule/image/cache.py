@@ -16,6 +16,7 @@ import errno
 import hashlib
 import os
 import re
+import shutil
 import stat
 import tempfile
 import weakref
@@ -182,6 +183,30 @@ class Cache:
         except FileNotFoundError:
             write_atomic(place, made := make())
             return made
+
+    def recorded_folder(self, kind: str, key: str, make: Callable[[Path], None]) -> Path:
+        """Return a folder whose files are executed, made once, and again if anything of it changed.
+
+        It is compared each time with what was made, by the inode, size, mode and time of change of
+        every file (:func:`folder_state`).
+
+        Args:
+            kind: The folder of the cache that it is in.
+            key: Its name, which depends on everything that it is made of.
+            make: Makes it, by a rename, so that nothing that is half made gets its name. What it
+                raises is raised.
+        """
+        folder = self.folder(kind) / key
+        record = folder.with_name(f"{key}.state")
+        with self.lock(f"{kind}-{key}"):
+            recorded = record.read_text() if record.exists() else None
+            if not folder.exists() or recorded != folder_state(folder):
+                # If something cannot be removed, the rename fails.
+                shutil.rmtree(folder, ignore_errors=True)
+                make(folder)
+                # After the folder, which does not count without its record.
+                write_atomic(record, folder_state(folder).encode())
+        return folder
 
     def folder(self, name: str) -> Path:
         """Return an existing folder of the cache, in which no other user can write.

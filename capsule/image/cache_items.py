@@ -69,8 +69,8 @@ def _places(root: Path) -> Iterator[tuple[CacheKind, list[Path]]]:
         yield "environments", paths
     for paths in _together(root / "roots", ".state"):
         yield "unpacked images", paths
-    for folder in _entries(root / "projects"):
-        yield "unpacked source trees", [folder]
+    for paths in _together(root / "projects", ".state"):
+        yield "unpacked source trees", paths
     yield from _downloaded(root)
 
 

@@ -9,6 +9,7 @@ import sys
 import time
 import zipfile
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,10 @@ from capsule.entropy.report import collect
 from capsule.experiment.canonical import sha256_file
 from capsule.experiment.contract import FIRST_PROCESS
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.spec import CodeSpec
 from capsule.experiment.variables import environment_variables
 from capsule.image.distribution import DEBIAN_12
+from capsule.image.resolution.project import capture_project
 
 pytestmark = pytest.mark.network  # for the packages of the interpreter, unless they are cached
 
@@ -357,6 +360,25 @@ def test_an_environment_that_was_changed_is_made_again(lock, cache, run, deed):
     assert run("print(1)", environment=as_always)[1] == "1\n"
     ProcessEngine().prepare(lock, None, cache, progress=notes.append)
     assert installations(notes) == 1
+
+
+@pytest.mark.parametrize("enclosed", ["plain"], indirect=True)
+def test_a_source_tree_that_was_changed_in_the_cache_is_unpacked_again(
+    lock, cache, tmp_path, run_directory, make_task, enclosed
+):
+    """A trainer imports environments and networks from it, and claims the locked tree."""
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "own.py").write_text("VALUE = 1\n")
+    project = capture_project(CodeSpec(path="tree"), tmp_path, cache)
+    lock = lock.model_copy(update={"project": project})
+    code = "import runpy, os; print(runpy.run_path(os.environ['CAPSULE_PROJECT'] + '/own.py'))"
+    task = replace(make_task(""), arguments=("python3.11", "-P", "-c", code))
+    engine = ProcessEngine()
+    engine.prepare(lock, None, cache, progress=lambda _: None)
+    (cache.root / "projects" / project.sha256 / "own.py").write_text("VALUE = 2\n")
+    engine.prepare(lock, None, cache, progress=lambda _: None)
+    engine.run(task, on_poll=lambda: None, poll_seconds=0.05)
+    assert "'VALUE': 1" in (run_directory / "output.log").read_text()
 
 
 def installations(notes):

@@ -152,6 +152,34 @@ def test_scratch_is_empty_and_goes_away(cache):
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("deed", ["change", "plant", "remove", "forget"])
+def test_a_recorded_folder_is_made_again_if_anything_of_it_changed(cache, deed):
+    made = []
+
+    def make(folder: Path) -> None:
+        made.append(folder)
+        folder.mkdir()
+        (folder / "file").write_text("honest")
+
+    folder = cache.recorded_folder("projects", "key", make)
+    assert cache.recorded_folder("projects", "key", make) == folder
+    assert len(made) == 1
+    facts = (folder / "file").stat()
+    if deed == "change":  # with its size and its date
+        (folder / "file").write_text("edited")
+        os.utime(folder / "file", ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    elif deed == "plant":
+        (folder / "other").touch()
+    elif deed == "remove":
+        (folder / "file").unlink()
+    else:
+        folder.with_name("key.state").unlink()
+    cache.recorded_folder("projects", "key", make)
+    assert len(made) == 2
+    assert [path.name for path in folder.iterdir()] == ["file"]
+    assert (folder / "file").read_text() == "honest"
+
+
 def _add(root: Path, source: Path) -> None:
     for _ in range(5):
         Cache(root).add(source, SHA256)

@@ -23,7 +23,7 @@ def root(tmp_path):
             ("derived/a.layer.json", "derived/a.layer.tar"),
             ("environments/b.state", "environments/b/bin/python"),
             ("roots/c.state", "roots/c/bin/tool"),
-            ("projects/c/train.py",),
+            ("projects/c.state", "projects/c/train.py"),
             ("objects/dd/d",),
             ("uv/e/e",),
             ("trees/objects/ff/f",),

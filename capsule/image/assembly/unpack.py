@@ -7,16 +7,15 @@ places where an engine mounts something, and ``/etc/hosts``, which container eng
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path, PurePosixPath
 
-from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex, write_atomic
+from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex
 from capsule.host.errors import CapsuleError
 from capsule.image.archives.layer_reader import read_layer
 from capsule.image.archives.layers import EPOCH, TarEntry, rejected
 from capsule.image.assembly.assemble import Image
 from capsule.image.assembly.making import Layer, Progress
-from capsule.image.cache import Cache, folder_state
+from capsule.image.cache import Cache
 
 _LAYOUT = 2  # number of the way in which folders are made and recorded, a part of their keys
 _MOUNT_POINTS = ("data", "dev", "out", "proc", "sys", "tmp")
@@ -26,9 +25,8 @@ _HOSTS = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
 def unpacked_root(image: Image, cache: Cache, progress: Progress) -> Path:
     """Return a folder with the files of an image, made once per set of layers and mount points.
 
-    It is compared with what was unpacked each time, by the inode, size, mode and time of change of
-    every file, and made again if anything of it differs. It is written elsewhere and renamed, under
-    a lock, so an interrupted or concurrent unpacking leaves nothing that is half there.
+    It is written elsewhere and renamed, under a lock, so an interrupted or concurrent unpacking
+    leaves nothing that is half there.
 
     Raises:
         CapsuleError: CAP-E004 a layer is not what its digest says, CAP-I107 it has a whiteout or a
@@ -36,20 +34,15 @@ def unpacked_root(image: Image, cache: Cache, progress: Progress) -> Path:
     """
     layers = [layer.diff_id for layer in image.layers]
     key = sha256_hex(canonical_json([_LAYOUT, *_MOUNT_POINTS, *layers]))
-    root = cache.folder("roots") / key
-    record = root.with_name(f"{key}.state")
-    with cache.lock(f"root-{key}"):
-        if not (root.exists() and record.exists() and record.read_text() == folder_state(root)):
-            size = sum(layer.size for layer in image.layers)
-            progress(f"unpacking the image ({size >> 20} MiB)")
-            # If something cannot be removed, the rename below fails.
-            shutil.rmtree(root, ignore_errors=True)
-            with cache.scratch() as scratch:
-                unpack(image, scratch / "root")
-                (scratch / "root").rename(root)
-            # After the folder, which does not count without its record.
-            write_atomic(record, folder_state(root).encode())
-    return root
+
+    def make(root: Path) -> None:
+        size = sum(layer.size for layer in image.layers)
+        progress(f"unpacking the image ({size >> 20} MiB)")
+        with cache.scratch() as scratch:
+            unpack(image, scratch / "root")
+            (scratch / "root").rename(root)
+
+    return cache.recorded_folder("roots", key, make)
 
 
 def unpack(image: Image, root: Path) -> None:
