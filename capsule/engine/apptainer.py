@@ -9,6 +9,8 @@ is left is printed before a run starts and stands in the bundle's observations: 
 from __future__ import annotations
 
 import base64
+import csv
+import io
 import json
 import os
 import shutil
@@ -133,7 +135,7 @@ class ApptainerEngine(UnpackedImageEngine):
             yield running
 
     def _accounts(self, scratch: Path) -> Iterator[str]:
-        """Yield binds of the image's accounts, in which its user has the number of this one.
+        """Yield mounts of the image's accounts, in which its user has the number of this one.
 
         Apptainer would add this user's name and home directory.
         """
@@ -144,7 +146,7 @@ class ApptainerEngine(UnpackedImageEngine):
         ):
             accounts = (self._root / "etc" / name).read_text()
             (scratch / name).write_text(accounts.replace(before, after))
-            yield f"{scratch / name}:/etc/{name}:ro"
+            yield _mount(scratch / name, f"/etc/{name}")
 
     def _start(self, task: Task, image: Image, data: Mounts, scratch: Path) -> Start:
         (scratch / "tmp").mkdir()
@@ -153,12 +155,12 @@ class ApptainerEngine(UnpackedImageEngine):
             # Apptainer binds the driver's libraries and the files of all devices; Capsule chooses.
             variables |= {**visible_devices(task.gpus), SEARCHED: _LIBRARIES}
             options.append("--nv")
-        binds = (
-            f"{task.run_directory.resolve()}:{contract.RUN_FOLDER}",
+        mounts = (
+            _mount(task.run_directory.resolve(), contract.RUN_FOLDER, writable=True),
             *self._accounts(scratch),
-            f"{scratch / 'tmp'}:{_TEMPORARY}",
-            *(f"{path}:{path}:ro" for path in _protected()),
-            *(f"{path}:{to}:ro" for path, to in data),
+            _mount(scratch / "tmp", _TEMPORARY, writable=True),
+            *(_mount(path, path) for path in _protected()),
+            *(_mount(path, to) for path, to in data),
         )
         asked = {
             "command": program_command(task),
@@ -172,7 +174,7 @@ class ApptainerEngine(UnpackedImageEngine):
             (
                 *(*bound, self._program, "--silent", "exec", *options),
                 *("--hostname", variables["HOSTNAME"], "--pwd", _TEMPORARY),
-                *(word for bind in binds for word in ("--bind", bind)),
+                *(word for mount in mounts for word in ("--mount", mount)),
                 *(str(self._root), *inside),
             ),
             # No variable APPTAINER_… or SINGULARITY_… of the caller's, which would add binds and
@@ -181,6 +183,17 @@ class ApptainerEngine(UnpackedImageEngine):
             "/",
             enclosed=True,
         )
+
+
+def _mount(path: str | Path, to: str, *, writable: bool = False) -> str:
+    """Return the value of an option ``--mount``: a line of CSV, so that a path may have any name.
+
+    ``--bind`` splits its value at every comma and colon.
+    """
+    fields = ["type=bind", f"source={path}", f"destination={to}", *([] if writable else ["ro"])]
+    line = io.StringIO()
+    csv.writer(line, quoting=csv.QUOTE_ALL, lineterminator="").writerow(fields)
+    return line.getvalue()
 
 
 def _protected() -> Iterator[str]:

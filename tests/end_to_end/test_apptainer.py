@@ -108,15 +108,15 @@ def test_apptainer_and_a_container_make_the_same_claims(user, workplace, micro, 
 
 
 def test_a_run_sees_its_data_sets(user, workplace, tmp_path):
-    folder = tmp_path / "reader"
+    folder, output = tmp_path / "12:30", tmp_path / "lr=0.1,seed=2"
     (folder / "tree").mkdir(parents=True)
     (folder / "tree" / "reader.py").write_text(READER)
     (folder / "digits").mkdir()
     (folder / "digits" / "one").write_text("one")
     (folder / "label.csv").write_text("1,2")
     (folder / "reader.yaml").write_text(DATA)
-    under = run(user, folder / "reader.yaml", "--key", "alice", "--output", tmp_path, cwd=workplace)
-    words = ("--key", "alice", "--output", tmp_path, "--json", "--engine", "docker")
+    under = run(user, folder / "reader.yaml", "--key", "alice", "--output", output, cwd=workplace)
+    words = ("--key", "alice", "--output", output, "--json", "--engine", "docker")
     done = capsule("run", folder / "reader.yaml", *words, cwd=workplace)
     assert done.document["claim_id"] == under["claim_id"], done.errors
 

@@ -1,7 +1,9 @@
 """The engine apptainer, as far as that takes no Apptainer; tests/end_to_end has the rest."""
 
+import csv
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -103,9 +105,10 @@ def words(program, make_image, make_lock, make_task, cache, run_directory):
     (root / "etc" / "passwd").write_text("capsule:x:61183:61183:capsule:/tmp:/bin/sh\n")
     (root / "etc" / "group").write_text("capsule:x:61183:\n")
 
-    def run(**options):
+    def run(*, run_directory=run_directory, **options):
+        task = replace(make_task("exit 0", **options), run_directory=run_directory)
         with pytest.raises(CapsuleError) as raised:
-            engine.run(make_task("exit 0", **options), on_poll=lambda: None, poll_seconds=0.05)
+            engine.run(task, on_poll=lambda: None, poll_seconds=0.05)
         assert raised.value.code == "CAP-E005"
         said = (run_directory / "output.log").read_bytes().decode().split("\0")[:-1]
         return said, said.index(str(root))
@@ -120,14 +123,33 @@ def test_the_command_line_that_is_documented(words, run_directory):
     for option in ("--userns", "--containall", "--no-init", "--no-privs", "--cleanenv"):
         assert option in words
     assert words[words.index("--network") + 1] == "none"
-    binds = [words[at + 1] for at, word in enumerate(words) if word == "--bind"]
-    assert f"{run_directory.resolve()}:/out" in binds
-    assert "/proc/sys:/proc/sys:ro" in binds
+    mounts = mounts_of(words)
+    assert ["type=bind", f"source={run_directory.resolve()}", "destination=/out"] in mounts
+    assert ["type=bind", "source=/proc/sys", "destination=/proc/sys", "ro"] in mounts
     assert "--nv" not in words
     assert words[at + 1 : at + 5] == ["/usr/bin/python3", "-I", "-S", "-c"]
     asked = json.loads(words[at + 6])
     assert asked["command"] == ["busybox", "sh", "-c", "exit 0"]
     assert asked["limits"]["nproc"] == 32
+
+
+@pytest.mark.parametrize("name", ["lr=0.1,seed=2", "12:30", 'a "quoted" name', "two\nlines"])
+def test_paths_may_have_any_name(words, run_directory, data, name):
+    """An option --bind would give the task another folder of the user to write in."""
+    renamed = run_directory.with_name(name)
+    run_directory.rename(renamed)
+    file = data["labels/a=b.csv"].rename(run_directory.parent / f"{name}.csv")
+    words, _ = words(run_directory=renamed, data={"labels/a,b:c.csv": file})
+    mounts = mounts_of(words)
+    assert ["type=bind", f"source={renamed.resolve()}", "destination=/out"] in mounts
+    labels = [f"source={file.resolve()}", "destination=/data/labels/a,b:c.csv", "ro"]
+    assert ["type=bind", *labels] in mounts
+
+
+def mounts_of(words):
+    """The mounts of a command line, which Apptainer reads as lines of CSV (RFC 4180)."""
+    lines = [words[at + 1] for at, word in enumerate(words) if word == "--mount"]
+    return [next(csv.reader([line])) for line in lines]
 
 
 def test_a_gpu_comes_with_its_drivers_libraries(words):
