@@ -27,6 +27,7 @@ from capsule.engine.gpu import SEARCHED, require_driver, visible_devices
 from capsule.engine.interface import Task
 from capsule.engine.process import RunningProcess, Start, descendants, started
 from capsule.engine.seccomp_filter import compiled_profile
+from capsule.engine.supervise import Interrupts, starting
 from capsule.engine.unpacked import (
     PROTECTED,
     UnpackedImageEngine,
@@ -117,16 +118,20 @@ class ApptainerEngine(UnpackedImageEngine):
         return losses
 
     @contextmanager
-    def _started(self, task: Task, image: Image, data: Mounts) -> Iterator[RunningProcess]:
+    def _started(
+        self, task: Task, image: Image, data: Mounts, interruptions: Interrupts
+    ) -> Iterator[RunningProcess]:
         with (
             temporary_folder("capsule-apptainer-") as scratch,
             started(self._start(task, image, data, scratch), task) as running,
         ):
             # Unlike bwrap, Apptainer does not report the number of the first process, so /proc is
             # searched.
-            while running.first is None and running.wait(_POLL_SECONDS) is None:
+            for _ in starting(task, interruptions):
+                if running.first is not None or running.wait(_POLL_SECONDS) is not None:
+                    break
                 running.first = _first_process(descendants(running.number))
-            if running.first is None:
+            if running.first is None and not interruptions.count:
                 raise CapsuleError(
                     "CAP-E005",
                     f"Apptainer cannot start the task: see {task.run_directory / contract.LOG}",

@@ -12,9 +12,10 @@ import io
 import json
 import os
 import resource
+import select
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal
@@ -25,6 +26,7 @@ from capsule.engine.gpu import no_gpu
 from capsule.engine.interface import Task
 from capsule.engine.process import RunningProcess, Start, started
 from capsule.engine.seccomp_filter import compiled_profile
+from capsule.engine.supervise import Interrupts, starting
 from capsule.engine.unpacked import (
     PROTECTED,
     UnpackedImageEngine,
@@ -46,6 +48,7 @@ _CONFINED = (
 # What container engines do not show of /proc.
 _MASKED_FOLDERS = ("acpi", "asound", "scsi")
 _MASKED_FILES = ("interrupts", "kcore", "keys", "latency_stats", "sched_debug", "timer_list")
+_POLL_SECONDS = 0.1
 _FIX = (
     "Install bubblewrap (apt-get install bubblewrap), and let users make user namespaces "
     "(sysctl kernel.unprivileged_userns_clone, user.max_user_namespaces, and on Ubuntu "
@@ -97,7 +100,9 @@ class BubblewrapEngine(UnpackedImageEngine):
         return {"name": self.name, **self._facts}
 
     @contextmanager
-    def _started(self, task: Task, image: Image, data: Mounts) -> Iterator[RunningProcess]:
+    def _started(
+        self, task: Task, image: Image, data: Mounts, interruptions: Interrupts
+    ) -> Iterator[RunningProcess]:
         """Start a task, which waits in its namespaces until its limits are set from outside.
 
         There, the limit of processes counts the task's own. Set before, it would count all that
@@ -115,7 +120,10 @@ class BubblewrapEngine(UnpackedImageEngine):
             running = stack.enter_context(started(start, task))
             # Otherwise _first_process() would never see the end of the pipe.
             told.close()
-            first = _first_process(tell)
+            first = _first_process(tell, starting(task, interruptions))
+            if first is None and interruptions.count:
+                yield running
+                return
             if first is None:
                 running.wait(1)
                 raise CapsuleError(
@@ -227,10 +235,16 @@ def _pipe(stack: ExitStack) -> tuple[io.FileIO, io.FileIO]:
     return stack.enter_context(io.FileIO(reading)), stack.enter_context(io.FileIO(writing, "w"))
 
 
-def _first_process(tell: io.FileIO) -> int | None:
-    """Return the number of the task's first process outside; None if bubblewrap ended before."""
-    text = tell.readall()
-    return int(json.loads(text)["child-pid"]) if text else None
+def _first_process(tell: io.FileIO, waiting: Iterable[None]) -> int | None:
+    """Return the number of the task's first process outside.
+
+    None if bubblewrap ended before it told that, or ``waiting`` did.
+    """
+    for _ in waiting:
+        if select.select([tell], [], [], _POLL_SECONDS)[0]:
+            text = tell.readall()
+            return int(json.loads(text)["child-pid"]) if text else None
+    return None
 
 
 def _limit(process: int, limits: dict[str, int]) -> None:

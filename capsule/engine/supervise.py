@@ -109,6 +109,23 @@ def is_held(run_directory: Path) -> bool:
     return is_locked(run_directory)
 
 
+def starting(task: Task, interruptions: Interrupts) -> Iterator[None]:
+    """Yield again and again while an engine may wait for its task to start; end when interrupted.
+
+    Raises:
+        CapsuleError: CAP-E005, the time of the task is over.
+    """
+    deadline = time.monotonic() + task.limits.minutes * MINUTE
+    while not interruptions.count:
+        if time.monotonic() > deadline:
+            raise CapsuleError(
+                "CAP-E005",
+                f"the task has not started within {task.limits.minutes} minutes (limits.minutes)",
+                fix="Look for a disk that does not respond, or use another --engine.",
+            )
+        yield
+
+
 def supervise(
     running: Running,
     task: Task,

@@ -13,7 +13,7 @@ from typing import Literal
 from capsule.engine.data import Mounts, data_mounts, data_variables
 from capsule.engine.interface import Exit, Progress, Task
 from capsule.engine.process import RunningProcess
-from capsule.engine.supervise import exclusive, interrupts, supervise
+from capsule.engine.supervise import Interrupts, exclusive, interrupts, supervise
 from capsule.experiment import contract
 from capsule.experiment.lock import Lock
 from capsule.image.assembly.assemble import Image
@@ -48,9 +48,12 @@ class UnpackedImageEngine(ABC):
 
     @abstractmethod
     def _started(
-        self, task: Task, image: Image, data: Mounts
+        self, task: Task, image: Image, data: Mounts, interruptions: Interrupts
     ) -> AbstractContextManager[RunningProcess]:
-        """Start a task with data sets mounted; afterwards nothing of it is left."""
+        """Start a task with data sets mounted; afterwards nothing of it is left.
+
+        If it is interrupted before the task has started, :func:`supervise` ends it.
+        """
 
     @abstractmethod
     def check(self, lock: Lock) -> None:
@@ -81,7 +84,7 @@ class UnpackedImageEngine(ABC):
             interrupts() as interruptions,
             exclusive(task.run_directory),
             data_mounts(task.data) as mounts,
-            self._started(task, self._image, mounts) as running,
+            self._started(task, self._image, mounts, interruptions) as running,
         ):
             ended = supervise(
                 running, task, interruptions, on_poll=on_poll, poll_seconds=poll_seconds

@@ -3,11 +3,13 @@
 import csv
 import json
 import os
+import signal
+import threading
 from dataclasses import replace
 
 import pytest
 
-from capsule.engine import apptainer, gpu
+from capsule.engine import apptainer, gpu, supervise
 from capsule.engine.apptainer import ApptainerEngine
 from capsule.engine.cluster import OnCluster
 from capsule.engine.interface import RemoteCluster
@@ -150,6 +152,33 @@ def mounts_of(words):
     """The mounts of a command line, which Apptainer reads as lines of CSV (RFC 4180)."""
     lines = [words[at + 1] for at, word in enumerate(words) if word == "--mount"]
     return [next(csv.reader([line])) for line in lines]
+
+
+@pytest.fixture
+def hanging(program, make_image, make_lock, make_task, cache):
+    """A function that runs a task with an Apptainer that starts nothing, as on a dead disk."""
+    program.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && echo apptainer version 1.4.5 && exit\nexec sleep 20\n'
+    )
+    engine = ApptainerEngine()
+    engine.prepare(make_lock(), make_image(), cache, progress=lambda _: None)
+    for name in ("passwd", "group"):
+        (engine._root / "etc" / name).touch()
+    return lambda: engine.run(make_task("exit 0"), on_poll=lambda: None, poll_seconds=0.05)
+
+
+def test_a_start_that_hangs_can_be_interrupted(hanging):
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    ended = hanging()
+    assert (ended.status, ended.reason) == (143, "interrupted")
+
+
+def test_a_start_that_hangs_ends_with_the_time_of_the_task(hanging, monkeypatch):
+    monkeypatch.setattr(supervise, "MINUTE", 0.05)
+    with pytest.raises(CapsuleError) as raised:
+        hanging()
+    assert raised.value.code == "CAP-E005"
+    assert "limits.minutes" in raised.value.message
 
 
 def test_a_gpu_comes_with_its_drivers_libraries(words):

@@ -6,7 +6,9 @@ import multiprocessing
 import os
 import pwd
 import shutil
+import signal
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -136,6 +138,17 @@ def test_a_program_that_does_not_exist(make_lock, image, make_task, cache):
     task = dataclasses.replace(make_task(""), arguments=("/nowhere",))
     ended = engine.run(task, on_poll=lambda: None, poll_seconds=0.05)
     assert ended.status != 0
+
+
+def test_a_start_that_hangs_can_be_interrupted(make_lock, image, make_task, cache, tmp_path):
+    engine = BubblewrapEngine()
+    engine.prepare(make_lock(), image, cache, progress=lambda _: None)
+    engine._program = str(tmp_path / "bwrap")
+    (tmp_path / "bwrap").write_text("#!/bin/sh\nexec sleep 20\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    ended = engine.run(make_task("exit 0"), on_poll=lambda: None, poll_seconds=0.05)
+    assert (ended.status, ended.reason) == (143, "interrupted")
 
 
 def test_what_a_container_confines_more_is_said(make_lock, image, cache):
