@@ -214,13 +214,15 @@ def load_private(path: Path, passphrase: str | None = None) -> PrivateKey:
             raise _undecipherable(path) from error
         raise CapsuleError(ENCRYPTED, f"the key {path} has a passphrase", fix=_UNLOCK) from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        # To decrypt OpenSSH's format, cryptography needs the package bcrypt, on which Capsule does
-        # not depend.
         if openssh and isinstance(error, UnsupportedAlgorithm):
+            if _OPENSSH_UNENCRYPTED in data:
+                raise _of_openssh_alone(path) from error
+            # To decrypt OpenSSH's format, cryptography needs the package bcrypt, on which Capsule
+            # does not depend.
             raise _in_openssh_format(path) from error
         if passphrase:
             raise _undecipherable(path) from error
-        raise CapsuleError("CAP-B132", f"{path} is not a private key", fix=_NEW_KEY) from error
+        raise _not_private(path) from error
     try:
         return PrivateKey(key)  # type: ignore[arg-type]  # the constructor looks at the type
     except TypeError as error:
@@ -233,6 +235,15 @@ def _in_openssh_format(path: Path) -> CapsuleError:
         "CAP-B136",
         f"the key {path} has a passphrase and OpenSSH's format, which is not supported",
         fix="Let ssh-keygen sign with it (--ssh-key), or convert a copy: ssh-keygen -p -m PKCS8.",
+    )
+
+
+def _of_openssh_alone(path: Path) -> CapsuleError:
+    """Return the error of a key with which only OpenSSH can sign."""
+    return CapsuleError(
+        "CAP-B133",
+        f"the key {path} is of a type that only OpenSSH can use, such as that of a FIDO token",
+        fix="Let ssh-keygen sign with it (--ssh-key).",
     )
 
 
@@ -252,8 +263,9 @@ def read_passphrase(path: Path) -> str:
         message = f"cannot read the passphrase in {path}: {error.strerror}"
         raise CapsuleError("CAP-B131", message, fix="Give the path of a readable file.") from error
     mode = stat.S_IMODE(facts.st_mode)
-    # The descriptor's mode, since the path may lead elsewhere by now. A pipe's mode says nothing.
-    if stat.S_ISREG(facts.st_mode) and mode & 0o077:
+    # The descriptor's mode, since the path may lead elsewhere by now. A pipe's mode says nothing,
+    # nor does any on Windows.
+    if HAVE_OWNERS and stat.S_ISREG(facts.st_mode) and mode & 0o077:
         message = f"others may read the passphrase in {path} (mode {mode:04o})"
         raise CapsuleError("CAP-B137", message, fix=f"chmod 600 {path}")
     try:
@@ -375,11 +387,13 @@ def _read(path: Path, *, private: bool) -> bytes:
         message = f"others may read the private key {path} (mode {mode:04o})"
         raise CapsuleError("CAP-B137", message, fix=f"chmod 600 {path}")
     if len(data) > _MAX_FILE:
-        raise _not_public(path)
+        raise _not_private(path) if private else _not_public(path)
     return data
 
 
 _OPENSSH_PUBLIC = tuple(f"{kind} ".encode() for kind in KEY_TYPES)
+# The beginning of a private key in OpenSSH's format: a magic, and the cipher "none".
+_OPENSSH_UNENCRYPTED = base64.b64encode(b"openssh-key-v1\0" + b"\0\0\0\4no")
 
 
 def _write_secret(path: Path, secret: bytes) -> None:
@@ -425,6 +439,10 @@ def _no_passphrase(path: Path) -> CapsuleError:
 def _undecipherable(path: Path) -> CapsuleError:
     fix = "Give the passphrase of the key, or none if the key has none."
     return CapsuleError("CAP-B136", f"cannot decrypt the key {path}", fix=fix)
+
+
+def _not_private(path: Path) -> CapsuleError:
+    return CapsuleError("CAP-B132", f"{path} is not a private key", fix=_NEW_KEY)
 
 
 def _not_public(path: Path) -> CapsuleError:

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from capsule.bundle import keys
 from capsule.bundle.algorithms import ECDSA_P256, P256_ORDER
 from capsule.bundle.keys import (
     PrivateKey,
@@ -25,6 +26,8 @@ from capsule.bundle.keys import (
     read_passphrase,
 )
 from capsule.experiment.errors import CapsuleError, ExitCode
+
+OPENSSH = Path(__file__).parent / "vectors" / "openssh"
 
 PRIME = 2**255 - 19
 ORDER = 2**252 + 27742317777372353535851937790883648493
@@ -482,6 +485,33 @@ def test_other_openssh_types_are_named_and_refused(kind, tmp_path):
         load_public(tmp_path / "k.pub")
 
 
+@pytest.mark.parametrize("cipher", ["none", "aes256-ctr"])
+def test_a_private_key_of_a_token_is_left_to_openssh(cipher, tmp_path):
+    """PROTOCOL.key of OpenSSH; the part that only a token's key has is not read."""
+    path, kdf = tmp_path / "id_ed25519_sk", "none" if cipher == "none" else "bcrypt"
+    blob = load_public(OPENSSH / "ed25519_sk.pub").blob
+    strings = [cipher.encode(), kdf.encode(), b"", None, blob, bytes(64)]
+    fields = [b"\0\0\0\1" if s is None else len(s).to_bytes(4) + s for s in strings]
+    text = base64.encodebytes(b"openssh-key-v1\0" + b"".join(fields)).decode()
+    armor = "-----{} OPENSSH PRIVATE KEY-----\n"
+    path.write_text(armor.format("BEGIN") + text + armor.format("END"))
+    path.chmod(0o600)
+    with pytest.raises(CapsuleError) as caught:
+        load_private(path)
+    assert "--ssh-key" in caught.value.fix
+    assert caught.value.code == ("CAP-B133" if cipher == "none" else "CAP-B136")
+    assert ("passphrase" in caught.value.message) == (cipher != "none")
+
+
+@pytest.mark.parametrize(("load", "kind"), [(load_private, "private"), (load_public, "public")])
+def test_a_file_that_is_too_large_is_no_key(load, kind, tmp_path):
+    (tmp_path / "k").write_bytes(bytes(1 << 17))
+    (tmp_path / "k").chmod(0o600)
+    with pytest.raises(CapsuleError, match=f"is not a {kind} key") as caught:
+        load(tmp_path / "k")
+    assert caught.value.code == "CAP-B132"
+
+
 def test_a_weak_point_is_refused_in_both_forms(tmp_path):
     weak = WEAK["identity"]
     key = ed25519.Ed25519PublicKey.from_public_bytes(weak)
@@ -511,7 +541,7 @@ def test_folders_of_a_new_key_are_the_owners_whatever_the_umask(tmp_path):
         assert stat.S_IMODE((tmp_path / path).stat().st_mode) == mode
 
 
-def test_a_passphrase_is_the_first_line_of_a_file_that_only_its_owner_reads(tmp_path):
+def test_a_passphrase_is_the_first_line_of_a_file_that_only_its_owner_reads(tmp_path, monkeypatch):
     path = tmp_path / "passphrase"
     path.write_bytes("corr\u00e8ct horse\r\nmore".encode())
     path.chmod(0o600)
@@ -520,7 +550,8 @@ def test_a_passphrase_is_the_first_line_of_a_file_that_only_its_owner_reads(tmp_
         path.chmod(mode)
         with pytest.raises(CapsuleError, match="CAP-B137"):
             read_passphrase(path)
-    path.chmod(0o600)
+    monkeypatch.setattr(keys, "HAVE_OWNERS", False)  # as on Windows, where every file has 0666
+    assert read_passphrase(path) == "corr\u00e8ct horse"
     for content in (b"", b"\n", b"\xff\n"):
         path.write_bytes(content)
         with pytest.raises(CapsuleError, match="CAP-B139"):
