@@ -18,8 +18,18 @@ SHOW = (
     "ulimit -n; ulimit -c; grep -E 'Seccomp:|NoNewPrivs' /proc/self/status; env; ls /proc/self/fd"
 )
 
+# A bridge, because the kernel of a machine with container engines has bridges.
+ADD_INTERFACE = """
+import fcntl, os, socket, struct, sys
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+    fcntl.ioctl(any_socket, 0x89A0, b"tunl0" + bytes(11))  # SIOCBRADDBR
+    flags = struct.pack("16sH22x", b"tunl0", int(sys.argv[1]))  # IFF_UP
+    fcntl.ioctl(any_socket, 0x8914, flags)  # SIOCSIFFLAGS
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
-def execute(*options, **changes):
+
+def execute(*options, before=(), **changes):
     asked = {
         "command": ["/bin/sh", "-c", SHOW],
         "variables": {"ONLY": "this"},
@@ -31,7 +41,10 @@ def execute(*options, **changes):
     opened = os.open("/", os.O_RDONLY)
     try:
         return subprocess.run(
-            ["bwrap", *options, "--", *command], capture_output=True, text=True, pass_fds=[opened]
+            [*before, "bwrap", *options, "--", *command],
+            capture_output=True,
+            text=True,
+            pass_fds=[opened],
         )
     finally:
         os.close(opened)
@@ -62,6 +75,16 @@ def test_a_program_that_would_be_confined_less_is_not_started(options, reason):
     done = execute(*options)
     assert (done.returncode, done.stdout) == (125, "")
     assert f"capsule: the program was not started, because {reason}" in done.stderr
+
+
+@pytest.mark.parametrize("up", [False, True])
+def test_an_interface_that_is_down_is_no_network(up):
+    """As the fallback interfaces of tunnels that some kernels make in every namespace."""
+    python = (sys.executable, "-I", "-S", "-c", ADD_INTERFACE, str(int(up)))
+    before = ("unshare", "--map-root-user", "--net", *python)
+    done = execute(*BARE, "--share-net", "--cap-drop", "ALL", before=before)
+    assert (done.returncode == 0) is not up, done.stderr
+    assert ("it has the networks tunl0" in done.stderr) is up
 
 
 def test_a_program_that_does_not_exist():
