@@ -99,7 +99,8 @@ class ProcessEngine:
 
         Raises:
             ValueError: The task is to have another host name, which takes a container.
-            CapsuleError: CAP-E005 the process does not start, CAP-E007 to CAP-E009 (``supervise``).
+            CapsuleError: CAP-E005 the process does not start, CAP-E007 to CAP-E009 (``supervise``),
+                CAP-E041 the task left its folder so that no log can be written there.
         """
         if self._environment is None:
             raise RuntimeError("prepare() was not called")
@@ -283,7 +284,11 @@ def memory_of(processes: Iterable[int]) -> int:
 
 @contextmanager
 def started(start: Start, task: Task) -> Iterator[RunningProcess]:
-    """Start a task; afterwards nothing of it is left and its output is kept."""
+    """Start a task; afterwards nothing of it is left and its output is kept.
+
+    Raises:
+        CapsuleError: CAP-E005 the process does not start, CAP-E041 the output cannot be kept.
+    """
     try:
         process = subprocess.Popen(
             start.command,
@@ -306,9 +311,7 @@ def started(start: Start, task: Task) -> Iterator[RunningProcess]:
         ) from error
     memory = task.limits.memory_mb << 20
     running = RunningProcess(process, memory, enclosed=start.enclosed)
-    log = threading.Thread(
-        target=_keep_output, args=(process, task.run_directory / contract.LOG), daemon=True
-    )
+    log = _Log(process, task.run_directory / contract.LOG)
     log.start()
     try:
         yield running
@@ -317,13 +320,31 @@ def started(start: Start, task: Task) -> Iterator[RunningProcess]:
         process.wait()
         # Bounded, because a process that got away may keep the pipe open for ever.
         log.join(_LOG_SECONDS)
+    if log.error is not None:
+        raise log.error
 
 
-def _keep_output(process: subprocess.Popen[bytes], path: Path) -> None:
-    if process.stdout is None:
-        raise ValueError("output is not a pipe")
-    with process.stdout as stream:
-        write_log(iter(lambda: os.read(stream.fileno(), 1 << 16), b""), path)
+class _Log(threading.Thread):
+    """Keeps the output of a process.
+
+    Attributes:
+        error: Why it could not be kept, if so.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], path: Path) -> None:
+        super().__init__(daemon=True)
+        if process.stdout is None:
+            raise ValueError("output is not a pipe")
+        self._stream, self._path = process.stdout, path
+        self.error: CapsuleError | None = None
+
+    def run(self) -> None:
+        """See :class:`threading.Thread`."""
+        with self._stream as stream:
+            try:
+                write_log(iter(lambda: os.read(stream.fileno(), 1 << 16), b""), self._path)
+            except CapsuleError as error:
+                self.error = error
 
 
 def _unpacked(project: LockedProject, cache: Cache) -> Path:

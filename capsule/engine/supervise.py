@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -234,21 +233,19 @@ def write_log(chunks: Iterable[bytes], path: Path) -> None:
 
     The file replaces whatever the task may have put there, a link to elsewhere included. All
     chunks are consumed in any case, so that a writer at the other end never blocks. Until the last
-    has come, the file has no name: the folder is the task's, who may remove what it finds there.
+    has come, they are kept in memory: the folder is the task's, who may remove what it finds there,
+    and a disk could fill up.
 
     Raises:
         CapsuleError: CAP-E041, the task left the folder so that nothing can be written there.
     """
-    left = LOG_BYTES
-    with tempfile.TemporaryFile() as stream:
-        for chunk in chunks:
-            stream.write(chunk[:left])
-            left -= min(left, len(chunk))
-        stream.seek(0)
-        try:
-            write_atomic(path, stream.read())
-        except OSError as error:
-            raise spoilt(path, f"cannot be written: {error.strerror}") from error
+    kept = bytearray()
+    for chunk in chunks:
+        kept += chunk[: LOG_BYTES - len(kept)]
+    try:
+        write_atomic(path, bytes(kept))
+    except OSError as error:
+        raise spoilt(path, f"cannot be written: {error.strerror}") from error
 
 
 def spoilt(path: Path, what: str) -> CapsuleError:

@@ -307,6 +307,12 @@ def test_output_is_bounded(run, monkeypatch):
     assert len(output) == 1 << 20
 
 
+def test_a_task_that_leaves_no_place_for_its_log(run):
+    with pytest.raises(CapsuleError) as refused:
+        run("import os, sys; os.makedirs(sys.argv[1] + '/output.log/folder')")
+    assert refused.value.code == "CAP-E041"
+
+
 def test_the_environment_is_made_once_and_shared_by_specs_that_differ_in_numbers(lock, cache):
     notes = []
     other = lock.model_copy(

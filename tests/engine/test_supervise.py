@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 import threading
 
 import pytest
@@ -34,6 +35,13 @@ def test_the_log_is_cut_and_the_writer_is_not_blocked(tmp_path, monkeypatch):
     assert (tmp_path / "output.log").read_bytes() == b"1234567890"
     assert list(chunks) == []
     assert [path.name for path in tmp_path.iterdir()] == ["output.log"]
+
+
+def test_a_log_needs_no_folder_for_temporary_files(tmp_path, monkeypatch):
+    """If it were full, the task would end with a broken pipe."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    supervise.write_log([b"output"], tmp_path / "output.log")
+    assert (tmp_path / "output.log").read_bytes() == b"output"
 
 
 def test_a_log_survives_a_task_that_clears_its_folder_meanwhile(tmp_path):
