@@ -34,7 +34,7 @@ def lock(descriptor: int, path: Path, patience: float = PATIENCE_SECONDS) -> boo
         CapsuleError: CAP-Y020, the file system has no locks.
     """
     deadline = time.monotonic() + patience
-    while not _locked(descriptor, path, shared=False):
+    while not lock_open(descriptor, path, wait=False):
         if time.monotonic() >= deadline:
             return False
         time.sleep(_POLL_SECONDS)
@@ -57,7 +57,7 @@ def is_locked(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        return not _locked(descriptor, path, shared=True)
+        return not lock_open(descriptor, path, shared=True, wait=False)
     finally:
         os.close(descriptor)
 
@@ -67,23 +67,41 @@ def locked_folder(folder: Path) -> Iterator[None]:
     """Hold an existing folder among processes; waits for it.
 
     On Windows, where a folder cannot be locked, an empty file ``.lock`` in it is.
+
+    Raises:
+        CapsuleError: CAP-Y020, the file system has no locks.
     """
     descriptor = os.open(folder if FOLDERS_OPEN else folder / ".lock", _HOLD, 0o600)
     try:
-        lock_file(descriptor)
+        lock_open(descriptor, folder)
         yield
     finally:
         os.close(descriptor)
 
 
-def _locked(descriptor: int, path: Path, *, shared: bool) -> bool:
+def lock_open(descriptor: int, path: Path, *, shared: bool = False, wait: bool = True) -> bool:
+    """Lock an open file or folder as :func:`capsule.experiment.files.lock_file` does.
+
+    Args:
+        descriptor: Its descriptor.
+        path: Its name, for the message.
+        shared: Whether others may have a shared lock, too.
+        wait: Whether to wait for those who have it locked.
+
+    Returns:
+        Whether it is locked now; True after waiting.
+
+    Raises:
+        CapsuleError: CAP-Y020, the file system has no locks.
+    """
     try:
-        return lock_file(descriptor, shared=shared, wait=False)
+        return lock_file(descriptor, shared=shared, wait=wait)
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
             raise
         raise CapsuleError(
             "CAP-Y020",
             f"{path} cannot be locked: {error.strerror}",
-            fix="Choose a folder on a file system with locks (Lustre: mount option flock).",
+            fix="Choose a folder on a file system with locks (Lustre: mount option flock). The "
+            "variable TMPDIR names the one for temporary folders, CAPSULE_CACHE the cache.",
         ) from error

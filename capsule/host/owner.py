@@ -16,6 +16,7 @@ from pathlib import Path
 
 from capsule.experiment.beneath import remove_folder
 from capsule.experiment.files import FOLDERS_OPEN, flags_of, lock_file
+from capsule.host.locks import lock_open
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _HELD = ".capsule-held"  # only of folders that a process holds by a lock
@@ -55,6 +56,7 @@ def temporary_folder(
         note: Told if it cannot be removed.
 
     Raises:
+        CapsuleError: CAP-Y020, the file system has no locks.
         OSError: It cannot be made; or it cannot be removed, and there is no ``note``.
     """
     while (
@@ -86,8 +88,14 @@ def _held(folder: Path) -> tuple[Path, int | None] | None:
         descriptor = os.open(folder, _FOLDER)
     except FileNotFoundError:
         return None
-    # This waits for a remove_abandoned() that has locked the folder since it was made.
-    lock_file(descriptor)
+    try:
+        # This waits for a remove_abandoned() that has locked the folder since it was made.
+        lock_open(descriptor, folder)
+    except BaseException:
+        os.close(descriptor)
+        with suppress(FileNotFoundError):
+            folder.rmdir()
+        raise
     if folder.exists():
         return folder, descriptor
     os.close(descriptor)

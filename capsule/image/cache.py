@@ -25,11 +25,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from capsule.experiment.canonical import sha256_file, sha256_hex, write_atomic
-from capsule.experiment.files import HAVE_OWNERS, LOCK, lock_file
+from capsule.experiment.files import HAVE_OWNERS, LOCK
 from capsule.experiment.lock import LockedDebianPackage, LockedWheel
 from capsule.host.code import package_digest
 from capsule.host.errors import CapsuleError
 from capsule.host.folders import user_folder
+from capsule.host.locks import lock_open
 from capsule.host.owner import remove_abandoned, temporary_folder
 
 USE = "use"  # an empty file, on which every process that uses the cache has a shared lock
@@ -212,7 +213,7 @@ class Cache:
         """Return an existing folder of the cache, in which no other user can write.
 
         Raises:
-            CapsuleError: CAP-I308, another user can.
+            CapsuleError: CAP-I308, another user can; CAP-Y020, its file system has no locks.
         """
         self.root.parent.mkdir(parents=True, exist_ok=True)
         for path in (self.root, self.root / name):
@@ -235,7 +236,7 @@ class Cache:
             return  # a cache that others prepared, from which this user can only read
         # The kernel releases the lock with its descriptor, also if the process is killed.
         weakref.finalize(self, os.close, descriptor)
-        lock_file(descriptor, shared=True)
+        lock_open(descriptor, self.root / USE, shared=True)
 
     def _open_use(self) -> int:
         return os.open(self.root / USE, LOCK, 0o644)
@@ -245,11 +246,12 @@ class Cache:
         """Keep every other process from using the cache, so that parts of it may be deleted.
 
         Raises:
-            CapsuleError: CAP-I309, another process uses the cache.
+            CapsuleError: CAP-I309, another process uses the cache; CAP-Y020, its file system has no
+                locks.
         """
         descriptor = self._open_use()
         try:
-            if not lock_file(descriptor, wait=False):
+            if not lock_open(descriptor, self.root / USE, wait=False):
                 raise CapsuleError(
                     "CAP-I309",
                     f"another Capsule process is using the cache {self.root}",
@@ -264,8 +266,8 @@ class Cache:
         """Hold the named lock among all processes that use this cache; waits for it."""
         # The file stays: if it were removed, a waiting process would get the lock of a file that no
         # later one sees.
-        with (self.folder("locks") / name).open("w") as stream:
-            lock_file(stream.fileno())
+        with (path := self.folder("locks") / name).open("w") as stream:
+            lock_open(stream.fileno(), path)
             yield
 
     @contextmanager

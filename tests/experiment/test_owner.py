@@ -1,5 +1,7 @@
 """Telling what belongs to a process that runs from what a killed one left."""
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from capsule.host.errors import CapsuleError
 from capsule.host.owner import is_gone, remove_abandoned, temporary_folder, this_process
 
 OWNER = (
@@ -78,6 +81,20 @@ def test_a_folder_is_closed_to_others_and_removed_with_all_in_it(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_system_without_locks_is_refused_and_keeps_nothing(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    opened = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(CapsuleError) as refused, temporary_folder("x-", tmp_path):
+        pass
+    assert refused.value.code == "CAP-Y020"
+    assert "TMPDIR" in refused.value.fix
+    assert len(list(Path("/proc/self/fd").iterdir())) == opened
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_only_folders_of_this_form_are_removed(tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "my-notes.held").mkdir()  # of the user's own, who knows nothing of locks
@@ -93,14 +110,14 @@ def test_a_folder_that_is_removed_before_it_is_held_is_made_again(tmp_path, monk
 
     taken = []
 
-    def swept(descriptor, **options):
+    def swept(descriptor, path):
         if not taken:
-            taken.append(Path(f"/proc/self/fd/{descriptor}").readlink())
-            taken[0].rmdir()
-        return lock_file(descriptor, **options)
+            taken.append(path)
+            path.rmdir()
+        return lock_open(descriptor, path)
 
-    lock_file = module.lock_file
-    monkeypatch.setattr(module, "lock_file", swept)
+    lock_open = module.lock_open
+    monkeypatch.setattr(module, "lock_open", swept)
     with temporary_folder("raced-", tmp_path) as folder:
         assert folder.is_dir()
         assert folder != taken[0]

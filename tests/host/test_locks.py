@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from capsule.host.errors import CapsuleError
-from capsule.host.locks import is_locked, lock
+from capsule.host.locks import is_locked, lock, locked_folder
 
 HOLDER = """
 import os, sys, time
@@ -53,6 +53,7 @@ def test_a_file_system_without_locks_is_refused(place, monkeypatch, number):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(CapsuleError, match=os.strerror(number)) as error:
-        is_locked(place)
-    assert error.value.code == "CAP-Y020"
+    for context in (lambda: is_locked(place), lambda: locked_folder(place.parent).__enter__()):
+        with pytest.raises(CapsuleError, match=os.strerror(number)) as error:
+            context()
+        assert error.value.code == "CAP-Y020"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import multiprocessing
 import os
@@ -178,6 +180,16 @@ def test_a_recorded_folder_is_made_again_if_anything_of_it_changed(cache, deed):
     assert len(made) == 2
     assert [path.name for path in folder.iterdir()] == ["file"]
     assert (folder / "file").read_text() == "honest"
+
+
+def test_a_file_system_without_locks_is_refused(cache, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(CapsuleError) as refused:
+        cache.folder("objects")
+    assert refused.value.code == "CAP-Y020"
 
 
 def _add(root: Path, source: Path) -> None:
