@@ -133,10 +133,10 @@ class ContainerEngine:
     def run(self, task: Task, *, on_poll: Callable[[], None], poll_seconds: float) -> Exit:
         """Execute a task in a container of the prepared image, by the image's id.
 
-        The container has no network but that of its cluster, a read-only root, no capabilities, no
-        new privileges, limited memory and processes, and a private ``/tmp``. Its user is the
-        caller; when the caller is root it is :func:`task_user`, to whom the run directory is
-        given.
+        The container has no network, a read-only root, no capabilities, no new privileges, limited
+        memory and processes, and a private ``/tmp``. A task with a cluster has a network
+        (:class:`Task`). The container's user is the caller; when the caller is root it is
+        :func:`task_user`, to whom the run directory is given.
 
         Raises:
             CapsuleError: CAP-E003 the engine has no GPU to give, CAP-E005 the container does not

@@ -58,7 +58,9 @@ class Task:
         native: Where the native parts are below the interpreter's prefix, if arguments name them.
         data: Files and folders of this machine that it sees read-only, by their paths below
             :data:`capsule.experiment.contract.DATA_FOLDER`.
-        cluster: The Ray cluster that it uses, the only network it sees; None without.
+        cluster: The Ray cluster that it uses; None without. The network of :class:`Workers` leads
+            nowhere else. To reach a :class:`RemoteCluster`, a task has the engine's usual network,
+            or the machine's as a plain process, and whatever these lead to.
         hostname: Another host name than the usual one; only for engines with containers.
         processors: The only processors it may run on, as the kernel lists them (``0-2,5``); None
             for all that the machine gives it.
