@@ -116,7 +116,8 @@ def parse_cluster(text: str, spec: Spec, environment: Mapping[str, str]) -> Work
             else it is ``~/.ray/auth_token``, if that is there.
 
     Raises:
-        CapsuleError: CAP-E017, it is none of these; CAP-E018, the spec has no actors to play there.
+        CapsuleError: CAP-E017, it is none of these, or the token cannot be read; CAP-E018, the spec
+            has no actors to play there.
     """
     if not isinstance(spec.trainer, ImpalaTrainer):
         raise CapsuleError(
@@ -135,15 +136,29 @@ def parse_cluster(text: str, spec: Spec, environment: Mapping[str, str]) -> Work
         if 1 <= int(found[1]) <= MAX_WORKERS:
             return Workers(int(found[1]))
     elif re.fullmatch(r"(ray://)?[^\s/:]+:[0-9]{1,5}", text):
-        named = environment.get("RAY_AUTH_TOKEN_PATH")
-        token = Path(named) if named else Path.home() / ".ray" / "auth_token"
-        return RemoteCluster(text, token.resolve() if named or token.exists() else None)
+        return RemoteCluster(text, _token_file(environment.get("RAY_AUTH_TOKEN_PATH")))
     raise CapsuleError(
         "CAP-E017",
         f"--cluster {text!r} is not docker:N, with N from 1 to {MAX_WORKERS}, nor HOST:PORT or "
         "ray://HOST:PORT",
         fix="For example: --cluster docker:2.",
     )
+
+
+def _token_file(named: str | None) -> Path | None:
+    token = Path(named) if named else Path.home() / ".ray" / "auth_token"
+    if not named and not token.exists():
+        return None
+    try:
+        # Read now, because a run needs it only after its image was built.
+        token.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CapsuleError(
+            "CAP-E017",
+            f"the token of the cluster cannot be read from {token}: {error}",
+            fix="Set RAY_AUTH_TOKEN_PATH to the file with the token of the cluster.",
+        ) from error
+    return token.resolve()
 
 
 def remote_variables(cluster: RemoteCluster, token: str) -> dict[str, str]:

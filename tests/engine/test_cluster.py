@@ -34,7 +34,17 @@ def test_the_option(tmp_path, monkeypatch):
     token.parent.mkdir()
     token.touch()
     assert parse("10.0.0.7:6379").token == token
-    assert parse("head:1", RAY_AUTH_TOKEN_PATH="/secret").token == Path("/secret")
+    (tmp_path / "secret").touch()
+    named = str(tmp_path / "secret")
+    assert parse("head:1", RAY_AUTH_TOKEN_PATH=named).token == tmp_path / "secret"
+
+
+def test_a_token_that_cannot_be_read_is_refused_before_anything_is_built(tmp_path):
+    (tmp_path / "binary").write_bytes(b"\xff")
+    for path in (tmp_path / "missing", tmp_path, tmp_path / "binary"):
+        with pytest.raises(CapsuleError, match=str(path)) as refusal:
+            parse("head:6379", RAY_AUTH_TOKEN_PATH=str(path))
+        assert (refusal.value.code, refusal.value.exit_code) == ("CAP-E017", ExitCode.USAGE)
 
 
 @pytest.mark.parametrize(
