@@ -95,7 +95,7 @@ class OpenedBundle:
                 of this model; CAP-B145: it has a field that this Capsule does not know;
                 CAP-B160: too large for a document.
         """
-        return envelope.parse_exact(self.content(path, limit), model, path, "CAP-B144", grows=True)
+        return parse_document(self.content(path, limit), model, path, "CAP-B144", grows=True)
 
     def content(self, path: str, limit: int = MAX_DOCUMENT_BYTES) -> bytes:
         """Return what a small file of the bundle holds.

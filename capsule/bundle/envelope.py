@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -27,7 +27,6 @@ from capsule.experiment.lock import Sha256
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
-_M = TypeVar("_M", bound=Model)
 Fingerprint = Annotated[str, Field(pattern=r"^SHA256:[A-Za-z0-9+/]{43}$")]
 
 
@@ -188,7 +187,7 @@ def examine(data: bytes, keys: Sequence[PublicKey]) -> Attestation:
             its signature was respelt), B123 (a trusted key signed but another is named), B124
             (statement malformed).
     """
-    bundle = parse_exact(data, SigstoreBundle, "the signature envelope", "CAP-B121")
+    bundle = parse_document(data, SigstoreBundle, "the signature envelope", "CAP-B121")
     (signature,) = bundle.dsse_envelope.signatures
     claimed = bundle.verification_material.public_key.hint
     if signature.keyid != claimed:
@@ -197,7 +196,7 @@ def examine(data: bytes, keys: Sequence[PublicKey]) -> Attestation:
         )
     payload, signer = unseal(bundle.dsse_envelope, keys)
     # Even if no known key signed it: integrity alone is measured by its digests.
-    statement = parse_exact(payload, BundleStatement, "the signed statement", "CAP-B124")
+    statement = parse_document(payload, BundleStatement, "the signed statement", "CAP-B124")
     return Attestation(statement, claimed, signer)
 
 
@@ -222,16 +221,6 @@ def unseal(envelope: DsseEnvelope, keys: Sequence[PublicKey]) -> tuple[bytes, Pu
     if signer is not None and not signer.algorithm.is_canonical(raw):
         raise tampered("CAP-B122", f"the signature of {claimed} is not in canonical form (low s)")
     return payload, signer
-
-
-def parse_exact(data: bytes, model: type[_M], name: str, code: str, *, grows: bool = False) -> _M:
-    """Parse a document that is written as Capsule writes it: see :func:`parse_document`."""
-    document = parse_document(data, model, name, code, grows=grows)
-    # Canonical JSON is not enough: where a field with a default is left out, pydantic fills it in,
-    # and two documents would mean the same.
-    if document.document() != data:
-        raise tampered(code, f"{name} has a missing or misspelled field")
-    return document
 
 
 def _encode(data: bytes) -> str:

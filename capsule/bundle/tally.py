@@ -20,8 +20,9 @@ from pydantic import Field
 
 from capsule.bundle.archive import tampered
 from capsule.bundle.bundle import OpenedBundle, open_bundle
-from capsule.bundle.envelope import DsseEnvelope, Fingerprint, parse_exact, unseal
+from capsule.bundle.envelope import DsseEnvelope, Fingerprint, unseal
 from capsule.bundle.keys import PublicKey
+from capsule.bundle.manifest import parse_document
 from capsule.bundle.receipts import LEVELS, MAX_RECEIPT, TIME_FORMAT, ReceiptStatement, Verdict
 from capsule.bundle.trust import KeySignature, TrustPolicy, UntrustedError
 from capsule.experiment.canonical import open_regular, sha256_hex
@@ -228,9 +229,9 @@ def _read(path: Path, original: Original, policy: TrustPolicy) -> Receipt:
         CapsuleError: CAP-B170 (cannot be read), B171 (not a receipt), B172 (of another run), B175
             (of a time to come), or B121, B122, B123 of its envelope.
     """
-    envelope = parse_exact(_bytes(path), DsseEnvelope, "the receipt", "CAP-B171")
+    envelope = parse_document(_bytes(path), DsseEnvelope, "the receipt", "CAP-B171")
     payload, key = unseal(envelope, policy.candidates)
-    statement = parse_exact(payload, ReceiptStatement, "the receipt's statement", "CAP-B171")
+    statement = parse_document(payload, ReceiptStatement, "the receipt's statement", "CAP-B171")
     summary, detail = statement.predicate, statement.predicate.detail
     if statement.claim_id != original.claim_id:
         raise tampered("CAP-B172", f"the receipt is about another run: {statement.claim_id}")
