@@ -150,8 +150,8 @@ class Observations(Model):
     capsule: str = Field(description="Version of Capsule on the host.")
     capsule_sha256: Sha256 = Field(
         description=(
-            "Digest of the modules of that version: of the canonical listing of their paths and "
-            "SHA-256."
+            "Digest of the modules and of the seccomp profile of that version: of the canonical "
+            "listing of their paths and SHA-256."
         )
     )
     started: str = Field(description="Start of the run in UTC (ISO 8601).")

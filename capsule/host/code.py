@@ -12,11 +12,17 @@ from pathlib import Path
 from capsule.experiment.canonical import canonical_json, sha256_hex
 
 _PACKAGE = Path(__file__).resolve().parents[1]
+_MEMBERS = ("image/seccomp.json",)  # of bundles, besides those that modules write
 
 
 @functools.cache
 def package_digest() -> str:
-    """Return the SHA-256 of the canonical ``{path: sha256}`` listing of the package's modules."""
-    modules = {path.relative_to(_PACKAGE).as_posix(): path for path in _PACKAGE.rglob("*.py")}
-    listed = {name: sha256_hex(path.read_bytes()) for name, path in modules.items()}
+    """Return the SHA-256 of the canonical ``{path: sha256}`` listing of all that words bundles.
+
+    These are the package's modules, and the files of it that bundles carry as they are.
+    """
+    paths = (*_PACKAGE.rglob("*.py"), *map(_PACKAGE.joinpath, _MEMBERS))
+    listed = {
+        path.relative_to(_PACKAGE).as_posix(): sha256_hex(path.read_bytes()) for path in paths
+    }
     return sha256_hex(canonical_json(listed))
