@@ -140,7 +140,8 @@ def open_archive(path: Path) -> BufferedReader:
             fix="Save the bundle as a plain file and give its path.",
         ) from error
     except OSError as error:
-        if path.parts[0] in _SCHEMES:
+        # The path "." has no parts, and no folder can be opened on Windows.
+        if next(iter(path.parts), "") in _SCHEMES:
             # pathlib has made one slash of the two that follow the scheme.
             address = path.as_posix().replace(":/", "://", 1)
             raise CapsuleError(

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from capsule.bundle import sshsig
 from capsule.bundle.bundle import open_bundle
 from capsule.host.errors import CapsuleError
+from capsule.host.folders import write_new
 
 
 class Signed(NamedTuple):
@@ -37,8 +38,7 @@ def cosign(bundle: Path, sign: Callable[[bytes], bytes], destination: Path) -> S
     # The signature names its key. Where an agent or a token signed, nothing else here does.
     signer = sshsig.verify(signature, manifest)
     try:
-        with destination.open("xb") as stream:
-            stream.write(signature)
+        write_new(destination, signature)
     except OSError as error:
         raise CapsuleError(
             "CAP-B143",

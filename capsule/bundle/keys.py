@@ -24,8 +24,9 @@ from capsule.bundle.algorithms import (
     Algorithm,
 )
 from capsule.experiment.canonical import open_regular, write_atomic
-from capsule.experiment.files import CREATE, HAVE_OWNERS, open_file
+from capsule.experiment.files import HAVE_OWNERS
 from capsule.host.errors import CapsuleError
+from capsule.host.folders import write_new
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -406,14 +407,7 @@ def _write_secret(path: Path, secret: bytes) -> None:
     for folder in reversed(missing):
         folder.mkdir(mode=0o700, exist_ok=True)
     # The file has its mode from the start. With a chmod afterwards, others could open it before.
-    with os.fdopen(open_file(path, CREATE), "wb") as stream:
-        try:
-            stream.write(secret)
-            stream.flush()
-            os.fsync(stream.fileno())
-        except BaseException:
-            path.unlink()
-            raise
+    write_new(path, secret, mode=0o600)
 
 
 def _write_beside(path: Path, beside: Path, public: PublicKey) -> None:

@@ -42,13 +42,12 @@ def command(
         capsule init experiment.yaml --template own-program
     """
     from capsule.host.errors import CapsuleError
+    from capsule.host.folders import write_new
     from capsule.image.recipe import data_file
 
     text = data_file("specs", TEMPLATES[template]).read_text(encoding="utf-8")
     try:
-        # The mode 'x' never overwrites a file, not even one that is made at this moment.
-        with path.open("x", encoding="utf-8", newline="\n") as stream:
-            stream.write(text)
+        write_new(path, text.encode())
     except FileExistsError:
         raise CapsuleError(
             "CAP-S005",

@@ -1,10 +1,12 @@
-"""Folders of the user, the disk space that files take, and what is left."""
+"""Folders and new files of the user, the disk space that files take, and what is left."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from pathlib import Path
+
+from capsule.experiment.files import CREATE
 
 _BLOCK_BYTES = 512  # the unit of st_blocks on Linux, whatever the file system's is
 
@@ -22,6 +24,24 @@ def user_folder(variable: str, base_variable: str, base: str) -> Path:
     above = Path(os.environ.get(base_variable, ""))
     # The specification has relative values ignored.
     return (above if above.is_absolute() else Path.home() / base) / "capsule"
+
+
+def write_new(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Write a file of the user that does not exist yet, or leave none there.
+
+    Raises:
+        FileExistsError: Something is at ``path``, if only a link that leads nowhere.
+        OSError: The file cannot be written.
+    """
+    descriptor = os.open(path, CREATE, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except BaseException:
+        path.unlink()
+        raise
 
 
 def occupied_bytes(facts: os.stat_result) -> int:

@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import io
 import os
@@ -346,6 +347,18 @@ def test_a_bundle_is_a_regular_file(make, tmp_path):
     with pytest.raises(CapsuleError) as caught:
         open_archive(tmp_path / "bundle")  # a pipe without a writer must not block
     assert (caught.value.code, caught.value.exit_code) == ("CAP-B102", ExitCode.TAMPERED)
+
+
+def test_a_folder_that_cannot_be_opened_is_a_usage_error(monkeypatch):
+    """As on Windows, even without any name in its path."""
+
+    def denied(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr("capsule.bundle.archive.open_regular", denied)
+    with pytest.raises(CapsuleError) as caught:
+        open_archive(Path())
+    assert (caught.value.code, caught.value.exit_code) == ("CAP-B101", ExitCode.USAGE)
 
 
 def test_a_missing_bundle_is_a_usage_error(tmp_path):
