@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from capsule.cli.common import guarded, print_json
+from capsule.cli.common import guarded, print_json, require_writable, write_report
 from capsule.cli.options import (
     OUTPUT,
     EngineOption,
@@ -66,12 +65,13 @@ def command(
         capsule diff a.capsule.tar b.capsule.tar --bisect --key alice.pub
     """
     from capsule.bundle.keys import load_public
-    from capsule.experiment.canonical import write_atomic
     from capsule.image.cache import Cache
     from capsule.report.divergence import show_divergence
     from capsule.report.progress import open_reporter
     from capsule.verification.diff import DiffRequest, diff
 
+    if report is not None:
+        require_writable(report)
     request = DiffRequest(
         a=a,
         b=b,
@@ -85,7 +85,7 @@ def command(
         found = diff(request, Cache(), reporter)
     document = found.model_dump(mode="json", by_alias=True)
     if report is not None:
-        write_atomic(report, json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n")
+        write_report(report, document)
     if as_json:
         print_json(document)
     else:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from capsule.cli import options
-from capsule.cli.common import guarded, print_json, use_gpu
+from capsule.cli.common import guarded, print_json, require_writable, use_gpu, write_report
 from capsule.cli.defaults import trusted_files
 from capsule.cli.passphrase import unlock
 
 if TYPE_CHECKING:
-    from capsule.host.errors import CapsuleError
     from capsule.verification.vary import VaryReport
     from capsule.verification.verdict import Report
 
@@ -126,7 +124,7 @@ def command(
     if sign is not None:
         require_execution(request.mode)
         signing_key = unlock(sign, passphrase_file)
-    _require_writable(report)
+    require_writable(report)
     result: Report | VaryReport
     # From here on, the bundle is read and its run executed.
     with open_reporter(quiet=quiet) as reporter:
@@ -136,7 +134,7 @@ def command(
             result = vary_run(request, wanted, Cache(), reporter)
     document = result.model_dump(mode="json", by_alias=True)
     # The report comes first: it costs a re-execution, and a receipt can fail.
-    _write_report(report, document)
+    write_report(report, document)
     if signing_key is not None and isinstance(result, Report):
         typer.echo(sign_report(result, signing_key, bundle, receipt), err=True)
     _show(result, document, as_json=as_json)
@@ -157,38 +155,3 @@ def _show(result: Report | VaryReport, document: dict[str, Any], *, as_json: boo
         show_report(result, Console())
     else:
         show_variations(result, Console())
-
-
-def _require_writable(report: Path) -> None:
-    """Check before anything runs that the report can be written afterwards.
-
-    Raises:
-        CapsuleError: CAP-V082.
-    """
-    from capsule.experiment.canonical import check_output
-
-    try:
-        check_output(report)
-    except OSError as error:
-        raise _unwritable(report, error) from error
-
-
-def _write_report(report: Path, document: dict[str, Any]) -> None:
-    """Write the report. If that fails now, say so on standard error and still show the verdict."""
-    from capsule.experiment.canonical import write_output
-
-    try:
-        write_output(report, json.dumps(document, indent=2).encode() + b"\n")
-    except OSError as error:
-        lost = _unwritable(report, error)
-        typer.echo(f"{lost}\nfix: {lost.fix}", err=True)
-
-
-def _unwritable(report: Path, error: OSError) -> CapsuleError:
-    from capsule.host.errors import CapsuleError
-
-    return CapsuleError(
-        "CAP-V082",
-        f"the report {str(report)!a} cannot be written: {error.strerror}",
-        fix="Use --report to name a file in a folder that you may write to, or /dev/null.",
-    )

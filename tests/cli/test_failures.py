@@ -1,6 +1,7 @@
 """What the machine refuses is no bug of Capsule's, and costs no verdict."""
 
 import errno
+import os
 
 import pytest
 import typer
@@ -36,6 +37,15 @@ def test_a_report_that_cannot_be_written_is_refused_before_anything_is_checked(
     done = verify(bundle, tmp_path / place)
     assert done.exit_code == ExitCode.USAGE
     assert "CAP-V082" in done.output
+
+
+def test_a_comparison_replaces_no_device_or_pipe(bundle, tmp_path):
+    """For root, /dev/null would be a file from then on."""
+    os.mkfifo(tmp_path / "pipe")
+    arguments = ["diff", bundle, bundle, "--allow-untrusted", "--report", tmp_path / "pipe"]
+    done = CliRunner().invoke(app, [*map(str, arguments), "--quiet"])
+    assert (done.exit_code, "CAP-V082" in done.output) == (ExitCode.USAGE, True)
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_a_verdict_is_printed_although_its_report_is_lost(bundle):
