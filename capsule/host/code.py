@@ -12,14 +12,14 @@ from pathlib import Path
 from capsule.experiment.canonical import canonical_json, sha256_hex
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_MEMBERS = ("image/seccomp.json",)  # of bundles, besides those that modules write
+_MEMBERS = ("image/seccomp.json",)  # of bundles: files that no module writes
 
 
 @functools.cache
 def package_digest() -> str:
-    """Return the SHA-256 of the canonical ``{path: sha256}`` listing of all that words bundles.
+    """Return the SHA-256 of the canonical ``{path: sha256}`` listing of what decides about bundles.
 
-    These are the package's modules, and the files of it that bundles carry as they are.
+    These are the modules of the package, and its files that bundles contain unchanged.
     """
     paths = (*_PACKAGE.rglob("*.py"), *map(_PACKAGE.joinpath, _MEMBERS))
     listed = {
