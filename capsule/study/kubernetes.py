@@ -87,7 +87,8 @@ class IndexedJob(JobArray):
         if not events:
             return Element("Active")
         last = max(events, key=lambda event: event.get("lastTimestamp") or "")
-        return Element("Pending", last["reason"], last["message"], hindered=True)
+        reason, details = last.get("reason", "Warning"), last.get("message", "")
+        return Element("Pending", reason, details, hindered=True)
 
     def element_name(self, member: str) -> str:
         """Return the pods' name of a member, without its random end."""
@@ -145,7 +146,9 @@ def _states(job: dict[str, Any], pods: list[dict[str, Any]], other: Element) -> 
     """
     status = job.get("status", {})
     done, failed = (_indexes(status.get(f"{key}Indexes", "")) for key in ("completed", "failed"))
-    over = [each["reason"] for each in status.get("conditions", ()) if _is_final(each)]
+    # Kubernetes before 1.31 gives no reason why a Job is complete, and the API leaves out what is
+    # empty.
+    over = [each.get("reason", "") for each in status.get("conditions", ()) if _is_final(each)]
     # An index that was evicted has several pods: the newest replaces the others here.
     latest = {
         int(pod["metadata"]["annotations"][INDEX]): pod
@@ -182,7 +185,7 @@ def _start(pod: dict[str, Any]) -> Element:
             reason = condition.get("reason", "")
             return Element("Pending", reason, condition.get("message", ""), hindered=True)
     for container in _containers(pod):
-        waits = container["state"].get("waiting", {})
+        waits = container.get("waiting", {})
         reason = waits.get("reason", "")
         if reason and reason not in USUAL_REASONS:
             return Element("Pending", reason, waits.get("message", ""), hindered=True)
@@ -200,7 +203,7 @@ def _end(pod: dict[str, Any] | None, over: list[str]) -> Element:
         return Element("Failed", next(iter(over), ""), ended=True)
     status = pod["status"]
     reason, details = status.get("reason", ""), status.get("message", "")
-    ends = [end for each in _containers(pod) if (end := each["state"].get("terminated"))]
+    ends = [end for each in _containers(pod) if (end := each.get("terminated"))]
     broken = next((end for end in ends if end["exitCode"] != 0), None)
     # The reason of the pod, such as an eviction, explains the end of its containers.
     if not reason and broken is not None:
@@ -214,4 +217,5 @@ def _end(pod: dict[str, Any] | None, over: list[str]) -> Element:
 def _containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the states of a pod's containers."""
     status = pod["status"]
-    return [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
+    kinds = ("initContainerStatuses", "containerStatuses")
+    return [each.get("state", {}) for kind in kinds for each in status.get(kind, ())]

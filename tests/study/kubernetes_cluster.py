@@ -85,7 +85,7 @@ class Cluster:
         jobs: The Jobs by their names; a test may change them.
         pods: The pods by their names.
         pending: What the status of the pod of an index adds while it cannot start.
-        refusal: Why no pod is created.
+        refusal: Why no pod is created, as an event has it; or "events", which cannot be listed.
         most: The most pods of one index that ever were alive at the same time.
         version: The version of Kubernetes whose schema has the last word.
     """
@@ -154,8 +154,7 @@ class Cluster:
     def _events(self):
         if self.refusal == "events":
             return _failed(403, "Forbidden", "events is forbidden: User may not list them")
-        event = {"metadata": {}, "reason": "FailedCreate", "message": self.refusal}
-        items = [event] if self.refusal else []
+        items = [] if self.refusal is None else [{"metadata": {}, **self.refusal}]
         return 200, {"kind": "EventList", "apiVersion": "v1", "metadata": {}, "items": items}
 
     def _bring_up_to_date(self):
@@ -188,9 +187,11 @@ class Cluster:
         }
         over = ended["Succeeded"] | ended["Failed"]
         if len(over) == spec["completions"]:
-            end = "Failed" if ended["Failed"] else "Complete"
-            reason = "FailedIndexes" if ended["Failed"] else "CompletionsReached"
-            job["status"]["conditions"] = [{"type": end, "status": "True", "reason": reason}]
+            # Before 1.31, a Job that is complete has no reason.
+            end = {"type": "Complete"}
+            if ended["Failed"]:
+                end = {"type": "Failed", "reason": "FailedIndexes"}
+            job["status"]["conditions"] = [end | {"status": "True"}]
         for index in sorted({*range(spec["completions"])} - over):
             alive = [pod for pod in self._of(job) if pod["status"]["phase"] in ALIVE]
             mine = [pod for pod in alive if pod["metadata"]["labels"][INDEX] == str(index)]

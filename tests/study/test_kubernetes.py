@@ -239,7 +239,7 @@ def test_why_pods_are_pending_is_said_once(cluster, directory, run):
         0: {"conditions": [nodes | {"message": f"{nodes['message']} 3 CPUs."}]},
         1: {"conditions": [nodes | {"message": f"{nodes['message']} 4 CPUs."}]},
         2: {"containerStatuses": states[:1]},
-        3: {"containerStatuses": states[1:]},
+        3: {"containerStatuses": [{"name": "sidecar"}, *states[1:]]},
     }
     polls = []
 
@@ -342,9 +342,10 @@ def test_an_interrupted_submission_deletes_what_it_created(cluster, directory, r
     ("refusal", "wanted"),
     [
         (
-            "pods are forbidden: exceeded quota",
+            {"reason": "FailedCreate", "message": "pods are forbidden: exceeded quota"},
             ["FailedCreate: pods are forbidden: exceeded quota"],
         ),
+        ({}, ["Warning"]),
         ("events", []),
     ],
 )
