@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 from capsule.bundle.claims import read_arrivals
 from capsule.engine.interface import NATIVE, RUN_DIRECTORY, Engine, Task
 from capsule.engine.interpreter import interpreter_packages
-from capsule.engine.supervise import unattended_seconds
+from capsule.engine.supervise import exclusive, unattended_seconds
 from capsule.entropy.attempt import Attempt
 from capsule.entropy.evidence import Evidence
 from capsule.entropy.ledger import compute_ledger
@@ -290,16 +290,30 @@ def execute(
     Raises:
         CapsuleError: CAP-T… as the training side reported it, CAP-E010 when it ended in a way
             that it could not report, CAP-E012 when it was interrupted, or CAP-E011, CAP-E040 and
-            CAP-E041 when it did not keep to the run directory's form; CAP-E044, a data set is not
-            what the lock pins; CAP-E048, the run used another GPU than it was given.
+            CAP-E041 when it did not keep to the run directory's form; CAP-E008, another process
+            executes it there; CAP-E044, a data set is not what the lock pins; CAP-E048, the run
+            used another GPU than it was given.
         ValueError: Data sets are missing, or the lock has no such ones.
     """
-    data = options.data
-    if data.keys() != (lock.data or {}).keys():
-        raise ValueError(f"the data sets {sorted(data)} are not those of the lock")
-    if (run_directory / contract.LEDGER).exists():  # written last
-        return result_of(lock.spec, run_directory)
+    if options.data.keys() != (lock.data or {}).keys():
+        raise ValueError(f"the data sets {sorted(options.data)} are not those of the lock")
     run_directory.mkdir(parents=True, exist_ok=True)
+    # Nothing may be written while another process executes a task in the directory.
+    with exclusive(run_directory):
+        if (run_directory / contract.LEDGER).exists():  # written last
+            return result_of(lock.spec, run_directory)
+        return _execute(lock, engine, run_directory, options, reporter)
+
+
+def _execute(
+    lock: Lock,
+    engine: Engine,
+    run_directory: Path,
+    options: ExecutionOptions,
+    reporter: Reporter,
+) -> contract.Result | contract.ProgramResult:
+    """Run the training side until it ends; the caller holds the run directory."""
+    data = options.data
     # That of an earlier attempt would be taken for this one's.
     (run_directory / contract.FAILURE).unlink(missing_ok=True)
     # A task of an earlier attempt can have left a link under this name; a rename replaces it.

@@ -73,6 +73,34 @@ def test_a_program_that_reports_nothing_of_its_surroundings_decides_nothing(tmp_
     assert caught.value.exit_code == ExitCode.INCONCLUSIVE
 
 
+class Twice:
+    """An engine in whose runs another process starts the same run again."""
+
+    name = "process"
+
+    def run(self, task, **_):
+        before = contents(task.run_directory)
+        with pytest.raises(CapsuleError, match="CAP-E008"):
+            run_interrupted(self, task.run_directory, learners=2)
+        assert contents(task.run_directory) == before
+        return Exit(130, "interrupted")
+
+
+def run_interrupted(engine, directory, **options):
+    options = execution.ExecutionOptions(**options)
+    execution.execute(make_lock(IMPALA), engine, directory, options, reporter=SilentReporter())
+
+
+def contents(directory):
+    return {path: path.is_file() and path.read_bytes() for path in directory.rglob("*")}
+
+
+def test_a_second_process_changes_nothing_in_a_run_directory(tmp_path):
+    for _ in range(2):  # the directory is free again
+        with pytest.raises(CapsuleError, match="CAP-E012"):
+            run_interrupted(Twice(), tmp_path / "work")
+
+
 SERVED = {"schedule": {"mode": "recorded"}, "inference": {"mode": "server"}}
 
 

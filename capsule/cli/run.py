@@ -216,7 +216,13 @@ def _directory(
     cache: Cache,
     progress: Callable[[str], None],
 ) -> tuple[Path, Lock, SourcesSpec]:
-    """Make a new run directory for a spec, or return the one to resume with its lock."""
+    """Make a new run directory for a spec, or return the one to resume with its lock.
+
+    Raises:
+        CapsuleError: CAP-E008, another process runs in the one to resume; CAP-S006, the overrides
+            would make it another experiment.
+    """
+    from capsule.engine.supervise import exclusive
     from capsule.experiment.spec import SourcesSpec
     from capsule.image.lockfile import read_lock, write_lock
 
@@ -225,6 +231,10 @@ def _directory(
         directory = _new_directory(output, lock.spec.name)
         write_lock(directory / LOCK, lock)
         return directory, lock, sources
+    if (resume / WORK).is_dir():
+        # execute() holds the folder itself. Before that, the lock and metrics are written.
+        with exclusive(resume / WORK):
+            pass
     lock = read_lock(resume / LOCK)
     if overrides:
         lock = _with_other_outputs(lock, overrides)

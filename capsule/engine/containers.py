@@ -29,7 +29,7 @@ from capsule.engine.connection import (
 from capsule.engine.data import Mounts, data_mounts, data_variables
 from capsule.engine.gpu import IN_CONTAINERS, about_gpu, gpu_components, gpu_request, no_gpu
 from capsule.engine.interface import Exit, Progress, Task
-from capsule.engine.supervise import LOG_BYTES, exclusive, interrupts, supervise, write_log
+from capsule.engine.supervise import LOG_BYTES, interrupts, supervise, write_log
 from capsule.experiment import contract
 from capsule.experiment.beneath import give_folder
 from capsule.experiment.canonical import sha256_hex
@@ -140,15 +140,14 @@ class ContainerEngine:
 
         Raises:
             CapsuleError: CAP-E003 the engine has no GPU to give, CAP-E005 the container does not
-                start, CAP-E006 the engine went away, CAP-E007 to CAP-E009 (``supervise``), CAP-E042
-                others can enter the folder around the run directory.
+                start, CAP-E006 the engine went away, CAP-E007 and CAP-E009 (``supervise``),
+                CAP-E042 others can enter the folder around the run directory.
         """
         if self._image is None:
             raise RuntimeError("prepare() was not called")
         # From here on a signal is only counted, so that no container is ever left behind.
         with (
             interrupts() as interruptions,
-            exclusive(task.run_directory),
             engine_errors(self.name),
             data_mounts(task.data) as mounts,
         ):

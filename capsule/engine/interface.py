@@ -143,7 +143,9 @@ class Engine(Protocol):
         one kills it. Its output is in ``output.log`` of the run directory afterwards.
 
         Args:
-            task: What to execute. :meth:`prepare` must have been called.
+            task: What to execute. :meth:`prepare` must have been called, and no other process may
+                use the run directory: the caller has just made it, or holds it
+                (:func:`capsule.engine.supervise.exclusive`).
             on_poll: Called about every ``poll_seconds`` while it runs, and once after.
             poll_seconds: Time between polls.
 

@@ -26,7 +26,7 @@ from capsule.engine.data import Mounts, data_mounts, data_variables, link_data
 from capsule.engine.environment import prepare_environment
 from capsule.engine.gpu import driver_folder, require_driver, visible_devices
 from capsule.engine.interface import Exit, Progress, Task
-from capsule.engine.supervise import exclusive, interrupts, supervise, write_log
+from capsule.engine.supervise import interrupts, supervise, write_log
 from capsule.experiment import contract
 from capsule.experiment.lock import Lock, LockedProject
 from capsule.host.errors import CapsuleError
@@ -99,14 +99,14 @@ class ProcessEngine:
 
         Raises:
             ValueError: The task is to have another host name, which takes a container.
-            CapsuleError: CAP-E005 the process does not start, CAP-E007 to CAP-E009 (``supervise``),
+            CapsuleError: CAP-E005 the process does not start, CAP-E007 and CAP-E009 (``supervise``),
                 CAP-E041 the task left its folder so that no log can be written there.
         """
         if self._environment is None:
             raise RuntimeError("prepare() was not called")
         if task.hostname is not None:
             raise ValueError("a plain process has no host name of its own choice")
-        with interrupts() as interruptions, exclusive(task.run_directory), ExitStack() as stack:
+        with interrupts() as interruptions, ExitStack() as stack:
             if self._encloses and task.cluster is None:
                 mounts = stack.enter_context(data_mounts(task.data))
                 start = enclosed_start(task, self._environment, self._project, mounts)

@@ -13,7 +13,7 @@ from typing import Literal
 from capsule.engine.data import Mounts, data_mounts, data_variables
 from capsule.engine.interface import Exit, Progress, Task
 from capsule.engine.process import RunningProcess
-from capsule.engine.supervise import Interrupts, exclusive, interrupts, supervise
+from capsule.engine.supervise import Interrupts, interrupts, supervise
 from capsule.experiment import contract
 from capsule.experiment.lock import Lock
 from capsule.image.assembly.assemble import Image
@@ -76,14 +76,13 @@ class UnpackedImageEngine(ABC):
         """Execute a task in the unpacked image, with no network and no capabilities.
 
         Raises:
-            CapsuleError: CAP-E005 it does not start, CAP-E007 to CAP-E009 (``supervise``), CAP-E041
+            CapsuleError: CAP-E005 it does not start, CAP-E007 and CAP-E009 (``supervise``), CAP-E041
                 the task left its folder so that no log can be written there.
         """
         if self._image is None:
             raise RuntimeError("prepare() was not called")
         with (
             interrupts() as interruptions,
-            exclusive(task.run_directory),
             data_mounts(task.data) as mounts,
             self._started(task, self._image, mounts, interruptions) as running,
         ):

@@ -365,18 +365,6 @@ def test_a_killed_container_is_an_exit_like_any_other(run, engine, run_directory
     assert (ended.status, ended.reason) == (137, "exited")
 
 
-def test_two_runs_cannot_share_a_run_directory(run, engine, make_task):
-    refusals = []
-
-    def start_another():
-        with pytest.raises(CapsuleError) as refusal:
-            engine.run(make_task("exit 0"), on_poll=lambda: None, poll_seconds=0.05)
-        refusals.append(refusal.value)
-
-    run("busybox sleep .5", on_poll=start_another)
-    assert {refusal.code for refusal in refusals} == {"CAP-E008"}
-
-
 def test_a_container_that_cannot_start(run, engine, run_directory):
     with pytest.raises(CapsuleError) as refusal:
         run("exit 0", memory_mb=1)
