@@ -63,7 +63,7 @@ def program_tasks(study: StudySpec, outputs: Mapping[str, bytes]) -> Tasks:
         path, _, pointer = source.partition("#")
         try:
             found = _resolve(json.loads(outputs[path]), pointer)
-        except (ValueError, LookupError) as error:
+        except (ValueError, LookupError, RecursionError) as error:
             raise ValueError(f"{source} leads nowhere: {error}") from error
         values = found if isinstance(found, list) else [found]
         try:

@@ -94,6 +94,7 @@ def test_a_list_has_a_number_for_each_evaluation():
     ("text", "pointer", "reason"),
     [
         ("{", "", "leads nowhere"),
+        pytest.param("[" * 100_000, "", "leads nowhere", id="brackets"),
         ("{}", "/a", "leads nowhere: 'a'"),
         ("[1]", "/1", "leads nowhere: list index out of range"),
         ("[1, 2]", "/01", "not an index"),
