@@ -46,5 +46,6 @@ def command(
     terminal_console().print(runs_table(runs, folder, datetime.now(UTC)), markup=False)
     for run in runs:
         if run.problem is not None:
-            typer.echo(f"{run.path.name} {run.state}: {printable(run.problem)}", err=True)
+            problem = f"{printable(run.path.name)} {run.state}: {printable(run.problem)}"
+            typer.echo(problem, err=True)
     typer.echo(counted(len(runs), "run"), err=True)

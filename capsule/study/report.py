@@ -18,7 +18,7 @@ from capsule.report.charts import Band, Curve, LineChart, line_chart
 from capsule.report.page import STYLE
 from capsule.report.scores import NETWORKS, NOTE, percentage
 from capsule.report.templates import TEMPLATES, code
-from capsule.report.text import counted
+from capsule.report.text import counted, print_line, printable
 from capsule.study.results import MemberResult, StudyResults, grouped
 from capsule.study.statistics import profile_band
 from capsule.study.tables import (
@@ -95,6 +95,7 @@ class StudyReport(NamedTuple):
 def show_report(report: StudyReport, console: Console) -> None:
     """Print the scores of the groups, and which of them differ in variance."""
     from rich.table import Table
+    from rich.text import Text
 
     tasks = {row.task for row in report.tables.groups}
     shown = Table("group", "network", "runs", "mean", "SD", "relative SD", "IQM")
@@ -102,20 +103,20 @@ def show_report(report: StudyReport, console: Console) -> None:
     for row in report.tables.groups:
         name = row.group if len(tasks) == 1 else f"{row.group}, {row.task}"
         cells = (*_spread(row), _short(row.interquartile_mean.estimate))
-        shown.add_row(name, row.network, str(row.runs), *cells)
+        # The names of a program's scores are the signer's choice.
+        shown.add_row(Text(printable(name)), row.network, str(row.runs), *cells)
     console.print(shown)
     for test in report.tables.variances:
         # A p-value that equals the level is significant, by the definition of a level.
         if test.network == "final" and test.permutation_p_value <= SIGNIFICANT:
-            console.print(
-                f"The variances of {test.first} and {test.second} ({test.task}, final) differ: "
-                f"p {_probability(test.permutation_p_value)} by permutations, "
+            print_line(
+                console,
+                f"The variances of {test.first} and {test.second} ({printable(test.task)}, final) "
+                f"differ: p {_probability(test.permutation_p_value)} by permutations, "
                 f"{_probability(test.holm_p_value)} corrected for all pairs.",
-                highlight=False,
-                soft_wrap=True,
             )
     if pairs := report.claim_ids():
-        console.print(_agreement(pairs), highlight=False, soft_wrap=True)
+        print_line(console, _agreement(pairs))
     if missing := report.results.missing:
         console.print(
             f"{len(missing)} of {len(report.results.lock.members)} members have no results yet.",
@@ -182,7 +183,7 @@ def latex_report(report: StudyReport) -> str:
         of_task = [row for row in rows if row.task == task]
         groups = list(dict.fromkeys(row.group for row in of_task))
         lines += [
-            f"% {report.results.lock.study.name}, {task}",
+            f"% {report.results.lock.study.name}, {printable(task)}",
             f"% study lock {report.results.lock.digest()}",
             rf"\begin{{tabular}}{{l{'r' * len(groups)}}}",
             r"\hline",

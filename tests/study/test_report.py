@@ -132,6 +132,24 @@ def test_names_from_elsewhere_stay_text():
     assert "<i>folder</i>" not in page
 
 
+def test_names_from_elsewhere_do_not_control_the_terminal(report):
+    names = {"task": "[/x]\x1b[2J\nend"}
+    tables = report.tables
+    groups = tuple(row.model_copy(update=names) for row in tables.groups[:2])
+    differs = names | {"network": "final", "permutation_p_value": 0.0}
+    variances = tuple(row.model_copy(update=differs) for row in tables.variances[:1])
+    changed = tables.model_copy(
+        update={"groups": (*groups, *tables.groups), "variances": variances}
+    )
+    hostile = report._replace(tables=changed)
+    stream = io.StringIO()
+    show_report(hostile, Console(file=stream, width=200))
+    assert "deterministic, [/x]\ufffd[2J\ufffdend" in stream.getvalue()
+    assert "([/x]\ufffd[2J\ufffdend, final) differ" in stream.getvalue()
+    # A line that is not a comment would be executed by LaTeX.
+    assert f"% {report.results.lock.study.name}, [/x]\ufffd[2J\ufffdend\n" in latex_report(hostile)
+
+
 @pytest.mark.slow
 def test_a_study_in_progress_is_reported_as_incomplete():
     report = StudyReport.of(make_results(missing=("exploration.2", "exploration.3")))

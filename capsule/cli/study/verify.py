@@ -142,8 +142,10 @@ def _show(document: dict[str, Any]) -> None:
 
 
 def _show_members(members: Iterable[dict[str, Any]]) -> None:
+    from capsule.report.text import printable
+
     for member in members:
-        typer.echo(f"{member['name']}: {member['agreement']}: {member['reason']}")
+        typer.echo(f"{member['name']}: {member['agreement']}: {printable(member['reason'])}")
 
 
 def _were_forged(count: int, what: str) -> str:
