@@ -245,16 +245,24 @@ class Scheduler(ABC):
         self, study: StudyDirectory, names: Sequence[str], options: RunOptions
     ) -> list[JobArray]:
         """Submit members, and write down where they are."""
-        arrays = self.submit(study, names, options)
+        earlier = {name: study.outcome(name) for name in names}
+        # This precedes the submission: a job may begin, and even end, at once.
+        for name in names:
+            study.forget(name)
+        try:
+            arrays = self.submit(study, names, options)
+        except BaseException:  # Ctrl-C, too
+            # Without jobs, the earlier outcomes are still the last ones.
+            for name, outcome in earlier.items():
+                if outcome is not None:
+                    study.fail(name, outcome)
+            raise
         # From here on the jobs exist. They are written down first, so that a command that is
         # interrupted after that finds them again.
         (study.path / self.folder).mkdir(exist_ok=True)
         for array in arrays:
             lines = "".join(f"{name}\n" for name in array.members)
             write_atomic(study.path / self.folder / f"{array.job}{MEMBERS}", lines.encode())
-        # The earlier outcomes are only removed now: they stay if the scheduler rejects the jobs.
-        for name in names:
-            study.forget(name)
         return arrays
 
     def _wait(

@@ -158,6 +158,23 @@ def test_a_scheduler_may_be_silent_for_a_while(study):
     assert str(study.path) in caught.value.fix
 
 
+class Fast(Scripted):
+    """Its jobs have begun and failed before they are known here."""
+
+    def submit(self, study, names, options):
+        for name in names:
+            study.fail(name, FAILED)
+        return super().submit(study, names, options)
+
+
+def test_a_member_that_is_submitted_again_may_end_at_once(study):
+    name = study.missing()[0]
+    study.fail(name, Outcome(code="CAP-E010", message="an earlier attempt", fix="Mend it."))
+    SCRIPTS["1"] = [[ENDS]]
+    Fast(print, poll_seconds=0.0, settle_seconds=0.0).run(study, [name], None, lambda: None)
+    assert study.outcome(name) == FAILED
+
+
 def test_an_interrupted_wait_says_how_to_cancel(study):
     with pytest.raises(CapsuleError) as caught:
         run(study, study.missing()[:1], KeyboardInterrupt())
