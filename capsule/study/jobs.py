@@ -130,6 +130,7 @@ class Programs:
         *,
         accepted: str | None = None,
         environment: Mapping[str, str] | None = None,
+        interruptible: bool = True,
     ) -> str:
         """Return what a program prints.
 
@@ -138,13 +139,20 @@ class Programs:
             given: Its standard input.
             accepted: A message with which it may fail.
             environment: Its variables; None: those of this process.
+            interruptible: Whether Ctrl-C on the terminal reaches it, too.
 
         Raises:
             CapsuleError: CAP-Y021 it is not installed, CAP-Y022 it failed.
         """
         try:
             done = subprocess.run(
-                command, input=given, capture_output=True, text=True, env=environment, check=False
+                command,
+                input=given,
+                capture_output=True,
+                text=True,
+                env=environment,
+                process_group=None if interruptible else 0,
+                check=False,
             )
         except FileNotFoundError as error:
             raise CapsuleError(

@@ -21,6 +21,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
+from capsule.engine.supervise import interrupts
 from capsule.host.errors import CapsuleError
 from capsule.study.directory import StudyDirectory
 from capsule.study.jobs import Element, JobArray, Programs, Scheduler, reservation
@@ -119,8 +120,14 @@ class Slurm(Scheduler):
         try:
             for first in range(0, len(names), largest):
                 part = tuple(names[first : first + largest])
-                job = _call(_sbatch(study, part), _script(study, part, options)).strip()
-                arrays.append(SlurmArray(job, part))
+                command, script = _sbatch(study, part), _script(study, part, options)
+                # An array that Slurm has accepted can only be cancelled by its number, so an
+                # interruption waits for sbatch to print it.
+                with interrupts() as interruptions:
+                    job = _call(command, script, interruptible=False).strip()
+                    arrays.append(SlurmArray(job, part))
+                if interruptions.count:
+                    raise KeyboardInterrupt
         except BaseException:  # Ctrl-C, too
             for array in arrays:
                 _call(array.cancellation)
@@ -178,8 +185,20 @@ def _script(study: StudyDirectory, names: Sequence[str], options: RunOptions) ->
     )
 
 
-def _call(command: Sequence[str], given: str = "", *, accepted: str | None = None) -> str:
+def _call(
+    command: Sequence[str],
+    given: str = "",
+    *,
+    accepted: str | None = None,
+    interruptible: bool = True,
+) -> str:
     """Return what one of Slurm's programs prints; see :meth:`Programs.call`."""
     # SQUEUE_PARTITION and the like are for the user's view of the queue.
     environment = {name: os.environ[name] for name in os.environ if name[:7] != "SQUEUE_"}
-    return PROGRAMS.call(command, given, accepted=accepted, environment=environment)
+    return PROGRAMS.call(
+        command,
+        given,
+        accepted=accepted,
+        environment=environment,
+        interruptible=interruptible,
+    )

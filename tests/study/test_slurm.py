@@ -289,14 +289,19 @@ def test_a_large_study_is_several_arrays_and_all_or_none_are_submitted(study, op
 
 
 def test_an_interrupted_submission_cancels_what_it_submitted(study, options, programs):
+    # A terminal sends Ctrl-C to a whole group of processes, which sbatch must not belong to.
     calls = programs(
         scontrol="echo MaxArraySize = 1",
-        sbatch='if [ $(grep -c sbatch "${0%/*}/calls") = 2 ]; then kill -INT $PPID; fi; echo 7',
+        sbatch='number=$(grep -c sbatch "${0%/*}/calls")\n'
+        '[ $(cut -d " " -f 5 /proc/$$/stat) = $$ ] || exit\n'
+        "if [ $number = 2 ]; then kill -INT $PPID; sleep 0.2; fi; echo $number",
         scancel="",
     )
     with pytest.raises(KeyboardInterrupt):
         run(study, options, study.missing()[:3])
-    assert calls.read_text().splitlines()[-1] == "scancel 7"
+    said = calls.read_text().splitlines()
+    assert said[-2:] == ["scancel 1", "scancel 2"]
+    assert len([line for line in said if line.startswith("sbatch")]) == 2
     assert not arrays_of(study)
 
 
