@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -62,8 +63,11 @@ def signing_key(
     if not os.environ.get(KEY) and not path.exists():
         _make(path)
     key = unlock(path, passphrase_file, ask=ask)
-    if not public_half(path).exists():  # as after a kill between the writing of the two files
-        write_atomic(public_half(path), key.public.openssh().encode())
+    # As after a kill between the writing of the two files. The key signs without its public half,
+    # which cannot be written into a read-only folder, and is not written beside another key.
+    if not os.environ.get(KEY) and not public_half(path).exists():
+        with suppress(OSError):
+            write_atomic(public_half(path), key.public.openssh().encode())
     return path, key
 
 

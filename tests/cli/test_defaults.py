@@ -1,8 +1,10 @@
 """The own key, which the first command makes, and whom the user trusts."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
@@ -77,6 +79,18 @@ def test_the_public_half_is_written_again(folder):
     (folder / "key.pub").unlink()
     signing_key(None, None)
     assert load_public(folder / "key.pub") == key.public
+
+
+def test_a_key_signs_without_its_public_half(folder, tmp_path, monkeypatch):
+    _, key = signing_key(None, None)
+    (folder / "key.pub").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(defaults, "write_atomic", Mock(side_effect=PermissionError))  # read-only
+        assert signing_key(None, None)[1].public == key.public
+    shutil.move(folder / "key", tmp_path / "lab")
+    monkeypatch.setenv(defaults.KEY, str(tmp_path / "lab"))
+    assert signing_key(None, None)[1].public == key.public
+    assert not (tmp_path / "lab.pub").exists()
 
 
 def test_the_variable_names_the_key_and_never_makes_it(folder, tmp_path, monkeypatch):
