@@ -366,14 +366,12 @@ def repair(keys: Sequence[Path]) -> Iterator[str]:
     """
     root = Cache().root
     if not root.exists():
-        root.mkdir(mode=0o755, parents=True)
-        yield f"made the folder {root}"
+        yield from _made(root, 0o755)
     wanted = os.environ.get("TMPDIR")
     if wanted and not Path(wanted).exists():
-        Path(wanted).mkdir(mode=0o700, parents=True)
+        yield from _made(Path(wanted), 0o700)
         # Python chose another folder while this one was missing, and keeps the choice.
         tempfile.tempdir = None
-        yield f"made the folder {wanted}"
     for path in private_keys(keys) if HAVE_OWNERS else ():
         if not _is_private_key(path):
             continue
@@ -384,10 +382,22 @@ def repair(keys: Sequence[Path]) -> Iterator[str]:
             yield f"closed {path} to others (mode 0600)"
 
 
+def _made(folder: Path, mode: int) -> Iterator[str]:
+    """Make a folder, and say so; where it cannot be made, the checks say why."""
+    try:
+        folder.mkdir(mode=mode, parents=True)
+    except OSError:
+        return
+    yield f"made the folder {folder}"
+
+
 def _is_private_key(path: Path) -> bool:
     """Tell a private key that ``capsule keygen`` wrote from other files; links do not count."""
-    # A change of the mode would follow the link.
-    if path.is_symlink() or not path.is_file():
+    try:
+        # A change of the mode would follow the link.
+        if path.is_symlink() or not path.is_file():
+            return False
+        with path.open("rb") as stream:
+            return stream.readline(64).strip() in _PRIVATE
+    except PermissionError:  # the key of another user
         return False
-    with path.open("rb") as stream:
-        return stream.readline(64).strip() in _PRIVATE

@@ -1,5 +1,6 @@
 """'capsule doctor': each check on machines that lack something, what is mended, the exit status."""
 
+import errno
 import json
 import shutil
 import sys
@@ -248,6 +249,28 @@ def test_the_own_key_of_the_user_is_checked(machine, monkeypatch):
     names = {each["name"]: each["status"] for each in json.loads(doctor("--json").stdout)["checks"]}
     assert names[f"key {machine}/configuration/key"] == "problem"
     assert doctor("--fix").exit_code == 0
+
+
+def test_the_key_of_another_user_is_not_read(machine, monkeypatch):
+    generate(Path("theirs"))
+    opened = Path.open
+
+    def open_own(path, *arguments, **settings):
+        if path.name == "theirs":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path, *arguments, **settings)
+
+    monkeypatch.setattr(Path, "open", open_own)
+    assert "key theirs" not in by_name()
+    (machine / "cache").mkdir()
+    assert list(repair([Path("theirs")])) == []
+
+
+def test_folders_that_cannot_be_made_are_left_to_the_checks(machine, monkeypatch):
+    monkeypatch.setenv("CAPSULE_CACHE", "/dev/null/cache")
+    monkeypatch.setenv("TMPDIR", "/dev/null/temporary")
+    assert list(repair([])) == []
+    assert by_name()["temporary files"].status == "warning"
 
 
 def test_a_key_of_another_format_is_not_touched(machine):
