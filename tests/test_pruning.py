@@ -68,6 +68,14 @@ def test_the_answer_counts(cache, monkeypatch, answer, left):
     assert len(files(cache)) == left
 
 
+def test_the_question_of_json_is_about_what_was_shown(cache, monkeypatch):
+    monkeypatch.setattr("capsule.cli.prune._agreed", lambda: False)
+    done = prune("--json")
+    assert not json.loads(done.stdout)["deleted"]
+    assert "layers" in done.stderr
+    assert prune("--json", "--dry-run").stderr == ""
+
+
 def test_downloads_are_deleted_with_all_only(cache):
     done = prune("--yes", "--json")
     found = json.loads(done.stdout)

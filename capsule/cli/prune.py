@@ -71,9 +71,10 @@ def command(
     # A dry run writes nothing, not even the file on which processes lock the cache.
     with nullcontext() if dry_run else _held(cache):
         pruning = _pruning(cache, only, older_than, keep_size, everything=everything)
-    if not as_json:
-        _show(pruning)
-    deleted = bool(pruning.rows) and not dry_run and (yes or _agreed())
+    asks = bool(pruning.rows) and not dry_run and not yes
+    if asks or not as_json:
+        _show(pruning, err=as_json)
+    deleted = _agreed() if asks else bool(pruning.rows) and not dry_run
     if deleted:
         with _held(cache):  # not while the user was asked: other commands would have to wait
             pruning.delete(lambda message: typer.echo(message, err=True))
@@ -110,7 +111,8 @@ def _pruning(
     )
 
 
-def _show(pruning: Pruning) -> None:
+def _show(pruning: Pruning, *, err: bool) -> None:
+    from rich.console import Console
     from rich.table import Table
 
     from capsule.report.text import bytes_text, terminal_console
@@ -125,7 +127,7 @@ def _show(pruning: Pruning) -> None:
     for row in pruning.rows:
         table.add_row(row.kind, f"{row.number:,}", bytes_text(row.bytes))
     table.add_row("all", "", bytes_text(sum(row.bytes for row in pruning.rows)))
-    terminal_console().print(table)
+    (Console(stderr=True) if err else terminal_console()).print(table)
 
 
 def _agreed() -> bool:
