@@ -22,7 +22,11 @@ from capsule.image.cache import Cache
 from capsule.machine.compare import check_requirements
 from capsule.machine.fingerprint import take_fingerprint
 from capsule.study.results import MemberResult, StudyResults
-from capsule.verification.execution.admission import check_code, check_unconfined
+from capsule.verification.execution.admission import (
+    check_code,
+    check_gpu_host,
+    check_unconfined,
+)
 from capsule.verification.execution.reexecution import reexecution_folder
 from capsule.verification.verdict import Grade
 
@@ -89,6 +93,7 @@ def rerun(
     here = take_fingerprint(engine.describe())
     for unmet in check_requirements(lock, here):
         raise unmet
+    check_gpu_host(lock, engine, strange=False, note=reporter.note)
     reporter.note(f"running member {name} again")
     image = execution.prepare(lock, engine, cache, sources=SourcesSpec(), reporter=reporter)
     with reexecution_folder(reporter.note) as directory:

@@ -1,11 +1,16 @@
 """Verification by a sample: who is chosen, what it shows, and what differs."""
 
+from unittest.mock import Mock
+
 import pytest
 import scipy.stats
 
 from capsule.experiment.errors import CapsuleError
-from capsule.study.sampling import _compared, chance_to_notice, chosen_members
+from capsule.experiment.spec import CudaAccelerator
+from capsule.study import sampling
+from capsule.study.sampling import _compared, chance_to_notice, chosen_members, rerun
 from tests.study.studies import ZERO, make_claims, make_results
+from tests.verification.execution.test_admission import Reported
 
 
 @pytest.mark.parametrize("members", [1, 8, 30])
@@ -46,3 +51,22 @@ def test_a_difference_is_named_with_its_claims():
     found = _compared("a.1", claims, claims.model_copy(update={"parameters": "1" * 64}))
     assert found.agreement == "not-reproduced"
     assert "parameters" in found.reason
+
+
+def test_a_container_with_a_known_way_out_is_named_before_a_member_runs_on_a_gpu(monkeypatch):
+    results = make_results()
+    lock = results.lock.lock_of(results.lock.members[0])
+    cuda = CudaAccelerator(kind="cuda", cuda="13.0", cudnn=">=9", driver=">=580")
+    lock = lock.model_copy(update={"spec": lock.spec.model_copy(update={"accelerator": cuda})})
+    engine = Reported(runc="1.1.5")
+    monkeypatch.setattr(engine, "describe", lambda: {"name": "docker"}, raising=False)
+    monkeypatch.setattr(sampling, "open_engine", lambda *_, **__: engine)
+    monkeypatch.setattr(sampling, "check_requirements", lambda *_: ())
+    monkeypatch.setattr(sampling, "check_code", lambda *_: True)
+    monkeypatch.setattr(sampling.execution, "prepare", Mock(side_effect=InterruptedError))
+    reporter = Mock()
+    with pytest.raises(InterruptedError):
+        rerun(results.members[0], lock, "process", None, reporter)
+    *warnings, last = (call.args[0] for call in reporter.note.call_args_list)
+    assert any("runc 1.1.5" in warning for warning in warnings)
+    assert last == "running member deterministic.1 again"
