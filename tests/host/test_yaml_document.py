@@ -1,4 +1,4 @@
-"""YAML documents whose fields are set from elsewhere; reading them: tests/experiment."""
+"""YAML documents whose fields are set from elsewhere; reading them: test_spec_file.py."""
 
 import pytest
 

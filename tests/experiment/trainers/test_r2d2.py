@@ -7,7 +7,7 @@ import pytest
 from capsule.experiment.errors import CapsuleError
 from capsule.host.spec_file import load_spec
 
-SPECS = Path(__file__).parents[2] / "specs"
+SPECS = Path(__file__).parents[3] / "specs"
 
 
 def refused(*overrides):

@@ -10,7 +10,7 @@ from capsule.experiment.schedule_log import ScheduleLog
 from capsule.experiment.trainers import MAX_RECORDED_ACTORS, ImpalaTrainer
 from capsule.host.spec_file import load_spec
 
-SPECS = Path(__file__).parents[2] / "specs"
+SPECS = Path(__file__).parents[3] / "specs"
 
 
 def load(*overrides):
