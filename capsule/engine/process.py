@@ -99,8 +99,9 @@ class ProcessEngine:
 
         Raises:
             ValueError: The task is to have another host name, which takes a container.
-            CapsuleError: CAP-E005 the process does not start, CAP-E007 and CAP-E009 (``supervise``),
-                CAP-E041 the task left its folder so that no log can be written there.
+            CapsuleError: CAP-E005 the process does not start, CAP-E007 and CAP-E009
+                (``supervise``), CAP-E041 the task left its folder so that no log can be written
+                there.
         """
         if self._environment is None:
             raise RuntimeError("prepare() was not called")

@@ -76,8 +76,8 @@ class UnpackedImageEngine(ABC):
         """Execute a task in the unpacked image, with no network and no capabilities.
 
         Raises:
-            CapsuleError: CAP-E005 it does not start, CAP-E007 and CAP-E009 (``supervise``), CAP-E041
-                the task left its folder so that no log can be written there.
+            CapsuleError: CAP-E005 it does not start, CAP-E007 and CAP-E009 (``supervise``),
+                CAP-E041 the task left its folder so that no log can be written there.
         """
         if self._image is None:
             raise RuntimeError("prepare() was not called")
