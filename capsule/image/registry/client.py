@@ -210,6 +210,8 @@ class Repository(HttpClient):
             raise self._denied()
         with self._reachable():
             answer = self._session.get(realm, params=facts, auth=self._login, timeout=_TIMEOUT_S)
+        if answer.status_code >= requests.codes.server_error:
+            raise self._unavailable(f"{realm}: {answer.status_code}")
         try:
             document = answer.json() if answer.ok else {}
             # Docker's token specification also allows the name of OAuth 2.0.

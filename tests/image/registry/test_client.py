@@ -171,6 +171,12 @@ def test_something_else_than_a_token_is_named(body, server):
     assert f"http://{server.host}/token answers with something else than a token" in message
 
 
+def test_a_server_of_tokens_that_fails_does_not_deny_access(server):
+    demanding(server)
+    server.answers["/token"] = lambda _: (503, {}, b"")
+    assert f"http://{server.host}/token: 503" in refused("CAP-I402", blob, server)
+
+
 @pytest.mark.parametrize("text", ["[]", "{", '{"auths": {"HOST": {"auth": "not base64"}}}'])
 def test_a_malformed_configuration_file_is_named(text, server, tmp_path):
     (tmp_path / "docker").mkdir()
