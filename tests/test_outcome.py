@@ -65,6 +65,10 @@ def test_a_program_may_put_anything_into_its_own_folders(run_directory):
     check_run_directory(run_directory)
 
 
+def test_a_dense_record_is_among_the_documents():
+    assert contract.DENSE in contract.READ_FILES
+
+
 @pytest.mark.parametrize("name", sorted(contract.READ_FILES))
 def test_a_document_must_be_a_regular_file(run_directory, name):
     path = run_directory / name

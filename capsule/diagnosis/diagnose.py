@@ -25,7 +25,7 @@ from capsule.diagnosis.settings import UNKNOWN, given_up, tailored, unexplained
 from capsule.engine.interface import RUN_DIRECTORY, Engine, EngineName, Exit, Progress, Task
 from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
-from capsule.experiment.canonical import open_regular
+from capsule.experiment.beneath import open_beneath
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import Spec
@@ -293,7 +293,8 @@ def read_reports(run_directory: Path) -> list[InstrumentReport]:
     reports = []
     for path in sorted((run_directory / FOLDER).glob("*.json")):
         try:
-            with open_regular(path, follow=False) as stream:
+            # The program can put a link in the place of the folder, too.
+            with open_beneath(run_directory, f"{FOLDER}/{path.name}") as stream:
                 data = stream.read(MAX_REPORT_BYTES)
             # A report is reserved, empty, when its process starts.
             if data:

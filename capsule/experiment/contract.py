@@ -63,6 +63,7 @@ READ_FILES = frozenset(
     {
         *(JOB, RUNTIME, EVENTS, TRACE, STREAMS, SCHEDULE, POPULATION, CHECKPOINT_INDEX, EVALUATION),
         *(
+            DENSE,
             RESULT,
             MECHANISMS,
             FAILURE,

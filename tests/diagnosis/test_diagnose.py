@@ -137,6 +137,16 @@ def test_a_missing_or_damaged_report_is_named(tmp_path, content):
     assert caught.value.code == "CAP-D002"
 
 
+def test_reports_behind_a_link_are_not_read(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/000.json").write_text("")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/instruments").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CapsuleError, match=r"000\.json") as caught:
+        read_reports(tmp_path / "run")
+    assert caught.value.code == "CAP-D002"
+
+
 @pytest.mark.parametrize("steps", [0, -8, 8, 97])
 def test_steps_must_fit_the_trainer(tmp_path, steps):
     lock = Lock.model_construct(spec=parsed(DQN))

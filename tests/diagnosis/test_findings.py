@@ -168,6 +168,12 @@ def test_the_accounts_of_entropy(tmp_path, report, strace, expected):
     assert [(item.code, item.level) for item in found] == expected
 
 
+def test_a_link_in_the_place_of_what_strace_wrote_is_not_followed(tmp_path):
+    (tmp_path / "elsewhere").write_bytes(STRACE * 2)
+    (tmp_path / "strace.txt").symlink_to(tmp_path / "elsewhere")
+    assert entropy_findings(make_report(), tmp_path / "strace.txt") == []
+
+
 OWN = {
     "name": "own",
     "accelerator": {"kind": "cpu"},

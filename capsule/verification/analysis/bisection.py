@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
+from capsule.bundle.claims import open_run_file
 from capsule.experiment import contract
 from capsule.experiment.dense import (
     OperatorCall,
@@ -94,7 +95,7 @@ def dense_record(
     """Execute a side again and return its dense record.
 
     Raises:
-        CapsuleError: CAP-V075, it does not give its own trace.
+        CapsuleError: CAP-V075, it does not give its own trace; CAP-B090, it left no dense record.
     """
     mark = execute(side, window, directory)
     if side.training is not None:
@@ -108,6 +109,8 @@ def dense_record(
                 fix="Run 'capsule diff A B --dense FILE' where it does, with this side as A, and "
                 "name FILE in its place.",
             )
+    # An image may leave none, or a link to a file of this machine, which must not be copied.
+    open_run_file(directory, contract.DENSE).close()
     return directory / contract.DENSE
 
 

@@ -1,6 +1,8 @@
 """Bisecting real runs: the exact update and operator, and what cannot be bisected."""
 
 import json
+import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -220,6 +222,20 @@ def test_a_side_that_does_not_repeat_its_trace_is_refused(honest, sides, execute
         dense_record(side, window, execute, tmp_path / "again")
     assert (caught.value.code, caught.value.exit_code) == ("CAP-V075", ExitCode.INCONCLUSIVE)
     assert "step 120, actions" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "plant", [lambda _: None, lambda path: path.symlink_to("/etc/passwd"), os.mkfifo]
+)
+def test_a_dense_record_must_be_a_regular_file(tmp_path, plant):
+    def execute(_side, _window, directory):
+        plant(directory / contract.DENSE)
+        return BEGINNING
+
+    side, window = SimpleNamespace(training=None), contract.DenseWindow(first=4, last=8)
+    with pytest.raises(CapsuleError) as caught:
+        dense_record(side, window, execute, tmp_path)
+    assert caught.value.code == "CAP-B090"
 
 
 @pytest.mark.slow
