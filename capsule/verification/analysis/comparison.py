@@ -19,14 +19,17 @@ from capsule.verification.verdict import (
 MAX_DIFFERENCES = 40
 SHOWN_CHARACTERS = 120
 
-# Causes before effects: the first fact that differs is the one to look at. What only a trainer of
-# Capsule's own or only a user's program claims is absent from the other's claims.
-_ORDER = (
+# Every claim, causes before effects: the first fact that differs is the one to look at. What only a
+# trainer of Capsule's own or only a user's program claims is absent from the other's claims.
+ORDER = (
     "lock",
     "image",
     "relaxations",
+    "data",
     "flags",
     "libraries",
+    # A replay that needed more than the recorded randomness has no profile, and repeats no run.
+    "entropy_profile",
     "streams",
     "schedule",
     "arrivals",
@@ -53,7 +56,7 @@ def compare_claims(claimed: Claims, found: Claims) -> tuple[ComponentDifference,
         | {"relaxations": [name for name in claims.relaxations if name != NO_NAMESPACES]}
         for claims in (claimed, found)
     )
-    return compare_documents({n: left.get(n) for n in _ORDER}, {n: right.get(n) for n in _ORDER})
+    return compare_documents({n: left.get(n) for n in ORDER}, {n: right.get(n) for n in ORDER})
 
 
 def compare_documents(

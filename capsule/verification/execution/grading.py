@@ -23,6 +23,7 @@ _FIXED = (
     "lock",
     "image",
     "relaxations",
+    "data",
     "entropy_profile",
     "libraries",
     "flags",

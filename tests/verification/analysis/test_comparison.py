@@ -2,7 +2,9 @@
 
 import json
 
-from capsule.bundle.claims import CheckpointClaim, TraceClaim, TrainingClaims
+import pytest
+
+from capsule.bundle.claims import CheckpointClaim, ProgramClaims, TraceClaim, TrainingClaims
 from capsule.experiment.contract import (
     Checkpoint,
     CheckpointIndex,
@@ -11,6 +13,7 @@ from capsule.experiment.contract import (
 )
 from capsule.verification.analysis.comparison import (
     MAX_DIFFERENCES,
+    ORDER,
     compare_checkpoints,
     compare_claims,
     compare_traces,
@@ -59,6 +62,17 @@ def test_differences_are_named_by_path_with_causes_first():
         "steps",
     ]
     assert (found[0].claimed, found[0].found) == ("1", "2")
+
+
+@pytest.mark.parametrize("claims", [TrainingClaims, ProgramClaims])
+def test_every_claim_is_compared(claims):
+    assert claims.model_fields.keys() - {*ORDER} == {"schema_id"}
+
+
+@pytest.mark.parametrize("claim", [{"entropy_profile": ONE}, {"data": {"digits": ONE}}])
+def test_a_replay_beyond_its_profile_and_other_data_are_differences(claim):
+    (difference,) = compare_claims(make_claims(**claim), make_claims())
+    assert difference.component in claim
 
 
 def test_a_missing_fact_and_another_length_are_differences():

@@ -337,6 +337,7 @@ def stream(**changes):
         ({"libraries": {"torch": "2.12.0"}}, "libraries"),
         ({"schedule": ONE}, "schedule"),
         ({"lock": ONE}, "lock"),
+        ({"data": {"digits": ONE}}, "data"),
         ({"relaxations": ("engine=process",)}, "relaxations"),
     ],
 )
