@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 import zipfile
+from itertools import combinations
 from typing import NamedTuple
 
 from capsule.verification.content.parts import Data, NotComparableError
@@ -18,6 +19,7 @@ _DESCRIPTOR = b"PK\x07\x08"  # its signature, which may be missing
 _IN_EXTRA = 0xFFFFFFFF  # in place of a size that is in the extra field
 _RECORD = struct.Struct("<2H")  # of an extra field: kind and length
 _ZIP64, _TIME, _PADDING = 0x0001, 0x5455, 0x4246  # kinds: sizes, Info-ZIP's dates, PyTorch's filler
+_DATES = 0b111  # flags of the dates that there are: of modification, access and creation
 
 
 class LocalFileHeader(NamedTuple):
@@ -43,6 +45,17 @@ class Extra(NamedTuple):
     others: tuple[bytes, ...]
 
 
+class _Records(NamedTuple):
+    """The records of one extra field: bodies of those with sizes; dates and all others as a whole.
+
+    Filler is left out.
+    """
+
+    sizes: tuple[bytes, ...]
+    dates: tuple[bytes, ...]
+    others: tuple[bytes, ...]
+
+
 def checked_extra(data: Data, info: zipfile.ZipInfo, end: int) -> Extra:
     """Check the header of a member that lies between its offset and ``end``.
 
@@ -55,27 +68,57 @@ def checked_extra(data: Data, info: zipfile.ZipInfo, end: int) -> Extra:
     place = info.header_offset
     header = LocalFileHeader(*_FIXED.unpack(data[place : place + _FIXED.size]))
     start = place + _FIXED.size + header.name_bytes + header.extra_bytes
-    extra = data[start - header.extra_bytes : start]
+    here, there = _records(data[start - header.extra_bytes : start]), _records(info.extra)
     behind = data[start + info.compress_size : end]
-    if not (_agrees(header, info) and _is_descriptor(behind, header, info)):
+    sound = (
+        _agrees(header, info)
+        and _sizes_agree(header, info, here.sizes)
+        and _are_facts(there.sizes, info.file_size, info.compress_size, info.header_offset)
+        and _is_descriptor(behind, header, info)
+    )
+    if not sound:
         raise NotComparableError("a header that contradicts the directory, or bytes of no member")
-    dates, others = zip(_said(extra), _said(info.extra), strict=True)
-    return Extra(sum(dates, ()), sum(others, ()))
+    return Extra(here.dates + there.dates, here.others + there.others)
 
 
 def _agrees(header: LocalFileHeader, info: zipfile.ZipInfo) -> bool:
-    facts = (header.checksum, header.packed, header.size)
-    # A writer that cannot go back leaves zeros in the header (APPNOTE 4.4.4, bit 3).
-    later = header.flags & _DESCRIBED_LATER and not any(facts)
     sizes = ((header.packed, info.compress_size), (header.size, info.file_size))
     same = header.checksum == info.CRC and all(here in (there, _IN_EXTRA) for here, there in sizes)
     stored = info.compress_type == zipfile.ZIP_STORED
     return (
         (header.flags, header.method) == (info.flag_bits, info.compress_type)
-        and (bool(later) or same)
+        and (_comes_later(header) or same)
         # A stored member has one size. With two, readers could disagree about its content.
         and (not stored or info.compress_size == info.file_size)
     )
+
+
+def _comes_later(header: LocalFileHeader) -> bool:
+    """Tell whether a writer that cannot go back left zeros in a header (APPNOTE 4.4.4, bit 3)."""
+    facts = (header.checksum, header.packed, header.size)
+    return bool(header.flags & _DESCRIBED_LATER) and not any(facts)
+
+
+def _sizes_agree(
+    header: LocalFileHeader, info: zipfile.ZipInfo, records: tuple[bytes, ...]
+) -> bool:
+    """Tell whether a header's Zip64 records have its sizes: both, or those that lack elsewhere."""
+    size, packed = (0, 0) if _comes_later(header) else (info.file_size, info.compress_size)
+    facts = ((header.size, size), (header.packed, packed))
+    lacking = tuple(fact for stated, fact in facts if stated == _IN_EXTRA)
+    forms = {_packed(size, packed), _packed(*lacking)}
+    return forms.issuperset(records) and (bool(records) or not lacking)
+
+
+def _are_facts(records: tuple[bytes, ...], *facts: int) -> bool:
+    """Tell whether Zip64 records consist of some facts about a member, in their order."""
+    # Which of them a directory needs there, zipfile does not keep.
+    forms = {_packed(*chosen) for n in range(4) for chosen in combinations(facts, n)}
+    return forms.issuperset(records)
+
+
+def _packed(*numbers: int) -> bytes:
+    return struct.pack(f"<{len(numbers)}Q", *numbers)
 
 
 def _is_descriptor(data: bytes, header: LocalFileHeader, info: zipfile.ZipInfo) -> bool:
@@ -91,15 +134,25 @@ def _is_descriptor(data: bytes, header: LocalFileHeader, info: zipfile.ZipInfo) 
     return data.removeprefix(_DESCRIPTOR) in forms
 
 
-def _said(extra: bytes) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
-    """Return the records of an extra field that are dates, and all others but sizes and filler."""
-    dates, others, place = [], [], 0
+def _records(extra: bytes) -> _Records:
+    sizes, dates, others, place = [], [], [], 0
     while place + _RECORD.size <= len(extra):
         kind, length = _RECORD.unpack_from(extra, place)
         record = extra[place : (place := place + _RECORD.size + length)]
-        filler = kind == _PADDING and not record[_RECORD.size :].strip(b"Z")
-        if kind == _TIME:
-            dates.append(record)
-        elif kind != _ZIP64 and not filler:
+        body = record[_RECORD.size :]
+        if len(body) < length:
             others.append(record)
-    return tuple(dates), (*others, extra[place:])
+        elif kind == _ZIP64:
+            sizes.append(body)
+        elif kind == _TIME and not dates and _is_dates(body):
+            dates.append(record)
+        elif kind != _PADDING or body.strip(b"Z"):
+            others.append(record)
+    return _Records(tuple(sizes), tuple(dates), (*others, extra[place:]))
+
+
+def _is_dates(body: bytes) -> bool:
+    """Tell whether a record has the form of dates: flags, and four bytes for each that is set."""
+    flags = body[0] if body else _DATES + 1
+    # A directory has the flags of the header, and only the first date.
+    return flags <= _DATES and len(body) in (1 + 4 * flags.bit_count(), 1 + 4 * (flags & 1))

@@ -85,6 +85,63 @@ def test_bytes_beside_the_members_make_an_archive_incomparable():
     assert (found.format, found.nature) == ("bytes", "content")
 
 
+def with_extra(here=b"", there=b"", size=1):
+    """Return an archive of one stored byte with extra fields in its header and its directory."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        info = zipfile.ZipInfo("a")
+        archive.writestr(info, b"1")
+        info.extra = there
+    data = bytearray(stream.getvalue())
+    data[18:26] = struct.pack("<2I", size, size)
+    data[28:30] = struct.pack("<H", len(here))
+    data[31:31] = here
+    place = data.index(b"PK\x05\x06") + 16
+    data[place : place + 4] = struct.pack("<I", data.index(b"PK\x01\x02"))
+    return bytes(data)
+
+
+def record(kind, body):
+    return struct.pack("<2H", kind, len(body)) + body
+
+
+ONE = struct.pack("<Q", 1)
+IN_EXTRA = 0xFFFFFFFF
+DATE = struct.pack("<I", 1_732_262_001)
+
+
+@pytest.mark.parametrize(
+    ("extra", "nature"),
+    [
+        ({"here": record(1, ONE * 2), "size": IN_EXTRA}, "packaging"),
+        ({"here": record(1, ONE * 2)}, "packaging"),
+        ({"here": record(1, ONE + struct.pack("<Q", 9)), "size": IN_EXTRA}, "content"),
+        ({"size": IN_EXTRA}, "content"),
+        ({"here": record(1, b"score500")}, "content"),
+        ({"there": record(1, b"score500")}, "content"),
+        ({"there": record(1, ONE)}, "packaging"),
+        ({"here": record(0x5455, b"\1" + DATE), "there": record(0x5455, b"\1" + DATE)}, "date"),
+        ({"here": record(0x5455, b"\3" + DATE * 2), "there": record(0x5455, b"\3" + DATE)}, "date"),
+        ({"here": record(0x5455, b"\2" + DATE), "there": record(0x5455, b"\2")}, "date"),
+        ({"here": record(0x5455, b"score500")}, "content"),
+        ({"here": record(0x5455, b"")}, "content"),
+        ({"here": record(0x5455, b"\1" + DATE) * 2}, "content"),
+        ({"here": b"UT\xff\xff"}, "content"),
+        ({"here": record(0x4246, b"ZZZ")}, "packaging"),
+    ],
+)
+def test_an_extra_field_hides_nothing(extra, nature):
+    assert compare(with_extra(), with_extra(**extra)).nature == nature
+
+
+def test_arrays_saved_together_have_sizes_in_an_extra_field():
+    streams = [io.BytesIO(), io.BytesIO()]
+    for stream, save in zip(streams, (np.savez, np.savez_compressed), strict=True):
+        save(stream, a=np.arange(99))
+    left, right = (stream.getvalue() for stream in streams)
+    assert (compare(left, right).format, compare(left, right).nature) == ("zip", "packaging")
+
+
 @pytest.mark.slow
 def test_a_bomb_is_not_unpacked():
     bomb = zipped({"a": bytes(80 << 20)})
