@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save as save_safetensors
 
+from capsule.verification.content import gzips
 from capsule.verification.content.events import record_checksum
 from capsule.verification.content.formats import compare_content
 from capsule.verification.content.parts import Context
@@ -279,6 +280,16 @@ def test_gzip_is_compared_unpacked():
     assert summary(found) == [("content: line 2", "content")]
     level = compare(gzip.compress(bytes(9999), 1, mtime=5), gzip.compress(bytes(9999), 9, mtime=5))
     assert level.nature == "packaging"
+
+
+def test_a_gzip_file_of_any_size_is_not_copied_to_be_unpacked(monkeypatch):
+    def named(mtime):
+        data = gzip.compress(b"1", mtime=mtime)
+        return data[:3] + b"\x08" + data[4:10] + b"n" * 2_000 + b"\0" + data[10:]
+
+    assert compare(named(5), named(6)).format == "gzip"
+    monkeypatch.setattr(gzips, "MAX_MEMBER_BYTES", 1_000)
+    assert compare(named(5), named(6)).format == "bytes"
 
 
 def npy(array):
