@@ -73,7 +73,8 @@ def replayed(
         reporter: Told about each stage.
 
     Raises:
-        CapsuleError: CAP-V090, the run has no evaluation of one network, or not this episode;
+        CapsuleError: CAP-V090, the run has no evaluation of one network that can be played, or not
+            this episode;
             CAP-V091 (exit status 1), the evaluation gave something other than the bundle claims;
             CAP-E011, there are more screens than steps;
             what ``capsule verify`` raises of a bundle that it does not execute.
@@ -135,8 +136,13 @@ def _order(run: RecordedRun, episode: int | None) -> tuple[EvaluationPoint, Epis
     if getattr(trainer, "population", None) is not None:
         raise _unplayable("it trained a population, and does not say which member was evaluated")
     evaluation = run.bundle.read(run_bundle.RUN + contract.EVALUATION, Evaluation)
-    last = evaluation.points[-1]
-    returns = [float.fromhex(score) for score in last.returns]
+    last = evaluation.points[-1] if evaluation.points else None
+    if last is None or not 0 < len(last.returns) == len(last.lengths):
+        raise _unplayable("it has no evaluation with a return and a length of each episode")
+    try:
+        returns = [float.fromhex(score) for score in last.returns]
+    except (ValueError, OverflowError) as error:
+        raise _unplayable("its last evaluation has a return that is not a number") from error
     if episode is None:
         episode = returns.index(max(returns))
     if episode >= len(returns):
@@ -146,10 +152,10 @@ def _order(run: RecordedRun, episode: int | None) -> tuple[EvaluationPoint, Epis
             fix=f"Give a number from 0 to {len(returns) - 1}.",
         )
     streams = run.bundle.read(run_bundle.STREAMS, contract.StreamProfiles).streams
-    seeds = {stream.name: stream.seed for stream in streams}
-    return last, EpisodeOrder(
-        seed=seeds["evaluation"], step=last.step, starts=evaluation.starts, episode=episode
-    )
+    seed = next((stream.seed for stream in streams if stream.name == "evaluation"), None)
+    if seed is None:
+        raise _unplayable("it has no random stream 'evaluation'")
+    return last, EpisodeOrder(seed=seed, step=last.step, starts=evaluation.starts, episode=episode)
 
 
 def _compare(claimed: EvaluationPoint, played: EvaluationPoint) -> None:

@@ -17,6 +17,7 @@ from capsule.experiment.canonical import canonical_json, sha256_hex
 from tests.hostile.case import Case, Presented
 from tests.hostile.genuine import (
     EVALUATION,
+    FINAL,
     INDEX,
     LOG,
     RESULT,
@@ -268,6 +269,16 @@ def other_returns(evaluation: dict) -> None:
     evaluation["points"][-1]["returns"] = [(500.0).hex()]
 
 
+def recheckpointed(files: Files, edit: Callable[[list], object]) -> None:
+    """Change the checkpoints and claim them as they are now; the tensors are the last one's."""
+    tensors = files.pop(FINAL)
+    edit_json(files, INDEX, lambda index: edit(index["checkpoints"]))
+    listed = contract.CheckpointIndex.parse(files[INDEX]).checkpoints
+    claimed = [{"step": each.step, "digest": each.digest()} for each in listed]
+    edit_json(files, run_bundle.CLAIMS, lambda claims: claims.update(checkpoints=claimed))
+    files |= {run_bundle.checkpoint_member(each.step): tensors for each in listed[-1:]}
+
+
 def other_starts_pinned(lock: dict) -> None:
     made = {"candidates": 1000, "shortlist": 250, "min_actions": 55, "max_actions": 95}
     of = {"run": "a" * 64, "task": "CartPole-v1", "full_action_set": False}
@@ -324,6 +335,21 @@ CONTRADICTIONS: dict[str, tuple[int, str, Change]] = {
         lambda files: edit_json(
             files, INDEX, lambda index: index["checkpoints"][0]["tensors"].update(weight="0" * 64)
         ),
+    ),
+    "run-without-a-checkpoint": (
+        18,
+        "CAP-V010",
+        lambda files: recheckpointed(files, list.clear),
+    ),
+    "checkpoint-twice": (
+        18,
+        "CAP-V010",
+        lambda files: recheckpointed(files, lambda listed: listed.extend(listed)),
+    ),
+    "checkpoint-at-another-step": (
+        18,
+        "CAP-V010",
+        lambda files: recheckpointed(files, lambda listed: listed[0].update(step=4)),
     ),
     "result-of-another-run": (
         18,

@@ -30,7 +30,7 @@ R2D2 = {
     "name": "small-r2d2",
     "trainer": {"algorithm": "r2d2", "network": "mlp"},
     "evaluation": {"interval": 6400},
-    "recording": {"trace_interval": 6400, "tensor_interval": 6400, "checkpoint_interval": 6400},
+    "recording": {"trace_interval": 6400, "tensor_interval": 6400, "checkpoint_interval": 10**10},
 }
 POPULATION = {
     "name": "small-population",
@@ -39,7 +39,7 @@ POPULATION = {
     },
     "trainer": {"algorithm": "impala", "population": {"members": 2}},
     "evaluation": {"noop_max": 30, "interval": 640},
-    "recording": {"trace_interval": 640, "tensor_interval": 640, "checkpoint_interval": 640},
+    "recording": {"trace_interval": 640, "tensor_interval": 640, "checkpoint_interval": 10**10},
 }  # fmt: skip
 PROGRAM = {"name": "own", "trainer": {"command": ["python", "train.py"]}}
 STEPS = 400
@@ -161,7 +161,8 @@ def _write(directory, name, model):
 def _write_training(directory, lock, parts):
     population = lock.spec.trainer.algorithm == "impala"
     tensor = np.arange(4, dtype=np.float32)
-    name = contract.checkpoint_name(STEPS)
+    total = lock.spec.trainer.total_steps
+    name = contract.checkpoint_name(total)
     (directory / contract.CHECKPOINTS).mkdir()
     save_file({"w": tensor}, directory / contract.CHECKPOINTS / f"{name}.safetensors")
     head, lines = GENESIS, []
@@ -174,7 +175,7 @@ def _write_training(directory, lock, parts):
         lines.append(line + b"\n")
     (directory / contract.TRACE).write_bytes(b"".join(lines))
     digest = contract.tensor_digest("F32", (4,), tensor.tobytes())
-    checkpoint = contract.Checkpoint(step=STEPS, tensors={"w": digest}, trace_head=head.hex())
+    checkpoint = contract.Checkpoint(step=total, tensors={"w": digest}, trace_head=head.hex())
     _write(
         directory, contract.CHECKPOINT_INDEX, contract.CheckpointIndex(checkpoints=(checkpoint,))
     )
@@ -184,7 +185,7 @@ def _write_training(directory, lock, parts):
         _write(directory, contract.POPULATION, contract.Ancestry(generations=tuple(GENERATIONS)))
     result = contract.Result(
         complete=True,
-        steps=lock.spec.trainer.total_steps,
+        steps=total,
         episodes=12,
         trace_records=len(lines),
         trace_head=head.hex(),

@@ -133,6 +133,8 @@ def compare_returns(
     if pairs is None or spec.environment is None:
         return None
     names = [task_name(task) for task in tasks_of(spec.environment)]
+    if len(pairs) < len(names):
+        return None
     tolerance = spec.evaluation.tolerance
     paired = recorded.starts == found.starts
     tasks = tuple(

@@ -47,6 +47,7 @@ from capsule.verification.verdict import Challenge, FreshSeed, Judgement, Reexec
 Note = Callable[[str], None]
 # No seed has more: in canonical JSON (RFC 8785) a number is a double.
 _SEED_BITS = 53
+_INDEX_DIGITS = 15
 # The errors with which the training side rejects a state to resume from.
 _REFUSED_STATES = (
     *("CAP-T121", "CAP-T132", "CAP-T133"),  # trace, tensors, spec
@@ -247,7 +248,9 @@ def _is_derived(profile: StreamProfile, seed: int) -> bool | None:
     name, _, actor = profile.name.partition("/")
     if name not in get_args(StreamName) or (actor and not actor.isdecimal()):
         return None
-    return profile.key == contract.stream_key(seed, name, int(actor or 0))
+    # No actor has a larger index, and the hash is of a number of canonical JSON.
+    is_index = len(actor) <= _INDEX_DIGITS
+    return is_index and profile.key == contract.stream_key(seed, name, int(actor or 0))
 
 
 def _underivable(profiles: Sequence[StreamProfile], seed: int) -> Iterator[str]:

@@ -358,8 +358,15 @@ def _check_population(run: RecordedRun) -> None:
 
 
 def _check_checkpoints(run: RecordedRun, claims: TrainingClaims) -> None:
-    """Check the digests of all checkpoints, and the tensors of the last one."""
+    """Check the steps and digests of all checkpoints, and the tensors of the last one."""
     checkpoints = run.checkpoints()
+    training = run.lock.spec.training()
+    interval, total = training.recording.checkpoint_interval, training.trainer.total_steps
+    # Their number comes first: a list of a lock's steps could be of any length.
+    _equal(run_bundle.LOCK, "the number of checkpoints", len(checkpoints), -(-total // interval))
+    steps = [each.step for each in checkpoints]
+    due = [min(number * interval, total) for number in range(1, len(checkpoints) + 1)]
+    _equal(run_bundle.LOCK, "the steps of the checkpoints", steps, due)
     found = tuple(CheckpointClaim(step=each.step, digest=each.digest()) for each in checkpoints)
     name = RUN + contract.CHECKPOINT_INDEX
     _equal(name, "the checkpoint digests", claims.checkpoints, found)

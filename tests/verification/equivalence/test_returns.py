@@ -210,6 +210,11 @@ def test_what_is_not_a_sample_is_not_compared(recorded, found):
     assert compared(recorded, found, relative=0.1) is None
 
 
+def test_fewer_returns_than_games_are_not_compared():
+    games = spec(AtariEnvironment(suite="atari", game="pong", further_games=("breakout",)))
+    assert compare_returns(games, CLAIM, evaluation([1.0]), evaluation([1.0])) is None
+
+
 def test_networks_of_different_steps_are_not_compared():
     assert compare_returns(spec(), CLAIM, evaluation([1.0]), evaluation([1.0], step=8)) is None
 

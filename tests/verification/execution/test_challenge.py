@@ -18,7 +18,7 @@ from capsule.bundle.manifest import parse_document
 from capsule.bundle.run_bundle import RecordedRun
 from capsule.experiment import contract
 from capsule.experiment.canonical import canonical_json, parse_canonical_json, sha256_hex
-from capsule.experiment.contract import CheckpointIndex, Job
+from capsule.experiment.contract import CheckpointIndex, Job, StreamProfile
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.states import BLOCK_BYTES, RESUME, StateIndex
 from capsule.experiment.trace import first_difference
@@ -27,6 +27,7 @@ from capsule.training.state.checkpoint import load_resume_state, save_resume_sta
 from capsule.training.state.segment_states import keep_state
 from capsule.verification.analysis.comparison import compare_claims
 from capsule.verification.execution.challenge import (
+    _underivable,
     challenge,
     choose,
     fresh_seed,
@@ -698,6 +699,16 @@ def test_a_choice_is_a_set_of_so_many_segments(numbers):
     assert chosen == sorted(chosen)
     assert {*chosen} <= {*range(of)}
     assert choose(None, of) == list(range(of))
+
+
+@pytest.mark.parametrize("actor", ["9" * 20, "9" * 5_000], ids=len)
+def test_a_stream_of_an_impossible_actor_has_no_key_of_the_seed(actor):
+    name, key = "environment", contract.stream_key(5, "environment")
+    streams = [
+        StreamProfile(name=each, seed=5, key=key, draws=0, digest="0" * 64)
+        for each in (name, f"{name}/{actor}")
+    ]
+    assert next(_underivable(streams, 5)).startswith("1 random streams have no key of this seed")
 
 
 def test_every_segment_is_chosen_about_as_often():
