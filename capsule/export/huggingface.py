@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Iterator
 from math import isfinite
 from pathlib import Path
-from statistics import fmean
 
 from capsule.bundle import run_bundle
 from capsule.bundle.bundle import open_bundle
@@ -78,11 +77,11 @@ def _metadata(subject: ReportedRun, details: Details) -> Iterator[str]:
         {
             "task": {"type": "reinforcement-learning"},
             "dataset": {"type": task.name, "name": task.name},
-            "metrics": [{"type": "mean_reward", "value": fmean(points[-1].returns)}],
+            "metrics": [{"type": "mean_reward", "value": points[-1].mean}],
         }
         for task, points in by_task(subject.lock, subject.evaluation)
         # JSON has no form for a mean that is not finite.
-        if points and points[-1].returns and all(map(isfinite, points[-1].returns))
+        if points and points[-1].returns and isfinite(points[-1].mean)
     ]
     if results:
         name = details.title or subject.lock.spec.name

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any, BinaryIO, NamedTuple
 
 from capsule.bundle import run_bundle
@@ -100,16 +99,16 @@ class ExportedRun:
     @cached_property
     def metrics(self) -> tuple[Metric, ...]:
         """What was logged, and mean, lowest and highest return of each evaluation."""
-        summaries: Mapping[str, Callable[[Iterable[float]], float]] = {
-            "mean_return": fmean,
-            "min_return": min,
-            "max_return": max,
+        summaries: Mapping[str, Callable[[NetworkReturns], float]] = {
+            "mean_return": lambda point: point.mean,
+            "min_return": lambda point: min(point.returns),
+            "max_return": lambda point: max(point.returns),
         }
         evaluated = [point for point in self.evaluation if point.returns]
         return self.logged + tuple(
             Metric(
                 EVALUATION + name,
-                tuple(Point(each.step, of(each.returns), None) for each in evaluated),
+                tuple(Point(each.step, of(each), None) for each in evaluated),
             )
             for name, of in summaries.items()
             if evaluated

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import fmean
-
 from capsule.bundle.claims import ProgramClaims, TrainingClaims
 from capsule.bundle.manifest import MANIFEST
 from capsule.bundle.reproducing import what_ran
@@ -97,7 +95,7 @@ def last_returns(evaluation: tuple[NetworkReturns, ...]) -> str | None:
     last = evaluation[-1]
     returns = last.returns
     return (
-        f"at step {last.step:,}, mean return {fmean(returns):.6g} over {len(returns)} starts "
+        f"at step {last.step:,}, mean return {last.mean:.6g} over {len(returns)} starts "
         f"(lowest {min(returns):.6g}, highest {max(returns):.6g})"
     )
 

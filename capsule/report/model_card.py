@@ -96,8 +96,6 @@ def _training(subject: ReportedRun) -> str:
 
 
 def _quantities(subject: ReportedRun) -> str:
-    from statistics import fmean
-
     if not subject.evaluation:
         return todo("results.")
     table = rows(
@@ -106,7 +104,8 @@ def _quantities(subject: ReportedRun) -> str:
             (
                 f"{point.step:,}",
                 str(len(point.returns)),
-                *(f"{of(point.returns):.6g}" for of in (fmean, min, max)),
+                f"{point.mean:.6g}",
+                *(f"{of(point.returns):.6g}" for of in (min, max)),
             )
             for point in subject.evaluation
             if point.returns

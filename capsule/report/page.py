@@ -12,7 +12,7 @@ import hashlib
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import fmean, quantiles
+from statistics import quantiles
 from typing import NamedTuple
 
 from markupsafe import Markup
@@ -139,7 +139,7 @@ def _evaluation_charts(subject: ReportedRun) -> Iterator[tuple[list[str], str, L
 
 def _evaluation_curve(label: str, points: Sequence[NetworkReturns], *, shaded: bool) -> Curve:
     drawn = [
-        (point.step, _spread(point.returns))
+        (point.step, _spread(point))
         for point in points
         if point.returns and all(map(drawable, point.returns))
     ]
@@ -155,9 +155,9 @@ def _evaluation_curve(label: str, points: Sequence[NetworkReturns], *, shaded: b
     )
 
 
-def _spread(returns: Sequence[float]) -> tuple[float, float, float, float, float, float]:
+def _spread(point: NetworkReturns) -> tuple[float, float, float, float, float, float]:
     """Return the lowest, first quartile, median, mean, third quartile and highest return."""
-    mean = fmean(returns)
+    returns, mean = point.returns, point.mean
     # quantiles() needs two values.
     if len(returns) == 1:
         return (mean,) * 6
@@ -186,7 +186,7 @@ def _evaluations(subject: ReportedRun) -> Iterator[tuple[str, Rows]]:
     several = len(tasks(subject.lock)) > 1
     for task, points in by_task(subject.lock, subject.evaluation):
         caption = "Returns of each evaluation of the recorded run" + f", {task.name}" * several
-        spreads = (_spread(point.returns) if point.returns else () for point in points)
+        spreads = (_spread(point) if point.returns else () for point in points)
         yield (
             caption,
             [

@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import ValidationError
@@ -185,8 +184,8 @@ def _evaluation_return(path: Path) -> float | None:
     if not path.exists():
         return None
     points = evaluation_points(read_document(path, contract.Evaluation))
-    scored = [point.returns for point in points if point.returns]
-    return fmean(scored[-1]) if scored else None
+    scored = [point for point in points if point.returns]
+    return scored[-1].mean if scored else None
 
 
 # --- a table ------------------------------------------------------------------------------------

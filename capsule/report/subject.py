@@ -6,7 +6,9 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path, PurePosixPath
+from statistics import fmean
 from typing import Any, BinaryIO
 
 from capsule.bundle import run_bundle
@@ -57,6 +59,14 @@ class NetworkReturns:
 
     step: int
     returns: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """The mean of at least one return; NaN if they have none, or their sum is too large."""
+        try:
+            return fmean(self.returns)
+        except (OverflowError, ValueError):  # of infinities of both signs
+            return nan
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from statistics import fmean
 from typing import TYPE_CHECKING
 
 from capsule.report.scores import cells, run_scores
@@ -58,7 +57,7 @@ def _few(points: tuple[NetworkReturns, ...]) -> tuple[NetworkReturns, ...]:
 def _returns(point: NetworkReturns) -> str:
     returns = point.returns
     return (
-        f"step {point.step:,}: mean return {fmean(returns):.6g} of {len(returns)} starts, "
+        f"step {point.step:,}: mean return {point.mean:.6g} of {len(returns)} starts, "
         f"{min(returns):.6g} to {max(returns):.6g}"
     )
 

@@ -1,9 +1,11 @@
 """The page: what it says, that it says no more than is known, and that it stays inert."""
 
+import io
 import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from math import inf
 from statistics import fmean
 
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import UndefinedError
 from markupsafe import Markup
+from rich.console import Console
 
 from capsule.bundle.bundle import open_bundle
 from capsule.bundle.keys import generate, load_private, load_public
@@ -21,9 +24,12 @@ from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.evaluation import StartSet
 from capsule.machine.kind import MachineKind
 from capsule.report.charts import Band, Curve, divergence_chart, line_chart, thinned
-from capsule.report.facts import starts
+from capsule.report.facts import claimed_results, starts
+from capsule.report.model_card import model_card
 from capsule.report.page import _spread, report_page
 from capsule.report.story import tell
+from capsule.report.subject import NetworkReturns
+from capsule.report.summary import show_subject
 from capsule.report.templates import TEMPLATES, code
 from capsule.report.text import MAX_CHARACTERS
 from capsule.verification.vary import VariedResult, VaryReport
@@ -330,6 +336,15 @@ def test_a_claimed_return_that_is_no_number_is_refused(tmp_path):
     assert (caught.value.code, caught.value.exit_code) == ("CAP-P103", ExitCode.TAMPERED)
 
 
+@pytest.mark.parametrize("returns", [(inf, -inf, 1.0, 2.0), (1.7e308,) * 4])
+def test_returns_without_a_mean_have_a_report(tmp_path, returns):
+    subject = read(runs.pack(tmp_path, evaluation=runs.evaluation({400: returns})))
+    console = Console(file=io.StringIO(), width=120)
+    show_subject(subject, console)
+    shown = (console.file.getvalue(), model_card(subject), claimed_results(subject.claims))
+    assert all("nan" in text for text in (report_page(subject), *shown))
+
+
 # --- receipts -----------------------------------------------------------------------------------
 
 
@@ -574,7 +589,7 @@ def test_thinning_keeps_the_ends_and_the_order(values, most):
 
 @given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=50))
 def test_quartiles_are_numpys(returns):
-    low, first, median, mean, third, high = _spread(returns)
+    low, first, median, mean, third, high = _spread(NetworkReturns(0, tuple(returns)))
     expected = np.quantile(returns, [0, 0.25, 0.5, 0.75, 1])
     np.testing.assert_allclose([low, first, median, third, high], expected, rtol=1e-9, atol=1e-6)
     np.testing.assert_allclose(mean, np.mean(returns), rtol=1e-9, atol=1e-6)
