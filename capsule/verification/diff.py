@@ -52,7 +52,7 @@ class DiffRequest:
     Attributes:
         a: Bundle, run directory, or dense record.
         b: Likewise.
-        bisect: Execute both again up to their first difference.
+        bisect: Execute both again up to their first difference; of a dense record, only the other.
         dense: Execute a only, and write its dense record here.
         keys: Keys to trust.
         allow_untrusted: Execute bundles that none of them signed.
@@ -72,9 +72,10 @@ def diff(request: DiffRequest, cache: Cache, reporter: Reporter) -> Divergence:
     """Compare two runs.
 
     Raises:
-        CapsuleError: CAP-V070, a side cannot be executed here; CAP-V071 to CAP-V077; or a bundle
-            is not intact (CAP-B…).
+        CapsuleError: CAP-V069, the options contradict the sides or each other; CAP-V070, a side
+            cannot be executed here; CAP-V071 to CAP-V077; or a bundle is not intact (CAP-B…).
     """
+    _check_options(request)
     execute = partial(_execute, request, cache, reporter)
     with ExitStack() as stack:
         scratch = stack.enter_context(temporary_folder("capsule-diff-"))
@@ -93,6 +94,29 @@ def diff(request: DiffRequest, cache: Cache, reporter: Reporter) -> Divergence:
             window = window_of(report, a)
             return comparison.report(bisect(a, b, window, execute, scratch))
         return report
+
+
+def _check_options(request: DiffRequest) -> None:
+    """Reject a request whose options would be ignored, or that would execute without being asked.
+
+    Raises:
+        CapsuleError: CAP-V069.
+    """
+    records = [path for path in (request.a, request.b) if is_dense(path)]
+    if request.dense is not None and (request.bisect or records):
+        beside = f"the dense record {records[0]}" if records else "--bisect"
+        raise CapsuleError(
+            "CAP-V069",
+            f"--dense {request.dense} contradicts {beside}",
+            fix="Give --dense with two runs, and without --bisect.",
+        )
+    if len(records) == 1 and not request.bisect:
+        raise CapsuleError(
+            "CAP-V069",
+            f"{records[0]} is a dense record, and the other run would be executed to be compared "
+            "with it",
+            fix="Pass --bisect.",
+        )
 
 
 def _with_dense(a: Source, b: Source, execute: partial[Mark], scratch: Path) -> Divergence:

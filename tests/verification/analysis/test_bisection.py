@@ -173,6 +173,18 @@ def test_what_cannot_be_executed_is_refused(honest, honest_bundle, patched, diff
     assert refused(differ, *untrusted, bisect=True) == ("CAP-V078", 3)
 
 
+def test_nothing_is_executed_or_ignored_unasked(differ, tmp_path):
+    record = tmp_path / "a.dense"
+    record.write_text('{"first":4,"last":8,"schema":"capsule/dense/v1","spec":"%s"}\n' % ("0" * 64))
+    run, out = tmp_path / "run", tmp_path / "out"
+    assert refused(differ, record, run) == ("CAP-V069", 2)
+    assert refused(differ, run, record) == ("CAP-V069", 2)
+    assert refused(differ, record, run, bisect=True, dense=out) == ("CAP-V069", 2)
+    assert refused(differ, run, record, dense=out) == ("CAP-V069", 2)
+    assert refused(differ, run, run, bisect=True, dense=out) == ("CAP-V069", 2)
+    assert refused(differ, record, record) == ("CAP-V077", 4)
+
+
 @pytest.mark.slow
 def test_what_is_no_run_is_refused(honest, differ, tmp_path):
     assert refused(differ, tmp_path / "nothing", honest.folder) == ("CAP-V071", 2)
