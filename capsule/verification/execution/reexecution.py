@@ -37,7 +37,8 @@ from capsule.verification.findings import ExecutionFinding
 from capsule.verification.variation import CONTROL, Variation
 from capsule.verification.verdict import RunSurroundings
 
-_OF_A_RUN = ("CAP-T", "CAP-R")  # codes of what a run leaves, a bundle's or another
+# Codes of what a run leaves. By then, the bundle's own files have been read without these errors.
+_OF_A_RUN = ("CAP-T", "CAP-R", "CAP-V011", "CAP-V071", "CAP-V072", "CAP-V073")
 _BLAMING = (ExitCode.TAMPERED, ExitCode.USAGE)  # the bundle, or the user
 
 

@@ -105,6 +105,10 @@ def check_state(
     if not tensors.is_file():
         raise bad_state(name, f"has no {tensors.name}")
     place = {"head": mark.head, "offset": mark.offset, "records": mark.records}
+    try:
+        content = tensor_digests(tensors)
+    except CapsuleError as error:
+        raise bad_state(name, f"has a malformed file: {error.message}") from error
     # Keys are looked up by the names in the state. A name that is not claimed gets None, and so
     # differs.
     profiles = run.bundle.read(STREAMS, StreamProfiles).streams
@@ -120,7 +124,7 @@ def check_state(
             {stream: state.get("key") for stream, state in resume.streams.items()},
         ),
         "tensors": (checkpoint.tensors, resume.tensors),
-        f"content of {tensors.name}": (checkpoint.tensors, tensor_digests(tensors)),
+        f"content of {tensors.name}": (checkpoint.tensors, content),
     }
     for fact, (claimed, found) in facts.items():
         if claimed != found:

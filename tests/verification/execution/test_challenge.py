@@ -226,6 +226,11 @@ def test_parameters_that_were_not_claimed_are_refused(lie):
     assert "another content of tensors-400.safetensors" in refused(lie, change)
 
 
+def test_malformed_parameters_are_the_bundles_and_refused(lie):
+    cut = refused(lie, lambda files: {**files, "tensors-400.safetensors": b"\xff" * 9})
+    assert "has a malformed file: tensors-400.safetensors is not a well-formed" in cut
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("edit", "reason"),

@@ -1,11 +1,15 @@
 """The temporary run directory of a re-execution, and what it may not decide."""
 
 import stat
+from types import SimpleNamespace
 
 import pytest
 
 from capsule.experiment.trace import read_trace
 from capsule.host.errors import CapsuleError, ExitCode
+from capsule.verification.analysis.divergence import compare_sides
+from capsule.verification.analysis.runs import directory_side
+from capsule.verification.content.tensor_comparison import compare_tensors
 from capsule.verification.execution.reexecution import reexecution_folder
 
 
@@ -42,6 +46,19 @@ def test_what_a_reexecution_left_convicts_no_bundle(tmp_path):
     refused = pytest.raises(CapsuleError, match="CAP-V049 of the re-execution: CAP-T344 another")
     with refused, reexecution_folder(print):
         raise CapsuleError("CAP-T344", "another run's log", fix="")
+    checkpoint = tmp_path / "step.safetensors"
+    checkpoint.write_bytes(b"\xff" * 9)
+    with pytest.raises(CapsuleError) as direct:
+        compare_tensors(checkpoint, checkpoint)
+    assert (direct.value.code, direct.value.exit_code) == ("CAP-V011", ExitCode.TAMPERED)
+    for unreadable in (checkpoint, tmp_path / "missing"):
+        with pytest.raises(CapsuleError, match="CAP-V049"), reexecution_folder(print):
+            compare_tensors(unreadable, unreadable)
+    with pytest.raises(CapsuleError, match=r"CAP-V049 .* CAP-V071"), reexecution_folder(print):
+        directory_side(tmp_path, "the re-execution")
+    kinds = SimpleNamespace(name="a", training=object()), SimpleNamespace(name="b", training=None)
+    with pytest.raises(CapsuleError, match=r"CAP-V049 .* CAP-V073"), reexecution_folder(print):
+        compare_sides(*kinds)
     with pytest.raises(CapsuleError) as caught, reexecution_folder(print):
         raise CapsuleError("CAP-B108", "of the bundle", fix="")
     assert caught.value.exit_code == ExitCode.TAMPERED
