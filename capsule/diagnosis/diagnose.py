@@ -276,10 +276,15 @@ def compare_runs(first: Path, second: Path) -> list[str]:
     return differences
 
 
-def _outputs(run_directory: Path) -> dict[str, contract.Output]:
+def _outputs(run_directory: Path) -> dict[str, contract.Output | str | None]:
+    """Return all that a program's run claims of its paths: what it wrote, or a word."""
     found = read_document(run_directory / contract.OUTPUTS, contract.Outputs)
-    printed = found.standard_output
-    return found.files | ({} if printed is None else {STANDARD_OUTPUT: printed})
+    return {
+        **dict.fromkeys(found.empty_folders, "empty"),
+        **dict.fromkeys(found.deleted, "deleted"),
+        **found.files,
+        STANDARD_OUTPUT: found.standard_output,
+    }
 
 
 def read_reports(run_directory: Path) -> list[InstrumentReport]:

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from capsule.diagnosis.diagnose import diagnose, read_reports
+from capsule.diagnosis.diagnose import compare_runs, diagnose, read_reports
+from capsule.experiment.contract import Output, Outputs
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.lock import Lock
 from capsule.report.diagnosis import show_diagnosis
@@ -145,6 +146,20 @@ def test_reports_behind_a_link_are_not_read(tmp_path):
     with pytest.raises(CapsuleError, match=r"000\.json") as caught:
         read_reports(tmp_path / "run")
     assert caught.value.code == "CAP-D002"
+
+
+def test_everything_that_is_claimed_of_a_program_is_compared(tmp_path):
+    file = Output(size=1, sha256="0" * 64)
+    facts = (
+        {"files": {"a": file}, "standard_output": file},
+        {"files": {}, "deleted": ("b",), "empty_folders": ("c",), "standard_output": None},
+    )
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder, fact in zip(folders, facts, strict=True):
+        folder.mkdir()
+        (folder / "outputs.json").write_bytes(Outputs(**fact).document())
+    assert compare_runs(*folders) == [f"{name} differs" for name in ("/dev/stdout", "a", "b", "c")]
+    assert compare_runs(folders[1], folders[1]) == []
 
 
 @pytest.mark.parametrize("steps", [0, -8, 8, 97])
