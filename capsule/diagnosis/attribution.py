@@ -19,6 +19,7 @@ from capsule.training.instruments.report import (
     Variable,
 )
 
+RUNS = ("run-1", "run-2")  # equally long: the length of a path moves what is in memory
 Cause = Source | Literal["race"]
 _CODES: dict[Cause, str] = {
     "entropy": "CAP-D103",
@@ -28,6 +29,7 @@ _CODES: dict[Cause, str] = {
     "directory": "CAP-D106",
     "process": "CAP-D107",
 }
+_RUN_FOLDER = re.compile(f"/({'|'.join(RUNS)})/")
 _RANDOM = re.compile(r"\brandom\b|\brng\b|\buuid|\bsecrets\b")
 _SEEDS_RANDOM = re.compile(r"\brandom\.seed\(|\bseed_everything\(|\bset_seed\(")
 _SEEDS_TORCH = re.compile(r"\bmanual_seed\(|\bseed_everything\(|\bset_seed\(")
@@ -282,9 +284,10 @@ def _unseeded_draws(report: InstrumentReport) -> Iterator[Location | None]:
         yield from (use.where for use in report.operators if use.status == "seeded")
 
 
-def _key(variable: Variable) -> tuple[str, int, str]:
+def _key(variable: Variable) -> tuple[str, int, str, str]:
+    where = variable.where
     # The two run directories differ, the files in them do not.
-    return variable.where.file.rpartition("/")[2], variable.where.line, variable.name
+    return _RUN_FOLDER.sub("/", where.file), where.line, where.function, variable.name
 
 
 def _cause(line: _Line, spec: Spec) -> Cause | None:

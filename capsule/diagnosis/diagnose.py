@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from capsule import execution
 from capsule.bundle.claims import read_document
-from capsule.diagnosis.attribution import asked_findings, line_findings, operator_findings
+from capsule.diagnosis.attribution import RUNS, asked_findings, line_findings, operator_findings
 from capsule.diagnosis.entropy import (
     STRACE,
     entropy_findings,
@@ -43,7 +43,6 @@ from capsule.verification.analysis.outputs import STANDARD_OUTPUT
 VARIABLE = "CAPSULE_DIAGNOSE"
 FOLDER = "instruments"  # of the run directory
 STRACE_OUTPUT = "strace.txt"
-RUNS = ("run-1", "run-2")  # equally long: the length of a path moves what is in memory
 MAX_REPORT_BYTES = 256 << 20
 _LEVELS = ("error", "warning", "note")
 

@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capsule.diagnosis.apply import apply_patch, patch_of, patched
+from capsule.diagnosis.attribution import line_findings
 from capsule.diagnosis.entropy import entropy_findings, race_findings, unreached_findings
 from capsule.diagnosis.findings import CATALOGUE, finding, shortened
 from capsule.diagnosis.settings import described, given_up, in_force, tailored, with_settings
 from capsule.entropy.report import EntropyReport, ProgramReport, RequestTally
 from capsule.experiment.errors import CapsuleError
 from capsule.host.spec_file import parse_spec
-from capsule.training.instruments.report import Location
+from capsule.training.instruments.report import InstrumentReport, Location, Variable
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/diagnose.md").read_text()
@@ -172,6 +173,29 @@ def test_a_link_in_the_place_of_what_strace_wrote_is_not_followed(tmp_path):
     (tmp_path / "elsewhere").write_bytes(STRACE * 2)
     (tmp_path / "strace.txt").symlink_to(tmp_path / "elsewhere")
     assert entropy_findings(make_report(), tmp_path / "strace.txt") == []
+
+
+def reported(run, **digests):
+    """Return a report with the variable x of the first line of two modules of one name."""
+    variables = []
+    for module, digest in digests.items():
+        where = Location(
+            file=f"/runs/{run}/workspace/{module}/__init__.py", line=1, function="<module>"
+        )
+        facts = dict.fromkeys(("digest", "unordered", "elements"), digest)
+        variables.append(
+            Variable(where=where, name="x", values=1, kind="int", shown=(digest,), **facts)
+        )
+    return InstrumentReport.model_construct(
+        variables=tuple(variables), sources=(), operators=(), text={}
+    )
+
+
+def test_variables_of_modules_of_one_name_are_told_apart():
+    first, second = reported("run-1", a="1", b="2"), reported("run-2", a="3", b="2")
+    (item,) = line_findings(first, second, spec_of())
+    assert (item.code, item.where.file) == ("CAP-D109", "a/__init__.py")
+    assert "(1 and 3)" in item.message
 
 
 OWN = {
