@@ -10,7 +10,8 @@ from typing import Any
 from capsule.diagnosis.findings import Finding, Setting
 from capsule.experiment.canonical import write_atomic
 from capsule.host.errors import CapsuleError
-from capsule.host.spec_file import parse_spec
+from capsule.host.spec_file import spec_of
+from capsule.host.yaml_document import YamlDocument
 
 MAX_WIDTH = 4096  # of a line; longer ones would be broken
 
@@ -38,7 +39,8 @@ def apply_patch(path: Path, patch: Mapping[str, Setting]) -> None:
 
     Raises:
         CapsuleError: CAP-S001 the file cannot be read, CAP-S002 or CAP-S003 it is not a valid spec,
-            CAP-D004 it cannot be written, or a comment of it cannot be kept.
+            CAP-S010 it does not name a start set, CAP-D004 it cannot be written, or a comment of it
+            cannot be kept.
     """
     try:
         before = path.read_bytes()
@@ -46,11 +48,11 @@ def apply_patch(path: Path, patch: Mapping[str, Setting]) -> None:
         raise CapsuleError(
             "CAP-S001", f"cannot read spec {path}: {error.strerror}", fix="Name an existing file."
         ) from error
-    parse_spec(before, str(path))
-    # parse_spec() has checked that the file is UTF-8.
+    _check(before, path)
+    # By now, the file is known to be UTF-8.
     after = patched(before.decode(), patch).encode()
     # Changing YAML as text is delicate. What is no valid spec must not replace the user's file.
-    parse_spec(after, str(path))
+    _check(after, path)
     try:
         write_atomic(path, after)
     except OSError as error:
@@ -59,6 +61,11 @@ def apply_patch(path: Path, patch: Mapping[str, Setting]) -> None:
             f"cannot write spec {path}: {error.strerror}",
             fix="Make it writable, or set the fields by hand.",
         ) from error
+
+
+def _check(data: bytes, path: Path) -> None:
+    """Check that a file would be a valid spec if it had this content."""
+    spec_of(YamlDocument(data, str(path), "spec"), path.parent)
 
 
 def patched(text: str, patch: Mapping[str, Setting]) -> str:

@@ -113,6 +113,20 @@ def test_a_file_is_patched_whole_or_not_at_all(tmp_path, monkeypatch):
     assert path.read_text() == before
 
 
+def test_a_spec_that_names_a_file_is_patched(tmp_path):
+    start_set = {
+        "schema": "capsule/starts/v1", "run": "a" * 64, "task": "CartPole-v1",
+        "full_action_set": False, "candidates": 1000, "shortlist": 250,
+        "min_actions": 55, "max_actions": 95, "starts": [[1]],
+    }  # fmt: skip
+    (tmp_path / "starts.json").write_text(json.dumps(start_set))
+    path = tmp_path / "spec.yaml"
+    path.write_text(f"{SPEC}evaluation: {{starts: 1, start_set: starts.json}}\n")
+    apply_patch(path, {"entropy.mode": "virtual"})
+    assert "mode: virtual" in path.read_text()
+    assert "start_set: starts.json" in path.read_text()
+
+
 def test_a_comment_that_cannot_be_kept_is_refused_and_nothing_is_lost(tmp_path):
     text = SPEC.replace("name: mine   # short", "name: # short\n  mine\n")
     path = tmp_path / "spec.yaml"
