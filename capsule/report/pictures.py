@@ -5,11 +5,12 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from io import BytesIO
+from io import BufferedReader, BytesIO
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from capsule.experiment.canonical import open_regular
 from capsule.host.errors import CapsuleError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 FORMS = (".gif", ".png", ".webp")
 MAX_SIDE = 1024  # pixels; the screens come from the bundle's own code
 _READ_BYTES = 1 << 20
+_SLOWEST, _FASTEST = 0.02, 1000.0  # screens a second; in a PNG, one lasts at most 65 seconds
 _LEAST_WIDTH = 160  # pixels; the grid of MinAtar has ten
 
 
@@ -53,8 +55,13 @@ def animation(
         CapsuleError: CAP-V092, the part has no screens; CAP-E011, the file does not have the
             screens that were filmed.
     """
-    first = int(begin * film.rate)
-    last = film.screens if seconds is None else min(film.screens, first + int(seconds * film.rate))
+    if film.screens:
+        _check_sizes(film, screens)
+    # The times are bounded before they are rounded: numbers of the command line can be infinite.
+    first = int(min(film.screens, begin * film.rate))
+    last = film.screens
+    if seconds is not None:
+        last = min(last, first + int(min(last, seconds * film.rate)))
     if first >= last:
         length = film.screens / film.rate if film.rate else 0.0
         raise CapsuleError(
@@ -106,14 +113,19 @@ class Images:
             yield image.resize([side * scale for side in size], Image.Resampling.NEAREST)
 
 
+def _check_sizes(film: Film, path: Path) -> None:
+    """Reject a film that no environment makes: with screens, but of no size or at no speed."""
+    sides = 0 < film.rows <= MAX_SIDE and 0 < film.columns <= MAX_SIDE
+    if not (sides and _SLOWEST <= film.rate <= _FASTEST):  # nor NaN
+        raise _malformed(path, f"{film.rows} x {film.columns} pixels at {film.rate} a second")
+
+
 def _screens(film: Film, path: Path) -> Iterator[bytes]:
     """Yield the content of each screen, with never more than one of them in memory."""
-    if not (0 < film.rows <= MAX_SIDE and 0 < film.columns <= MAX_SIDE and film.rate > 0):
-        raise _malformed(path, f"{film.rows} x {film.columns} pixels at {film.rate} a second")
     size = film.rows * film.columns * 3
     unpacker = zlib.decompressobj()
     screen = bytearray()
-    with path.open("rb") as stream:
+    with _opened(path) as stream:
         for number in range(film.screens):
             while len(screen) < size:
                 # Never more than one screen is unpacked at a time, whatever the packed bytes would
@@ -128,6 +140,13 @@ def _screens(film: Film, path: Path) -> Iterator[bytes]:
                 screen += part
             yield bytes(screen)
             screen.clear()
+
+
+def _opened(path: Path) -> BufferedReader:
+    try:
+        return open_regular(path, follow=False)
+    except OSError as error:
+        raise _malformed(path, f"it cannot be read: {error.strerror}") from error
 
 
 def _malformed(path: Path, reason: str) -> CapsuleError:

@@ -1,5 +1,6 @@
 import zlib
 from io import BytesIO
+from math import inf, nan
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +59,7 @@ def test_small_screens_are_enlarged_by_whole_pixels(tmp_path):
     assert first.shape == (ROWS * 16, 160, 3)
 
 
-@pytest.mark.parametrize("part", [(2.0, None), (0.0, 0.05), (99.0, 1.0)])
+@pytest.mark.parametrize("part", [(2.0, None), (0.0, 0.05), (99.0, 1.0), (inf, inf), (nan, None)])
 def test_a_part_without_a_screen_is_refused(tmp_path, part):
     film, path, _ = filmed(tmp_path)
     with pytest.raises(CapsuleError, match=r"CAP-V092 .* it lasts 2\.0 seconds"):
@@ -67,20 +68,36 @@ def test_a_part_without_a_screen_is_refused(tmp_path, part):
 
 def test_an_episode_that_its_start_ended_has_no_screens(tmp_path):
     film, path, _ = filmed(tmp_path)
-    empty = film.model_copy(update={"screens": 0, "rate": 0.0})
-    with pytest.raises(CapsuleError, match=r"CAP-V092 .* it lasts 0\.0 seconds"):
-        drawn(empty, path, ".gif")
+    for rate in (0.0, nan, inf):
+        empty = film.model_copy(update={"screens": 0, "rate": rate})
+        with pytest.raises(CapsuleError, match=r"CAP-V092 .* it lasts .* seconds"):
+            drawn(empty, path, ".gif")
 
 
 @pytest.mark.parametrize(
     "lie",
-    [{"screens": 21}, {"rows": 0}, {"columns": 1025}, {"rows": 10**9}, {"rate": -1.0}],
+    [
+        {"screens": 21},
+        {"rows": 0},
+        {"rows": 10**9},
+        {"columns": 0},
+        {"columns": 1025},
+        *({"rate": rate} for rate in (-1.0, 0.0, 1e-9, 1e9, nan, inf)),
+    ],
     ids=str,
 )
 def test_a_film_of_other_screens_is_malformed(tmp_path, lie):
     film, path, _ = filmed(tmp_path)
-    with pytest.raises(CapsuleError, match=r"CAP-E011|CAP-V092"):
-        drawn(film.model_copy(update=lie), path, ".gif")
+    for suffix in (".gif", ".png"):
+        with pytest.raises(CapsuleError, match="CAP-E011"):
+            drawn(film.model_copy(update=lie), path, suffix)
+
+
+def test_a_film_without_its_screens_is_malformed(tmp_path):
+    film, path, _ = filmed(tmp_path)
+    path.unlink()
+    with pytest.raises(CapsuleError, match=r"CAP-E011 .* No such file"):
+        drawn(film, path, ".gif")
 
 
 def test_bytes_that_are_not_packed_are_malformed(tmp_path):

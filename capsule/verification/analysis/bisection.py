@@ -9,7 +9,6 @@ repeats its side's own trace.
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -241,14 +240,20 @@ def _results(
 
 def _data(result: OperatorResult) -> bytes:
     try:
-        return base64.b64decode(result.data or "", validate=True)
-    except binascii.Error as error:
-        raise CapsuleError(
-            "CAP-V074",
-            f"a dense record contains results that are not base64: {error}",
-            fix="Make it again with 'capsule diff … --dense FILE', with the same version of "
-            "Capsule.",
-        ) from error
+        data = base64.b64decode(result.data or "", validate=True)
+    except ValueError as error:  # binascii.Error, or characters beyond ASCII
+        raise _malformed(f"results that are not base64: {error}") from error
+    if result.dtype in _WIDTHS and len(data) * 8 % _WIDTHS[result.dtype]:
+        raise _malformed(f"a result of type {result.dtype} with {len(data)} bytes")
+    return data
+
+
+def _malformed(what: str) -> CapsuleError:
+    return CapsuleError(
+        "CAP-V074",
+        f"a dense record contains {what}",
+        fix="Make it again with 'capsule diff … --dense FILE', with the same version of Capsule.",
+    )
 
 
 def window_of_dense(path: Path) -> contract.DenseWindow:

@@ -214,6 +214,15 @@ def test_dense_records_are_compared_update_by_update(tmp_path):
     )
 
 
+@pytest.mark.parametrize("data", ["AAAA", "A", "\u00e9"])
+def test_results_that_are_no_numbers_are_malformed(tmp_path, data):
+    lines = [(call("f", digest, data), {"step": 4, "loss": digest}) for digest in ("1", "2")]
+    a, b = (dense(tmp_path / name, *each) for name, each in zip("ab", lines, strict=True))
+    with pytest.raises(CapsuleError) as caught:
+        compare_dense(a, b)
+    assert caught.value.code == "CAP-V074"
+
+
 def test_copies_are_passed_over_where_the_sides_call_other_operators(tmp_path):
     a = dense(tmp_path / "a", call("clone", "in"), call("f", "1"), {"step": 4, "loss": "l"})
     b = dense(tmp_path / "b", call("g", "2"), {"step": 4, "loss": "m"})
