@@ -17,6 +17,7 @@ from capsule.cli.options import (
     UntrustedOption,
     option,
 )
+from capsule.cli.reports import require_writable, write_report
 
 SideArgument = Annotated[
     Path, typer.Argument(help="Bundle, run directory or, with --bisect, a dense record.")

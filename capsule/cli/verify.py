@@ -11,6 +11,7 @@ from capsule.cli import options
 from capsule.cli.common import guarded, print_json, require_writable, use_gpu, write_report
 from capsule.cli.defaults import trusted_files
 from capsule.cli.passphrase import unlock
+from capsule.cli.reports import require_writable, tell, write_report
 
 if TYPE_CHECKING:
     from capsule.verification.vary import VaryReport
@@ -73,6 +74,7 @@ def command(
         capsule verify run.capsule.tar --key alice.pub --vary threads,timezone
     """
     from capsule.bundle.trust import load_policy
+    from capsule.host.errors import CapsuleError
     from capsule.image.cache import Cache
     from capsule.image.data.places import parse_places
     from capsule.report.progress import open_reporter
@@ -136,7 +138,11 @@ def command(
     # The report comes first: it costs a re-execution, and a receipt can fail.
     write_report(report, document)
     if signing_key is not None and isinstance(result, Report):
-        typer.echo(sign_report(result, signing_key, bundle, receipt), err=True)
+        # The verdict outweighs its receipt, too.
+        try:
+            typer.echo(sign_report(result, signing_key, bundle, receipt), err=True)
+        except CapsuleError as error:
+            tell(error)
     _show(result, document, as_json=as_json)
     raise typer.Exit(result.exit_code)
 

@@ -7,13 +7,17 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from capsule.bundle.keys import generate
 from capsule.cli.common import guarded
 from capsule.cli.main import app
 from capsule.host.errors import ExitCode, refusal_of
 from capsule.image.cache import Cache
+from capsule.machine.kind import MachineKind
 from capsule.report.progress import SilentReporter
+from capsule.verification import diff as diff_module
 from capsule.verification import verify as verification
 from capsule.verification.request import Mode, VerifyRequest
+from capsule.verification.verdict import Divergence, Report
 from tests.hostile import genuine
 
 
@@ -53,6 +57,49 @@ def test_a_verdict_is_printed_although_its_report_is_lost(bundle):
     assert done.exit_code == ExitCode.OK
     assert "CAP-V082" in done.output
     assert "intact" in done.output
+
+
+def test_a_verdict_is_printed_although_its_receipt_is_lost(bundle, tmp_path, monkeypatch):
+    generate(tmp_path / "bob")
+    found = Report(
+        bundle=bundle.name,
+        mode="full",
+        verdict="not-reproduced",
+        summary="the runs differ",
+        claim_id="0" * 64,
+        manifest="0" * 64,
+        expected_grade="bitwise",
+        image_source="rebuilt",
+        machine=MachineKind(
+            processor="AuthenticAMD 25/1",
+            processor_name="unknown",
+            instructions=(),
+            gpu=None,
+            system="unknown",
+            engine="docker",
+        ),
+        signer=genuine.SIGNER.public.fingerprint,
+    )
+    monkeypatch.setattr(verification, "verify", lambda *_: found)
+    lost = tmp_path / "folder"
+    lost.mkdir()
+    words = ("verify", bundle, "--sign", tmp_path / "bob", "--receipt", lost, "--allow-untrusted")
+    done = CliRunner().invoke(app, [*map(str, words), "--report", "/dev/null", "--quiet"])
+    assert done.exit_code == ExitCode.DIFFERS
+    assert "CAP-B173" in done.output
+    assert "the runs differ" in done.output
+
+
+def test_a_comparison_is_printed_although_its_report_is_lost(tmp_path, monkeypatch):
+    found = Divergence(a="one", b="two", equal=True)
+    monkeypatch.setattr(diff_module, "diff", lambda *_: found)
+    words = ["diff", "one", "two", "--quiet", "--report"]
+    done = CliRunner().invoke(app, [*words, "/dev/full"])
+    assert done.exit_code == ExitCode.OK
+    assert "CAP-V082" in done.output
+    assert "equal, bit for bit" in done.output
+    refused = CliRunner().invoke(app, [*words, str(tmp_path)])
+    assert (refused.exit_code, "CAP-V082" in refused.output) == (ExitCode.USAGE, True)
 
 
 def test_a_full_disk_decides_nothing_about_a_bundle(bundle, tmp_path, monkeypatch):

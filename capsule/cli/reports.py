@@ -1,0 +1,48 @@
+"""Reports that a command writes to a file that the user named, beside what it shows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from capsule.host.errors import CapsuleError
+
+
+def require_writable(report: Path) -> None:
+    """Check before anything runs that the report can be written afterwards.
+
+    Raises:
+        CapsuleError: CAP-V082.
+    """
+    from capsule.experiment.canonical import check_output
+
+    try:
+        check_output(report)
+    except OSError as error:
+        raise _unwritable(report, error) from error
+
+
+def write_report(report: Path, document: dict[str, Any]) -> None:
+    """Write the report. If that fails now, say so on standard error: the result is still shown."""
+    from capsule.experiment.canonical import write_output
+
+    try:
+        write_output(report, json.dumps(document, indent=2).encode() + b"\n")
+    except OSError as error:
+        tell(_unwritable(report, error))
+
+
+def tell(error: CapsuleError) -> None:
+    """Show an error on standard error that does not end the command."""
+    typer.echo(f"{error}\nfix: {error.fix}", err=True)
+
+
+def _unwritable(report: Path, error: OSError) -> CapsuleError:
+    return CapsuleError(
+        "CAP-V082",
+        f"the report {str(report)!a} cannot be written: {error.strerror}",
+        fix="Use --report to name a file in a folder that you may write to, or /dev/null.",
+    )
