@@ -135,7 +135,10 @@ def _is_descriptor(data: bytes, header: LocalFileHeader, info: zipfile.ZipInfo) 
 
 
 def _records(extra: bytes) -> _Records:
-    sizes, dates, others, place = [], [], [], 0
+    sizes: list[bytes] = []
+    dates: list[bytes] = []
+    others: list[bytes] = []
+    place = 0
     while place + _RECORD.size <= len(extra):
         kind, length = _RECORD.unpack_from(extra, place)
         record = extra[place : (place := place + _RECORD.size + length)]
