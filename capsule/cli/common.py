@@ -93,39 +93,6 @@ def print_json(document: dict[str, Any]) -> None:
     typer.echo(json.dumps(document, indent=2))
 
 
-def require_writable(report: Path) -> None:
-    """Check before anything runs that the report can be written afterwards.
-
-    Raises:
-        CapsuleError: CAP-V082.
-    """
-    from capsule.experiment.canonical import check_output
-
-    try:
-        check_output(report)
-    except OSError as error:
-        raise _unwritable(report, error) from error
-
-
-def write_report(report: Path, document: dict[str, Any]) -> None:
-    """Write the report. If that fails now, say so on standard error and still show the result."""
-    from capsule.experiment.canonical import write_output
-
-    try:
-        write_output(report, json.dumps(document, indent=2).encode() + b"\n")
-    except OSError as error:
-        lost = _unwritable(report, error)
-        typer.echo(f"{lost}\nfix: {lost.fix}", err=True)
-
-
-def _unwritable(report: Path, error: OSError) -> CapsuleError:
-    return CapsuleError(
-        "CAP-V082",
-        f"the report {str(report)!a} cannot be written: {error.strerror}",
-        fix="Use --report to name a file in a folder that you may write to, or /dev/null.",
-    )
-
-
 def locked(
     path: Path,
     overrides: list[str] | None,

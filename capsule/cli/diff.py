@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from capsule.cli.common import guarded, print_json, require_writable, write_report
+from capsule.cli.common import guarded, print_json
 from capsule.cli.options import (
     OUTPUT,
     EngineOption,

@@ -37,7 +37,9 @@ def write_report(report: Path, document: dict[str, Any]) -> None:
 
 def tell(error: CapsuleError) -> None:
     """Show an error on standard error that does not end the command."""
-    typer.echo(f"{error}\nfix: {error.fix}", err=True)
+    from capsule.report.text import printable
+
+    typer.echo(f"{printable(str(error))}\nfix: {printable(error.fix)}", err=True)
 
 
 def _unwritable(report: Path, error: OSError) -> CapsuleError:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from capsule.cli import options
-from capsule.cli.common import guarded, print_json, require_writable, use_gpu, write_report
+from capsule.cli.common import guarded, print_json, use_gpu
 from capsule.cli.defaults import trusted_files
 from capsule.cli.passphrase import unlock
 from capsule.cli.reports import require_writable, tell, write_report
