@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
+from multiprocessing.util import Finalize
 from typing import Any, NamedTuple
 
 from capsule.experiment.errors import CapsuleError
@@ -81,6 +82,9 @@ class WorkerProcess:
         )
         with _stop_signals_blocked():
             self._process.start()
+        # Called if the start of a later process fails, before anything can stop() this one: at its
+        # end, the interpreter would wait for ever for a process whose pipe is still open.
+        self._abandon = Finalize(self, self._process.kill, exitpriority=0)
         theirs.close()  # so that the end of the process is the end of the pipe
         self._who = f"process {number} ({which(parts, role.part)})"
         self._death_code = role.death
@@ -130,6 +134,7 @@ class WorkerProcess:
         if self._process.is_alive():  # in the middle of many steps
             self._process.kill()
             self._process.join()
+        self._abandon.cancel()
         self._process.close()
 
 
