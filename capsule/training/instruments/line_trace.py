@@ -118,16 +118,21 @@ class LineTrace:
             if name not in variables or name.startswith("__"):
                 continue
             value = variables[name]
-            digest = digest_of(value)
-            if digests.get(name) == digest:
+            # An exception of a hook would be raised in the program. Values that cannot be looked at
+            # are skipped, such as tensors inside of vmap() and sets that another thread changes.
+            try:
+                digest = digest_of(value)
+                if digests.get(name) == digest:
+                    continue
+                digests[name] = digest
+                self._room -= 1
+                if self._room < 0:
+                    self.truncated = True
+                    return
+                where = Location(file=file, line=line, function=frame.f_code.co_name)
+                self._variables.setdefault((where, name), _Values(value)).add(value, digest)
+            except Exception:  # noqa: BLE001, S112
                 continue
-            digests[name] = digest
-            self._room -= 1
-            if self._room < 0:
-                self.truncated = True
-                return
-            where = Location(file=file, line=line, function=frame.f_code.co_name)
-            self._variables.setdefault((where, name), _Values(value)).add(value, digest)
 
     def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
         if event == "c_call":
@@ -213,6 +218,8 @@ def _plain_bytes(value: Any) -> bytes:
     if isinstance(value, (float, complex)):
         number = complex(value)
         return struct.pack("<dd", number.real, number.imag)
+    if isinstance(value, int):
+        return hex(value).encode()  # repr() has a limit for integers, and takes quadratic time
     return repr(value).encode("utf-8", "surrogatepass")
 
 
@@ -227,8 +234,19 @@ def _items(value: Any) -> list[Any] | None:
     if kind is dict:
         return list(value.items())
     if _is_own_class(kind):
-        return list(getattr(value, "__dict__", {}).items())
+        try:
+            # getattr() would call the class's own __getattribute__().
+            return list(object.__getattribute__(value, "__dict__").items())
+        except AttributeError:  # it has slots only
+            return []
+    if kind.__module__ == "numpy" and _has_objects(value):
+        return [f"{value.dtype}{value.shape}", *value.flat[:MAX_ITEMS].tolist()]
     return None
+
+
+def _has_objects(value: Any) -> bool:
+    """Tell whether an array holds Python objects, of which its memory has the addresses."""
+    return hasattr(value, "tobytes") and bool(value.dtype.hasobject)
 
 
 def _array_bytes(value: Any) -> bytes:
@@ -237,7 +255,8 @@ def _array_bytes(value: Any) -> bytes:
         if not hasattr(value, "tobytes"):
             return b""
         facts = f"{value.dtype}{value.shape}".encode()
-        return facts + (value.tobytes() if value.nbytes <= MAX_ARRAY_BYTES else b"")
+        whole = value.nbytes <= MAX_ARRAY_BYTES and not _has_objects(value)
+        return facts + (value.tobytes() if whole else b"")
     torch = sys.modules["torch"]
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_meta:
         return b""
@@ -278,10 +297,15 @@ def _kind(value: Any) -> str:
 def _shown(value: Any) -> str:
     """Show simple values; never call code of the program's."""
     if type(value) in {list, tuple} and all(type(item) in _PLAIN for item in value[:MAX_ITEMS]):
-        return repr(value[:8])[:MAX_SHOWN]
-    if type(value) in {str, bytes}:
-        return repr(value[:MAX_SHOWN])
-    return repr(value)[:MAX_SHOWN] if type(value) in _PLAIN else ""
+        value = value[:8]
+    elif type(value) in {str, bytes}:
+        value = value[:MAX_SHOWN]
+    elif type(value) not in _PLAIN:
+        return ""
+    try:
+        return repr(value)[:MAX_SHOWN]
+    except ValueError:  # an int has more digits than Python converts
+        return ""
 
 
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
@@ -289,12 +313,13 @@ _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 def _method(function: Any) -> tuple[Source, str] | None:
     """Recognise bound methods of builtin types, which are made anew at each access."""
-    owner = getattr(function, "__self__", None)
+    owner: Any = getattr(function, "__self__", None)
     if owner is _GLOBAL_GENERATOR:
         return "entropy", f"random.{function.__name__}"
-    if type(owner).__module__ == "torch._C" and function.__name__ == "seed":
+    # The name comes first, and isinstance() is not called: a class of the program could answer.
+    if function.__name__ == "seed" and type(owner).__module__ == "torch._C":
         return "entropy", "torch.Generator.seed"
-    if isinstance(owner, type) and function.__name__ in {"now", "utcnow", "today"}:
+    if function.__name__ in {"now", "utcnow", "today"} and issubclass(type(owner), type):
         return "clock", f"{owner.__name__}.{function.__name__}"
     return None
 

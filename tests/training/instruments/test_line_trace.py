@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capsule.training.instruments.line_trace import digest_of
+from capsule.training.instruments.line_trace import LineTrace, digest_of
 from capsule.training.instruments.report import InstrumentReport
 
 ROOT = Path(__file__).parents[3]
@@ -46,6 +46,93 @@ def test_arrays_and_tensors_are_digested_by_content():
 def test_objects_of_libraries_are_not_looked_into():
     assert digest_of(object()) == digest_of(object())
     assert digest_of(subprocess.Popen) == digest_of(int)
+
+
+class Reserved:
+    """Counts the attributes that are asked for."""
+
+    asked = 0
+
+    def __init__(self, number):
+        self.number = number
+
+    def __getattribute__(self, name):
+        Reserved.asked += 1
+        raise OSError(name)
+
+
+def test_attributes_are_read_without_the_programs_methods():
+    assert digest_of(Reserved(1)) == digest_of(Reserved(1)) != digest_of(Reserved(2))
+    assert Reserved.asked == 0
+
+
+@pytest.mark.parametrize("kind", [object, [("key", object), ("value", float)]])
+def test_arrays_of_objects_are_digested_by_their_objects(kind):
+    def array(last):
+        items = [(["a"], 1.0), (["b" * 100], last)]
+        found = np.empty(2, kind)
+        for place, item in enumerate(items):
+            found[place] = item
+        return found
+
+    assert digest_of(array(2.0)) == digest_of(array(2.0)) != digest_of(array(3.0))
+    assert digest_of(array(2.0)) != digest_of(array(2.0).reshape(2, 1))
+    assert digest_of(array(2.0)[1]) == digest_of(array(2.0)[1])
+    assert digest_of([[[array(2.0)]]]) == digest_of([[[array(2.0)]]])
+
+
+@pytest.fixture
+def traced(tmp_path):
+    """A function that executes a program with the line trace, and returns what both left."""
+
+    def traced(code):
+        trace, names, outside = LineTrace(), {}, (sys.gettrace(), sys.getprofile())
+        file = tmp_path / "program.py"
+        file.write_text(code)
+        trace.start()
+        try:
+            exec(compile(code, file, "exec"), names)  # noqa: S102
+        finally:
+            trace.stop()
+            sys.settrace(outside[0])
+            sys.setprofile(outside[1])
+        return names, trace
+
+    return traced
+
+
+def test_a_value_that_cannot_be_looked_at_does_not_make_the_program_fail(traced):
+    names, trace = traced(
+        "import torch\n"
+        "def large():\n"
+        "    x = 7**10000\n"
+        "    many = [x, 1]\n"
+        "    return x\n"
+        "def square(row):\n"
+        "    y = row * row\n"
+        "    n = 1\n"
+        "    return y\n"
+        "x = large()\n"
+        "rows = torch.func.vmap(square)(torch.ones(2, 3))\n"
+    )
+    assert names["x"] == 7**10000
+    assert names["rows"].tolist() == [[1.0] * 3] * 2
+    noted = {(item.name, item.where.line) for item in trace.variables()}
+    assert {("x", 3), ("many", 4), ("n", 8)} <= noted
+    assert digest_of(7**10000) != digest_of(7**10000 + 1)
+
+
+def test_calls_of_methods_do_not_ask_the_class_of_their_object(traced):
+    names, _ = traced(
+        "class Own(dict):\n"
+        "    asked = []\n"
+        "    def __getattribute__(self, name):\n"
+        "        Own.asked.append(name)\n"
+        "        return super().__getattribute__(name)\n"
+        "own = Own(a=1)\n"
+        "items = own.items()\n"
+    )
+    assert names["Own"].asked == ["items"]
 
 
 PROGRAM = """\
