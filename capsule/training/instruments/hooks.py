@@ -93,8 +93,9 @@ class Instruments:
 
             self._lines = LineTrace()
         self._operators: ReexecutionMode | None = None
-        self._warnings: list[TorchWarning] = []
-        self._run_thread = threading.Thread.run
+        self._warnings: dict[TorchWarning, None] = {}  # each once, in order
+        self._warnings_truncated = False
+        self._start_thread = threading.Thread.start
         self._finder = _ImportFinder("torch" if lines else TRAINER_MODULE, self._watch_torch)
 
     def start(self) -> None:
@@ -112,7 +113,7 @@ class Instruments:
         sys.meta_path.remove(self._finder)
         if self._operators is not None:
             self._operators.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            threading.Thread.run = self._run_thread  # type: ignore[method-assign]
+            threading.Thread.start = self._start_thread  # type: ignore[method-assign]
         report = self._report()
         # Until it is replaced, the reserved file is empty, and read_reports() of the host skips it.
         temporary = self._path.with_suffix(".new")
@@ -123,14 +124,21 @@ class Instruments:
         from capsule.training.instruments.operator_reexecution import ReexecutionMode
 
         mode = self._operators = ReexecutionMode(limit=MAX_OPERATOR_CALLS)
-        run = self._run_thread
+        start = self._start_thread
 
         # A mode belongs to the thread that enters it; threads that start later have none.
-        def run_watched(thread: threading.Thread) -> None:
-            with mode.for_this_thread():
-                run(thread)
+        def start_watched(thread: threading.Thread) -> None:
+            run = thread.run  # of its class, which may be the program's
 
-        threading.Thread.run = run_watched  # type: ignore[method-assign,assignment]
+            def run_watched() -> None:
+                vars(thread).pop("run", None)  # a thread that keeps it would refer to itself
+                with mode.for_this_thread():
+                    run()
+
+            thread.run = run_watched  # type: ignore[method-assign]
+            start(thread)
+
+        threading.Thread.start = start_watched  # type: ignore[method-assign,assignment]
         self._watch_warnings()
         mode.__enter__()  # type: ignore[no-untyped-call]
 
@@ -139,9 +147,12 @@ class Instruments:
         show = warnings.showwarning
 
         def note(message: Warning | str, *arguments: Any, **keywords: Any) -> None:
-            if _UNSUPPORTED in str(message) and len(self._warnings) < MAX_WARNINGS:
+            if _UNSUPPORTED in str(message):
                 text = str(message).partition(", but")[0]
-                self._warnings.append(TorchWarning(message=text, stack=user_stack()))
+                self._warnings[TorchWarning(message=text, stack=user_stack())] = None
+                if len(self._warnings) > MAX_WARNINGS:
+                    self._warnings.popitem()
+                    self._warnings_truncated = True
             show(message, *arguments, **keywords)
 
         # By default Python shows equal warnings of one line only once.
@@ -160,10 +171,14 @@ class Instruments:
             threads=sys.modules["torch"].get_num_threads() if operators else None,
             operator_calls=operators.calls if operators else 0,
             operators=uses,
-            warnings=tuple(dict.fromkeys(self._warnings)),
+            warnings=tuple(self._warnings),
             sources=sources,
             variables=variables,
-            truncated=bool((operators and operators.exhausted) or (lines and lines.truncated)),
+            truncated=bool(
+                self._warnings_truncated
+                or (operators and operators.exhausted)
+                or (lines and lines.truncated)
+            ),
             text={**_seeding_lines(named), **{str(where): _text(where) for where in named}},
         )
 
