@@ -59,12 +59,16 @@ class OwnModule:
         """Return the number of features, by asking for those of an observation of zeros.
 
         Raises:
-            CapsuleError: CAP-T244, they are not float32 ``[batch, width]``.
+            CapsuleError: CAP-T244, it cannot make them, or they are not float32 ``[batch, width]``.
         """
         module = self._module()
-        with torch.no_grad():
-            # Of two observations, so that a module that drops their dimension is noticed.
-            found = module(torch.zeros(2, *self.shape))
+        try:
+            with torch.no_grad():
+                # Of two observations, so that a module that drops their dimension is noticed.
+                found = module(torch.zeros(2, *self.shape))
+        except Exception as error:
+            reason = f"it fails at 2 observations {self.shape}: {type(error).__name__}: {error}"
+            raise self._unusable(reason) from error
         if not isinstance(found, torch.Tensor) or found.dim() != 2 or len(found) != 2:
             what = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
             raise self._unusable(f"of 2 observations {self.shape} it makes {what}, not (2, width)")
@@ -117,6 +121,9 @@ class OwnModule:
                 f"its module keeps {', '.join(buffers)} beside its parameters, as batch "
                 "normalization does"
             )
+        for name, each in module.named_parameters():
+            if isinstance(each, nn.UninitializedParameter):
+                raise self._unusable(f"its parameter {name} has no shape before the first call")
         if wrong := [n for n, each in module.named_parameters() if each.dtype != torch.float32]:
             raise self._unusable(f"its parameter {wrong[0]} is not torch.float32")
         return module.eval()

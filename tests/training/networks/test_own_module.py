@@ -58,6 +58,10 @@ def deep(shape):
     return nn.Flatten(1, 2)
 
 
+def narrow(shape):
+    return nn.Sequential(nn.Flatten(), nn.Linear(8, 7))
+
+
 def counting(shape):
     return Counting()
 
@@ -158,6 +162,8 @@ def test_it_can_be_sent_to_another_process(own):
         ("capsule_own_nets:normalizing", "keeps 1.running_mean"),
         ("capsule_own_nets:precise", "0?1?.weight is not torch.float32"),
         ("capsule_own_nets:deep", r"makes \(2, 6, 5, 6\), not \(2, width\)"),
+        ("capsule_own_nets:make", r"5.weight has no shape before the first call"),
+        ("capsule_own_nets:narrow", r"2 observations \(2, 3, 5, 6\): RuntimeError: mat1 and mat2"),
         ("capsule_own_nets:counting", "makes torch.int64"),
     ],
 )
