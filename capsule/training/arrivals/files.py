@@ -121,11 +121,21 @@ def too_many() -> CapsuleError:
     )
 
 
+def not_written(reason: str) -> CapsuleError:
+    """Return the error of a program whose arrivals could not be written down."""
+    return CapsuleError(
+        "CAP-T131",
+        f"an arrival could not be written down: {reason}",
+        fix="Free disk space or raise limits.disk_mb, then start a new run.",
+    )
+
+
 def collect_arrivals(directory: Path) -> None:
     """Write the arrival log of a program that has ended; none if it did not wait for anything.
 
     Raises:
-        CapsuleError: CAP-T383, there are more arrivals than a log holds.
+        CapsuleError: CAP-T383, there are more arrivals than a log holds; CAP-T131, one was not
+            written as a whole.
     """
     begun, taken = _read_back(directory)
     if ENTRIES_OF_WAIT * len(begun) + sum(map(len, taken.values())) > MAX_ENTRIES:
@@ -141,7 +151,7 @@ def _read_back(directory: Path) -> tuple[dict[str, tuple[str, int | None]], dict
     taken: dict[str, list[Any]] = {}
     for name, *facts in _lines(sorted((directory / contract.ARRIVALS_FOLDER).glob(LINES))):
         # A wait begins with [name, kind, tasks], and each of its arrivals is [name, label]. The
-        # arrivals are in order, because one process writes them all (Wait.take).
+        # arrivals are in order, because one process writes them all (Wait.due).
         if len(facts) == 1:
             taken.setdefault(name, []).extend(facts)
         else:
@@ -153,7 +163,11 @@ def _lines(files: Iterable[Path]) -> Iterator[list[Any]]:
     """Yield every whole line; a process that is killed may leave one unfinished."""
     for path in files:
         for line in path.read_bytes().split(b"\n")[:-1]:
-            yield json.loads(line)
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                # On a full disk, the process could not leave its error either.
+                raise not_written(f"{path.name} has an incomplete line") from error
 
 
 def _wait(kind: str, tasks: int | None, taken: list[Any]) -> Wait:

@@ -27,12 +27,13 @@ from weakref import WeakValueDictionary
 from capsule.experiment import contract
 from capsule.experiment.arrival_log import ENTRIES_OF_WAIT, LINES, MAX_ENTRIES, NOTHING
 from capsule.experiment.errors import CapsuleError
-from capsule.training.arrivals.files import leave_error, not_repeated, too_many
+from capsule.training.arrivals.files import leave_error, not_repeated, not_written, too_many
 from capsule.training.arrivals.scopes import Place, next_place
 
-NAMES = "names"  # folder with an empty file for each name that a process took
+NAMES = "names"  # folder with an empty file for each name and inbox that a process took
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9 _.-]{0,99}")
+_READERS = "is read by two threads, processes or asyncio tasks"
 _END = object()  # after the last recorded arrival
 
 Item = TypeVar("Item")
@@ -74,7 +75,8 @@ class Wait(Generic[Item]):
 
         Raises:
             CapsuleError: CAP-T381, the recorded run did not wait like that under this name;
-                CAP-T382, another process does.
+                CAP-T382, another process does, or has read the same inbox; CAP-T131, it cannot be
+                written down.
         """
         self._directory = directory
         self._name = name
@@ -89,10 +91,24 @@ class Wait(Generic[Item]):
             # the recorded log.
             self._follow(recorded.get(name), kind, tasks)
         _claim(directory, name)
+        # An inbox can be given to other processes, so its name alone does not make it one reader's.
+        # All other waits begin where they are named.
+        if kind == "messages" and not _taken(directory, name):
+            self.misused(_READERS)
         _lines(directory).append([name, kind, tasks], ENTRIES_OF_WAIT)
 
     def due(self) -> bool:
-        """Tell whether the next arrival can be taken."""
+        """Tell whether the next arrival can be taken by the reader, who asks.
+
+        Raises:
+            CapsuleError: CAP-T382, two threads, processes or asyncio tasks read this wait.
+        """
+        # The process is included, because a fork copies the wait and leaves the number of the
+        # thread as it is.
+        reader = os.getpid(), threading.get_ident(), _current_task()
+        self._reader = self._reader or reader
+        if reader != self._reader:
+            self.misused(_READERS)
         if not self.replays:
             return bool(self._early)
         wanted = self._wanted()
@@ -114,15 +130,9 @@ class Wait(Generic[Item]):
 
         Raises:
             NothingCameError: The recorded run stopped waiting here.
-            CapsuleError: CAP-T382, two threads, processes or asyncio tasks take from this wait;
-                CAP-T383, there are more arrivals than a log holds.
+            CapsuleError: CAP-T383, there are more arrivals than a log holds; CAP-T131, it cannot be
+                written down.
         """
-        # The process is included, because a fork copies the wait and leaves the number of the
-        # thread as it is.
-        reader = os.getpid(), threading.get_ident(), _current_task()
-        self._reader = self._reader or reader
-        if reader != self._reader:
-            self.misused("is read by two threads, processes or asyncio tasks")
         # A dictionary keeps the order of insertion, so the first label is what came first.
         label = self._wanted() if self.replays else next(iter(self._early))
         self._write(label)
@@ -131,7 +141,11 @@ class Wait(Generic[Item]):
         return self._early.pop(label)
 
     def nothing(self) -> None:
-        """Record that the program continues although nothing has come."""
+        """Record that the program continues although nothing has come.
+
+        Raises:
+            CapsuleError: As :meth:`take`.
+        """
         self._write(None)
 
     def finish(self) -> None:
@@ -239,13 +253,24 @@ class _Lines:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
 
     def append(self, line: list[Any], entries: int) -> None:
-        """Write a line at once: the process can be killed at any moment."""
+        """Write a line at once: the process can be killed at any moment.
+
+        Raises:
+            CapsuleError: CAP-T383, there are more arrivals than a log holds; CAP-T131, the line
+                cannot be written.
+        """
         self._entries += entries
         # One process that has too many ends the program at once; collect_arrivals() counts those of
         # all.
         if self._entries > MAX_ENTRIES:
             _reject(self._directory, too_many())
-        os.write(self._file, json.dumps(line).encode() + b"\n")
+        data = json.dumps(line).encode() + b"\n"
+        try:
+            # A full disk takes a part of a line, and nothing of the next.
+            while data:
+                data = data[os.write(self._file, data) :]
+        except OSError as error:
+            _reject(self._directory, not_written(str(error.strerror)))
 
 
 # Weak, so that another task can use a name or path once its owner is gone.
@@ -292,6 +317,11 @@ def _claim(directory: Path, name: str) -> None:
 def _claimed(directory: Path, name: str, _process: int) -> bool:
     # The key of the cache includes the process, because a fork inherits the cache and must not take
     # its parent's claims for its own.
+    return _taken(directory, name)
+
+
+def _taken(directory: Path, name: str) -> bool:
+    """Take a name; tell whether it was free in the whole run."""
     folder = directory / contract.ARRIVALS_FOLDER / NAMES
     folder.mkdir(parents=True, exist_ok=True)
     return _created(folder / hashlib.sha256(name.encode()).hexdigest())

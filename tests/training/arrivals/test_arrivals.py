@@ -20,6 +20,7 @@ from capsule.native import native_part
 from capsule.training import arrivals
 from capsule.training.arrivals import waits as arrival_waits
 from capsule.training.arrivals.files import begin_arrivals, check_arrivals, collect_arrivals
+from tests.training.conftest import ROOT
 
 HEAD = """\
 import asyncio, json, multiprocessing, os, queue, sys, threading
@@ -169,7 +170,7 @@ def run(tmp_path):
         script.write_text(HEAD + code)
         if replay is not None:
             (directory / contract.ARRIVALS_REPLAY).write_bytes(replay.document())
-        variables = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"}
+        variables = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         if entropy is not None:
             variables |= {
                 "LD_PRELOAD": str(native_part("libcapsule-entropy.so")),
@@ -367,6 +368,30 @@ def test_fewer_arrivals_leave_another_log(run):
         ),
         (
             (
+                "mail = arrivals.Inbox(queue.Queue())\n"
+                "mail.put(0, source='me')\n"
+                "mail.get()\n"
+                "def look():\n"
+                "    try: mail.get(timeout=0)\n"
+                "    except queue.Empty: pass\n"
+                "with ThreadPoolExecutor(1) as pool: pool.submit(look).result()"
+            ),
+            "is read by two threads",
+        ),
+        (
+            (
+                "mail = arrivals.Inbox(multiprocessing.Queue())\n"
+                "mail.put(0, source='me')\n"
+                "mail.put(1, source='me')\n"
+                "for _ in range(2):\n"
+                "    child = multiprocessing.get_context('fork').Process(target=mail.get)\n"
+                "    child.start(); child.join()\n"
+                "sys.exit(child.exitcode)"
+            ),
+            "is read by two threads, processes",
+        ),
+        (
+            (
                 "import pickle\n"
                 "mail = arrivals.Inbox(queue.Queue())\n"
                 "mail._queue.put(('me', 1, 0))\n"
@@ -418,6 +443,54 @@ def test_too_many_arrivals_are_noticed_while_the_program_runs(tmp_path, monkeypa
     assert caught.value.code == "CAP-T383"
     with pytest.raises(CapsuleError, match="more arrivals"):
         check_arrivals(tmp_path)
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """A wait of this process that has been given one of two results."""
+    wait = arrival_waits.Wait(tmp_path, "completions", "full~1", 2)
+    for number in range(2):
+        wait.offer(number, number)
+    wait.take()
+    return wait
+
+
+def test_a_full_disk_is_an_error_with_a_code(begun, tmp_path, monkeypatch):
+    write, written = os.write, []
+
+    def write_on_a_full_disk(file, data):
+        if written:
+            raise OSError(28, "No space left on device")
+        written.append(write(file, data[:4]))
+        return written[0]
+
+    monkeypatch.setattr(os, "write", write_on_a_full_disk)
+    with pytest.raises(CapsuleError, match=r"CAP-T131 .*No space left on device"):
+        begun.take()
+    monkeypatch.undo()
+    with pytest.raises(CapsuleError, match=r"CAP-T131 .*No space left on device"):
+        check_arrivals(tmp_path)
+
+
+def test_a_line_that_a_full_disk_cut_short_is_an_error_with_a_code(begun, tmp_path):
+    (path,) = (tmp_path / contract.ARRIVALS_FOLDER).glob("*.jsonl")
+    with path.open("ab") as file:
+        file.write(b'["full')
+    collect_arrivals(tmp_path)  # a process that was killed
+    begun.take()
+    with pytest.raises(CapsuleError, match=r"CAP-T131 .*has an incomplete line"):
+        collect_arrivals(tmp_path)
+
+
+def test_a_line_that_is_written_in_two_parts_is_whole(begun, tmp_path, monkeypatch):
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:4]))
+    begun.take()
+    collect_arrivals(tmp_path)
+    assert parse_arrivals((tmp_path / contract.ARRIVALS).read_bytes()).waits["full~1"].order == (
+        0,
+        1,
+    )
 
 
 def test_a_program_that_starts_over_forgets_its_arrivals_and_one_that_resumes_is_refused(tmp_path):
