@@ -146,14 +146,15 @@ class DenseTrace(Trace):
         writer: Trace = self._lines if self._dense else self
         other: Trace = self if self._dense else self._lines
         # This record gets what is new and what its own file is still owed. The other file is owed
-        # the new part behind what it was owed before.
+        # the new part behind what it was owed before; the dense file, only what is watched.
         owed = self._owed.pop(writer, {})
-        late = self._owed.get(other, {})
-        self._owed[other] = {
-            name: both
-            for name, new in once.items()
-            if (both := _joined(late.get(name), new)) is not None
-        }
+        if self._dense or self._watched:
+            late = self._owed.get(other, {})
+            self._owed[other] = {
+                name: both
+                for name, new in once.items()
+                if (both := _joined(late.get(name), new)) is not None
+            }
         joined = {name: _joined(owed.get(name), new) for name, new in once.items()}
         Trace.record(writer, step, streams, **{**facts, **joined})
 
