@@ -435,7 +435,9 @@ class _Lstm(torch.autograd.Function):
         weight, resets, gates, before, squashed = context.saved_tensors
         products: LayerBackend = context.products
         through = torch.empty_like(gates)
-        gradient = state_gradient.transpose(0, 1).contiguous()  # for hidden and cell after a row
+        # For hidden and cell after a row. A copy, as it is written to: contiguous() makes none of a
+        # batch of one, and autograd may use its gradient elsewhere.
+        gradient = state_gradient.transpose(0, 1).clone(memory_format=torch.contiguous_format)
         start, fresh = torch.zeros_like(gradient), torch.zeros_like(gradient)
         for row, mask in reversed(list(enumerate(_reset_masks(resets)))):
             _step_back(

@@ -11,7 +11,7 @@ from torch.nn import functional
 from capsule.training.layers import kernels
 from capsule.training.layers.backends import FIXED_ORDER, LIBRARY
 from capsule.training.networks.feedforward import Parameters, initialize
-from capsule.training.networks.recurrent import _maximum, make_recurrent_network
+from capsule.training.networks.recurrent import _lstm, _maximum, make_recurrent_network
 from capsule.training.state.frames import FrameLayout
 from capsule.training.state.streams import Stream
 
@@ -265,6 +265,17 @@ def test_maxima_equal_max_pool2d(shape):
     found.square().sum().backward()
     expected.square().sum().backward()
     torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_the_backward_pass_does_not_write_to_the_gradient_that_it_is_given(batch):
+    gates = torch.randn(4, batch, 8, requires_grad=True)
+    states, resets = torch.randn(batch, 2, 2), torch.zeros(4, batch, dtype=torch.bool)
+    _, after = _lstm(gates, torch.randn(8, 2), states, states, resets, FIXED_ORDER)
+    given = torch.randn(batch, 2, 2)
+    before = given.clone()
+    torch.autograd.grad(after, gates, given)
+    assert torch.equal(given, before)
 
 
 def test_a_duel_is_its_formula():
