@@ -197,19 +197,21 @@ def _set_flags(settings: Mapping[str, Any]) -> None:
 
 def _environment_of_ancestors() -> dict[str, str] | None:
     """Return the environment of the nearest ancestor that has the variable."""
-    parent = process = os.getppid()
+    unreadable = None
+    process = os.getppid()
     while process:
         try:
             environment = environment_of(process)
+            if VARIABLE in environment:
+                return environment
             process = _parent(process)
-        except OSError:  # it belongs to another user, outside the run; or it has just ended
-            # Another parent now means that the first one ended and left this process to its own
-            # ancestor or a subreaper, where the search begins again.
-            if os.getppid() == parent:
+        except OSError:
+            # It belongs to another user, outside the run; or it has just ended, and left its
+            # children to its own ancestor or a subreaper. Then the search, which begins again, does
+            # not meet it a second time.
+            if process == unreadable:
                 return None
-            environment, parent, process = {}, os.getppid(), os.getppid()
-        if VARIABLE in environment:
-            return environment
+            unreadable, process = process, os.getppid()
     return None
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from capsule.experiment.spec import relaxations
 from capsule.experiment.variables import environment_variables
-from capsule.training.determinism import torch_flags
+from capsule.training.determinism import child_processes, torch_flags
 from tests.training.conftest import CARTPOLE, ROOT, make_spec, start_variables
 from tests.training.determinism.test_flags import CUDA
 
@@ -305,6 +305,31 @@ def test_a_child_that_was_started_otherwise_cannot_use_torch(interpreter, option
     assert said in done.stderr
 
 
+@pytest.mark.parametrize("left_to", [2, 1])
+def test_an_ancestor_that_ends_during_the_search_does_not_end_it(monkeypatch, left_to):
+    parents = {4: 3, 3: 2, 2: 1, 1: 0}
+
+    def environment_of(process):
+        if process == 3:
+            parents[4] = left_to
+            raise FileNotFoundError
+        return {child_processes.VARIABLE: "settings"} if process == left_to else {}
+
+    monkeypatch.setattr(os, "getppid", lambda: 4)
+    monkeypatch.setattr(child_processes, "_parent", parents.__getitem__)
+    monkeypatch.setattr(child_processes, "environment_of", environment_of)
+    found = child_processes._environment_of_ancestors()
+    assert found == {child_processes.VARIABLE: "settings"}
+
+
+def test_the_search_ends_at_a_process_of_another_user(monkeypatch):
+    def environment_of(process):
+        raise PermissionError
+
+    monkeypatch.setattr(child_processes, "environment_of", environment_of)
+    assert child_processes._environment_of_ancestors() is None
+
+
 def test_asking_for_torch_is_not_importing_it(interpreter):
     variables = start_variables(spec_with()) | {"MKL_CBWR": "AUTO"}
     code = (
@@ -338,7 +363,7 @@ def test_an_interpreter_outside_a_run_is_left_alone(interpreter):
 FLAGS = """
 import json, sys, warnings
 import torch
-from capsule.training.determinism import torch_flags
+from capsule.training.determinism import child_processes, torch_flags
 
 def put():
     with warnings.catch_warnings(record=True) as warned:
@@ -443,7 +468,7 @@ def test_the_number_of_cores_changes_bits_unless_threads_are_fixed():
 GPU = """
 import json, sys, warnings
 import torch
-from capsule.training.determinism import torch_flags
+from capsule.training.determinism import child_processes, torch_flags
 
 def cumulate():
     with warnings.catch_warnings(record=True) as warned:
