@@ -143,10 +143,19 @@ def _libraries(spec: Spec) -> dict[str, str]:
 
 
 def _requested_versions(requirements: Iterable[str]) -> dict[str, str]:
-    """Return the installed version of each package that a spec asks for."""
-    found = (re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", text) for text in requirements)
-    names = sorted(match[0] for match in found if match)
-    return {name: importlib.metadata.version(name) for name in names}
+    """Return the installed version of each package that a spec asks for, in order of names."""
+    versions = {}
+    for requirement in requirements:
+        match = re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", requirement)
+        if match is None:
+            continue
+        try:
+            versions[match[0]] = importlib.metadata.version(match[0])
+        except importlib.metadata.PackageNotFoundError as error:
+            # An environment marker, such as "; python_version < '3.11'", may exclude the package.
+            if ";" not in requirement:
+                _no_package(match[0], str(error))
+    return dict(sorted(versions.items()))
 
 
 def _cuda_device(wanted: CudaAccelerator) -> dict[str, Any]:

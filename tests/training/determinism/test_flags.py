@@ -12,7 +12,11 @@ from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.variables import environment_variables
 from capsule.machine.gpu import load_nvml, read_gpus
-from capsule.training.determinism.flags import _check_library, check_architectures
+from capsule.training.determinism.flags import (
+    _check_library,
+    _requested_versions,
+    check_architectures,
+)
 from tests.training.conftest import (
     CARTPOLE,
     ROOT,
@@ -128,6 +132,15 @@ def test_a_program_on_a_gpu_needs_torch_which_checks_it():
     said = python(code + REFUSAL.format(call="apply"), spec)
     assert "CAP-T107 package 'torch' is not in the image" in said
     assert "accelerator.kind: cuda" in said
+
+
+def test_a_package_that_its_marker_excludes_from_the_image_has_no_version():
+    requirements = ["pytest>=8", "no-such-package; python_version < '3.11'", "numpy"]
+    versions = _requested_versions(requirements)
+    assert list(versions) == ["numpy", "pytest"]
+    assert versions["pytest"] == pytest.__version__
+    with pytest.raises(CapsuleError, match="CAP-T107 package 'no-such-package' is not in the"):
+        _requested_versions(["no-such-package==1"])
 
 
 def test_a_gpu_for_which_torch_has_no_code_is_refused_before_the_first_kernel():
