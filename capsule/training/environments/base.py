@@ -153,16 +153,24 @@ class Environment(ABC):
             The newest frame, or None where no episode had begun.
 
         Raises:
-            CapsuleError: CAP-T201, the snapshot belongs to other streams; CAP-T211, the replayed
-                episode does not end as it was recorded.
+            CapsuleError: CAP-T201, the snapshot belongs to other streams; CAP-T211, it is damaged,
+                or the replayed episode does not end as it was recorded.
         """
         self._forget()
-        # This rejects a state of another seed before anything is played. Playing moves the streams
-        # from the start of the episode to the same positions again.
-        self._set_streams(state["streams"])
+        try:
+            # This rejects a state of another seed before anything is played. Playing moves the
+            # streams from the start of the episode to the same positions again.
+            self._set_streams(state["streams"])
+            if state["episode"] is not None:
+                self._play_again(state)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            # A field is missing or of another type; snapshots can come from a bundle.
+            reason = f"cannot be played again ({type(error).__name__}: {error})"
+            raise _damaged(reason) from error
+        return self._frame
+
+    def _play_again(self, state: Mapping[str, Any]) -> None:
         episode = state["episode"]
-        if episode is None:
-            return None
         actions = self._no_actions()
         actions.frombytes(base64.b64decode(episode["actions"]))
         # What a save state lacks becomes visible in the comparison; the whole episode lacks
@@ -170,13 +178,9 @@ class Environment(ABC):
         if not (self._play_from_save_state(episode, actions) and self._is_at(state)):
             self._play_from_start(episode, actions)
             if not self._is_at(state):
-                raise CapsuleError(
-                    "CAP-T211",
-                    f"the saved episode of {len(actions)} steps, played again, does not end as it "
-                    "was recorded",
-                    fix="resume inside the image the run was started in; if it is, report a bug",
+                raise _damaged(
+                    f"of {len(actions)} steps, played again, does not end as it was recorded"
                 )
-        return self._frame
 
     @abstractmethod
     def _begin(self) -> Frame:
@@ -220,10 +224,10 @@ class Environment(ABC):
 
     def _play(self, codes: array[int]) -> None:
         """Take the actions that were noted by ``codes``, as far as the episode goes."""
-        # A damaged snapshot may have more actions than the episode takes, which _is_at() tells
-        # afterwards.
+        # A damaged snapshot may have more actions than the episode takes, or others than there are,
+        # which _is_at() tells afterwards.
         for code in codes:
-            if self._ended:
+            if self._ended or code >= 2 * self.actions:
                 break
             if code < self.actions:
                 self.step(code)
@@ -258,6 +262,14 @@ class Environment(ABC):
     def _set_streams(self, states: Mapping[StreamName, Any]) -> None:
         for name, saved in states.items():
             self._streams[name].restore(saved)
+
+
+def _damaged(how: str) -> CapsuleError:
+    return CapsuleError(
+        "CAP-T211",
+        f"the saved episode {how}",
+        fix="resume inside the image the run was started in; if it is, report a bug",
+    )
 
 
 def no_pictures(reason: str) -> CapsuleError:

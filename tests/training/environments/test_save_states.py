@@ -233,10 +233,40 @@ def test_damaged_marks_are_refused(pairs):
     for damaged in (
         tampered(state, emulator=base64.b64encode(emulator).decode()),
         tampered(state, emulator=base64.b64encode(b"another format").decode()),
+        tampered(state, emulator="no base64"),
         tampered(state, counters={"frames": 1, "held": 1, "lives": 5}),
+        tampered(state, counters={"frames": 1, "held": 99, "lives": 5}),
+        tampered(state, counters={}),
+        tampered(state, steps="16"),
+        tampered(state, other=1),
+        tampered(state, streams={"other": {}}),
     ):
         with pytest.raises(CapsuleError, match="CAP-T211"):
             other.restore(damaged)
+
+
+@pytest.mark.parametrize(
+    "episode",
+    [
+        {"actions": "/w=="},  # no action has the code 255
+        {"actions": "AAAA/w=="},
+        {"actions": "A"},
+        {"actions": None},
+        {"start": {"no-op": {"draws": 0}}},
+        {"start": None},
+    ],
+)
+def test_damaged_episodes_are_refused(episode):
+    one, other = game(), game()
+    one.reset()
+    one.step(0)
+    state = sent(one.state())
+    state["episode"].update(episode)
+    with pytest.raises(CapsuleError, match="CAP-T211"):
+        other.restore(state)
+    del state["episode"]
+    with pytest.raises(CapsuleError, match="CAP-T211 the saved episode cannot be played again"):
+        other.restore(state)
 
 
 class Keyboard(Environment):
