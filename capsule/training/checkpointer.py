@@ -14,6 +14,8 @@ from capsule.experiment.contract import Checkpoint, CheckpointIndex
 from capsule.experiment.spec import StreamName, TrainingSpec
 from capsule.experiment.states import ResumeState
 from capsule.training.state.checkpoint import (
+    RESUME,
+    damaged,
     load_resume_state,
     save_resume_state,
     save_tensors,
@@ -72,10 +74,16 @@ class Checkpointer:
             self._trace.restore(None)
             return
         state, tensors = saved
-        for name, stream in self._streams.items():
-            stream.restore(state.streams[name])
-        self._trace.restore(state.trace)
-        self._learner.restore(state.step, state.trainer, tensors)
+        try:
+            for name, stream in self._streams.items():
+                stream.restore(state.streams[name])
+            self._trace.restore(state.trace)
+            self._learner.restore(state.step, state.trainer, tensors)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            # Each object wrote its own part, whose fields are known only to itself. States can come
+            # from a bundle.
+            reason = f"cannot be restored ({type(error).__name__}: {error})"
+            raise damaged(Path(RESUME), reason) from error
         self._checkpoints = list(state.checkpoints)
         self._seconds_before = state.seconds
         self._keep_state()  # unless the attempt that saved it did

@@ -106,6 +106,7 @@ def test_states_of_segments_are_kept_at_claimed_checkpoints_but_the_last(begin, 
     [
         ("state/resume.json", lambda data: data[: len(data) // 2], "CAP-T132"),
         ("state/resume.json", lambda data: data.replace(b'"step":', b'"stop":'), "CAP-T132"),
+        ("state/resume.json", lambda data: data.replace(b'"episodes":', b'"episode":'), "CAP-T132"),
         ("state/tensors-400.safetensors", lambda data: data[:-4], "CAP-T132"),
         ("state/tensors-400.safetensors", lambda data: data[:-4] + b"\0\0\0\1", "CAP-T132"),
         ("state/replay/frames.bin", lambda data: b"\1" * len(data), "CAP-T223"),
