@@ -415,6 +415,7 @@ _FIXES: dict[str, str] = {
     "CAP-R109": "Use x86-64 programs only, or set entropy.supervised: false.",
     "CAP-R110": "See the message. Report it unless memory was short.",
     "CAP-R111": "Use the profile of the recorded run.",
-    "CAP-R112": "Raise the limit on file size, or use entropy.mode: virtual.",
+    "CAP-R112": "Free disk space, raise the limit on file size, or use entropy.mode: virtual. The "
+    "program must not write to the folder of the journal.",
     "CAP-R114": "Raise limits.minutes; the run can be resumed with 'capsule run --resume'.",
 }

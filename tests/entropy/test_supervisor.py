@@ -19,7 +19,7 @@ import pytest
 from capsule.entropy.journal import read_journal
 from capsule.entropy.launch import REPLAYED
 from capsule.entropy.profile import check_consumed, merge, parse
-from capsule.entropy.report import MISMATCH_STATUS, collect
+from capsule.entropy.report import MISMATCH_STATUS, collect, launch_failure
 from capsule.experiment.errors import CapsuleError
 from capsule.native import native_part
 from tests.entropy.conftest import given, key_stream
@@ -297,6 +297,46 @@ def test_a_program_of_another_abi_is_refused(launch, asks):
     ended = launch(asks, "other-abi", check=False)
     assert ended.status == 87
     assert "CAP-R109" in ended.errors
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "words[used // 8] = 1 << 32",  # a claim without a length
+        "words[used // 8] = 1 << 32 | 0xFFFFFFF8",  # a claim that is longer than the journal
+        "words[2], words[3] = 2**64 - 1, 1 << 40",  # the next record is in other memory
+        "words[3] = 0",
+        "words[3] += 4",
+        "os.truncate(journal.name, 0)",
+    ],
+)
+def test_a_program_that_damages_the_journal_ends_its_run(launch, damage):
+    script = (
+        "import mmap, os\n"
+        "journal = open(os.environ['CAPSULE_ENTROPY_DIRECTORY'] + '/journal', 'rb+')\n"
+        "words = memoryview(mmap.mmap(journal.fileno(), 0)).cast('Q')\n"
+        "used = words[3]\n"
+        f"{damage}\n"
+        "os.execvp('true', ['true'])\n"  # the first bytes of the next program are a new record
+    )
+    ended = launch(sys.executable, "-c", script, check=False)
+    assert ended.status == 87, ended.errors
+    assert launch_failure(ended.directory).code == "CAP-R112"
+
+
+def test_a_program_that_damages_the_profile_it_replays_ends_its_run(launch):
+    script = (
+        "import os\n"
+        f"profile = os.environ['CAPSULE_ENTROPY_DIRECTORY'] + '/{REPLAYED}'\n"
+        "if os.path.exists(profile):\n"
+        "    with open(profile, 'rb+') as file:\n"
+        "        file.seek(12)\n"  # 2**63 empty names of libraries
+        "        file.write(b'\\x80' * 9 + b'\\1' + bytes(os.path.getsize(profile) - 22))\n"
+        "os.execvp('true', ['true'])\n"
+    )
+    profile = merge(launch(sys.executable, "-c", script, mode="record").directory)
+    ended = launch(sys.executable, "-c", script, mode="replay", profile=profile, check=False)
+    assert ended.status == MISMATCH_STATUS
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")

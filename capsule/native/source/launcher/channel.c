@@ -2,6 +2,7 @@
 #include "channel.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/random.h>
 
@@ -15,8 +16,19 @@ static struct recording recording;
 static struct journal_header *journal;
 static bool mismatched;
 
+/* The program can shorten the files that are mapped here, and a sparse one may find no room on the
+ * disk. No other code of the launcher is interrupted, so it may fail as usual. */
+static void file_is_shorter(int number, siginfo_t *cause, void *context) {
+    (void)number, (void)context;
+    if (cause->si_code > 0) /* not sent by a process */
+        fail("CAP-R112", "a page of the journal or of %s cannot be read or written",
+             RECORDING_NAME);
+}
+
 void channels_begin(const struct options *given) {
+    const struct sigaction action = {.sa_sigaction = file_is_shorter, .sa_flags = SA_SIGINFO};
     options = given;
+    sigaction(SIGBUS, &action, NULL);
     if (options->key) capsule_key_parse(root_key, options->key); /* was checked */
     journal = journal_open(options->directory);
     if (journal == NULL)
@@ -28,7 +40,7 @@ void channels_begin(const struct options *given) {
 
 static void *claim(enum journal_type type, size_t size) {
     void *record = journal_claim(journal, type, size);
-    if (record == NULL) fail("CAP-R112", "the journal of the run's randomness is full");
+    if (record == NULL) fail("CAP-R112", "the journal of the run's randomness is full or damaged");
     return record;
 }
 

@@ -13,6 +13,9 @@
 /* Address space and apparent size; memory and disk are used as records are written. */
 #define CAPACITY (UINT64_C(1) << 30)
 
+/* Size of this process's mapping. Programs can write to the header, and so to its capacity. */
+static uint64_t mapped;
+
 /* Bytes that the caller may make a file of: asking for more is answered with a deadly signal. */
 static uint64_t capacity_allowed(void) {
     struct rlimit limit;
@@ -49,6 +52,7 @@ static struct journal_header *map_file(int fd) {
         /* Last, because zero stands for a header that is not complete. */
         atomic_store(&journal->used, sizeof *journal);
     }
+    mapped = capacity;
     if (journal->version == JOURNAL_VERSION && journal->capacity == capacity) return journal;
     munmap(journal, capacity);
     errno = EINVAL;
@@ -70,20 +74,30 @@ struct journal_header *journal_open(const char *directory) {
     return journal;
 }
 
+/* Whether a record of `length` bytes fits at `at`, both of which a program may have written. */
+static bool has_room(uint64_t at, uint64_t length) {
+    return at >= sizeof(struct journal_header) && at % 8 == 0 && at <= mapped &&
+           length >= sizeof(struct journal_record) && length <= mapped - at;
+}
+
 void *journal_claim(struct journal_header *journal, enum journal_type type, size_t size) {
     uint64_t length = (size + 7) & ~UINT64_C(7);
-    for (;;) {
-        uint64_t used = atomic_load(&journal->used);
-        if (length > UINT32_MAX || length > journal->capacity - used) return NULL;
-        struct journal_record *record = journal_at(journal, used);
+    uint64_t at = atomic_load(&journal->used);
+    /* `used` is read only once: a program could set it back as often as claims are passed. */
+    while (has_room(at, length)) {
+        struct journal_record *record = journal_at(journal, at);
         uint64_t claim = 0;
         bool ours =
             atomic_compare_exchange_strong(&record->claim, &claim, (uint64_t)type << 32 | length);
-        uint64_t end = used + (ours ? length : (uint32_t)claim);
+        uint64_t passed = ours ? length : (uint32_t)claim;
+        if (!has_room(at, passed)) return NULL;
+        uint64_t used = at;
         /* Fails if another process has moved it already, which comes to the same. */
-        atomic_compare_exchange_strong(&journal->used, &used, end);
+        atomic_compare_exchange_strong(&journal->used, &used, at + passed);
         if (ours) return record;
+        at += passed;
     }
+    return NULL;
 }
 
 void journal_publish(struct journal_record *record) { atomic_store(&record->ready, 1); }

@@ -113,7 +113,8 @@ struct journal_told {
 /* Map the journal in `directory`, creating it if it does not exist; NULL with errno set. */
 struct journal_header *journal_open(const char *directory);
 
-/* Claim a record of `size` bytes, zeroed but for its claim; NULL when the journal is full. */
+/* Claim a record of `size` bytes, zeroed but for its claim; NULL when the journal is full or
+ * damaged. */
 void *journal_claim(struct journal_header *journal, enum journal_type type, size_t size);
 void journal_publish(struct journal_record *record);
 

@@ -64,11 +64,14 @@ static bool read_matches(const struct recording *recording, const uint8_t **at, 
 bool recording_find(const struct recording *recording, const char *process, const char *thread,
                     struct recorded_thread *found) {
     const uint8_t *at = recording->data + HEADER_SIZE;
-    for (uint64_t libraries = read_number(recording, &at); libraries > 0; libraries--) {
+    /* A program may write other counts to the file while it is mapped: both lists end with it. */
+    for (uint64_t libraries = read_number(recording, &at); libraries > 0 && at < recording->end;
+         libraries--) {
         uint64_t size = read_number(recording, &at);
         at = skip(recording, at, size);
     }
-    for (uint64_t threads = read_number(recording, &at); threads > 0; threads--) {
+    for (uint64_t threads = read_number(recording, &at); threads > 0 && at < recording->end;
+         threads--) {
         bool matches = read_matches(recording, &at, process);
         matches &= read_matches(recording, &at, thread);
         uint64_t calls = read_number(recording, &at);
