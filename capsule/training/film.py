@@ -52,39 +52,25 @@ def play(directory: Path, job: Job, order: EpisodeOrder, camera: Camera) -> Eval
 
     from capsule.training.evaluation.action_choice import choice_of
     from capsule.training.evaluation.protocol import evaluate, evaluation_environments
-    from capsule.training.registry import make_trainer
-    from capsule.training.state.streams import make_streams
-    from capsule.training.state.trace import Trace
-    from capsule.training.trainer import TrainerContext
+    from capsule.training.registry import make_policy
 
     spec = job.spec.training()
-    # Only the seed of the evaluation matters: the checkpoint's tensors replace all that the trainer
-    # draws.
     seeds = spec.seeds.model_copy(update={"root": order.seed})
-    device = flags.device_of(spec)
-    workers = flags.usable_cores()
-    state = directory / contract.STATE
-    state.mkdir(exist_ok=True)
-    # A trainer needs a trace, but nothing is recorded in it here.
-    trace = Trace(directory / contract.TRACE)
-    trainer = make_trainer(
-        TrainerContext(state, spec, seeds, make_streams(seeds), trace, device, workers)
-    )
     name = f"{contract.checkpoint_name(order.step)}.safetensors"
     tensors = load_file(directory / contract.CHECKPOINTS / name)
-    network = trainer.online.zeros_like()
-    network.load({each: tensors[f"parameters/{each}"] for each in network.views})
-    point = evaluate(
+    group = "parameters/"  # of a checkpoint; the optimizer's have other names
+    arrays = {
+        each.removeprefix(group): array for each, array in tensors.items() if each.startswith(group)
+    }
+    return evaluate(
         evaluation_environments(spec.environment, seeds, spec.evaluation.starts),
         order.starts,
         spec.evaluation,
-        trainer.policy(network),
+        make_policy(spec, seeds, flags.device_of(spec), arrays),
         order.step,
         choice_of(spec.evaluation, seeds, len(order.starts)),
         camera,
     )
-    trainer.close()
-    return point
 
 
 class Camera:

@@ -1,9 +1,21 @@
-"""Which trainer a spec names."""
+"""Which trainer a spec names, and which policy it evaluates."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from capsule.experiment.spec import SeedsSpec, TrainingSpec
 from capsule.experiment.trainers import DqnTrainer, R2d2Trainer
 from capsule.training.trainer import Trainer, TrainerContext
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    from capsule.training.evaluation.protocol import EvaluatedPolicy
+    from capsule.training.networks.feedforward import Parameters, Shape
 
 
 def make_trainer(context: TrainerContext) -> Trainer:
@@ -23,3 +35,47 @@ def make_trainer(context: TrainerContext) -> Trainer:
     from capsule.training.impala.factory import make_impala
 
     return make_impala(context, context.spec.trainer)
+
+
+def make_policy(
+    spec: TrainingSpec,
+    seeds: SeedsSpec,
+    device: torch.device,
+    arrays: Mapping[str, NDArray[np.float32]],
+) -> EvaluatedPolicy:
+    """Make the policy that the trainer of a spec evaluates, without the trainer.
+
+    A trainer reserves its replay memory and starts its actors, which an evaluation does not need.
+
+    Args:
+        spec: The experiment.
+        seeds: The spec's, with a root in them.
+        device: Where the network is evaluated.
+        arrays: Its parameters, by name.
+    """
+    from capsule.training.environments import make_environment
+    from capsule.training.networks.feedforward import Parameters
+    from capsule.training.state.streams import make_streams
+
+    def loaded(shapes: Mapping[str, Shape]) -> Parameters:
+        parameters = Parameters(shapes, device)
+        parameters.load(arrays)
+        return parameters
+
+    example = make_environment(spec.environment, make_streams(seeds), training=True)
+    if isinstance(spec.trainer, DqnTrainer):
+        from capsule.training.dqn import learner as dqn
+
+        q_network = dqn.make_q_network(spec.trainer, example, spec.accelerator)
+        return dqn.network_policy(q_network, loaded(q_network.shapes))
+    if isinstance(spec.trainer, R2d2Trainer):
+        from capsule.training.r2d2 import factory as r2d2
+        from capsule.training.r2d2.learner import network_policy as recurrent_policy
+
+        recurrent = r2d2.make_network(spec.trainer, example, spec.accelerator)
+        return recurrent_policy(recurrent, loaded(recurrent.shapes), spec.environment)
+    from capsule.training.impala import factory as impala
+    from capsule.training.impala.learner import network_policy
+
+    network = impala.make_network(spec.trainer, example, spec.accelerator)
+    return network_policy(network, loaded(network.shapes), spec.environment, spec.trainer)

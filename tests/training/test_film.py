@@ -10,11 +10,18 @@ import numpy as np
 import pytest
 from ale_py import roms
 
+from capsule.experiment import contract
+from capsule.experiment.contract import EpisodeOrder, Job
 from capsule.experiment.errors import CapsuleError
 from capsule.training.environments import make_environment
-from capsule.training.film import Camera
+from capsule.training.evaluation.action_choice import choice_of
+from capsule.training.evaluation.protocol import evaluate, evaluation_environments
+from capsule.training.film import Camera, play
+from capsule.training.state.checkpoint import save_tensors
 from capsule.training.state.streams import make_streams
 from tests.training.conftest import BREAKOUT, CARTPOLE, make_spec
+from tests.training.impala.trainers import IMPALA, NATIVE
+from tests.training.r2d2.test_learner import TASK as R2D2
 
 MINATAR = {
     **CARTPOLE,
@@ -119,3 +126,30 @@ def test_a_camera_writes_the_screens_of_its_episode_only():
     camera.close()
     assert zlib.decompress(stream.getvalue()) == np.stack(screens).tobytes()
     assert (camera.screens, camera.size, camera.rate) == (3, (10, 10), 10.0)
+
+
+@pytest.mark.parametrize("document", [CARTPOLE, R2D2, IMPALA], ids=["dqn", "r2d2", "impala"])
+def test_an_evaluation_is_played_again_without_replay_memory_and_actors(
+    open_trainer, tmp_path, document
+):
+    changes = NATIVE | {"seeds": {"root": 5}}
+    trainer = open_trainer(document, **changes)
+    directory, starts, step = tmp_path / "film", ((), (1, 0), (0,)), 1_600
+    save_tensors(
+        directory / contract.CHECKPOINTS / f"{contract.checkpoint_name(step)}.safetensors",
+        trainer.tensors(),
+    )
+    job = Job(spec=make_spec(document, **changes), tree={})
+    order = EpisodeOrder(seed=5, step=step, starts=starts, episode=0)
+    unused = Camera(len(starts), io.BytesIO())
+    played = play(directory, job, order, unused)
+    spec = job.spec.training()
+    assert played == evaluate(
+        evaluation_environments(spec.environment, spec.seeds, spec.evaluation.starts),
+        starts,
+        spec.evaluation,
+        trainer.policy(trainer.online),
+        step,
+        choice_of(spec.evaluation, spec.seeds, len(starts)),
+    )
+    assert [path.name for path in directory.iterdir()] == [contract.CHECKPOINTS]

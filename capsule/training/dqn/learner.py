@@ -52,6 +52,7 @@ import torch
 from numpy.typing import NDArray
 
 from capsule.experiment.mechanisms import TrainerUse
+from capsule.experiment.spec import CpuAccelerator, CudaAccelerator
 from capsule.experiment.trainers import DqnTrainer
 from capsule.training.base_trainer import BaseTrainer
 from capsule.training.determinism.cuda_graph import FixedTensors, Region
@@ -105,14 +106,7 @@ class DeepQLearning(BaseTrainer):
             environment: The training environment.
             replay: An empty memory.
         """
-        self.network: Network = make_network(
-            trainer.network,
-            frame_stack=environment.frame_stack,
-            layout=environment.layout,
-            actions=environment.actions,
-            hidden_units=trainer.hidden_units,
-            products=backend_for(context.spec.accelerator, trainer.network),
-        )
+        self.network = make_q_network(trainer, environment, context.spec.accelerator)
         super().__init__(context, self.network.shapes, self.network.module)
         self._trainer, self._environment, self._replay = trainer, environment, replay
         self.actions = environment.actions
@@ -177,16 +171,11 @@ class DeepQLearning(BaseTrainer):
         Returns:
             float32 ``[batch, actions]``.
         """
-        with torch.inference_mode():
-            inputs = self.network.inputs(torch.from_numpy(observations).to(self._device))
-            values: NDArray[np.float32] = (
-                self.network.values((parameters or self.online).views, inputs).cpu().numpy()
-            )
-        return values
+        return q_values(self.network, parameters or self.online, observations)
 
     def policy(self, parameters: Parameters) -> EvaluatedPolicy:
         """Return the policy of ``parameters``, for evaluations."""
-        return Reactive(lambda observations: self.q_values(observations, parameters))
+        return network_policy(self.network, parameters)
 
     def _act(self) -> None:
         for _ in range(self._trainer.update_interval):
@@ -388,6 +377,35 @@ class _Inputs(NamedTuple):
     actions: torch.Tensor
     rewards: torch.Tensor
     terminals: torch.Tensor
+
+
+def make_q_network(
+    trainer: DqnTrainer, environment: Environment, accelerator: CpuAccelerator | CudaAccelerator
+) -> Network:
+    """Describe the network for an environment, computed as an accelerator computes."""
+    return make_network(
+        trainer.network,
+        frame_stack=environment.frame_stack,
+        layout=environment.layout,
+        actions=environment.actions,
+        hidden_units=trainer.hidden_units,
+        products=backend_for(accelerator, trainer.network),
+    )
+
+
+def q_values(
+    network: Network, parameters: Parameters, observations: NDArray[Any]
+) -> NDArray[np.float32]:
+    """See :meth:`DeepQLearning.q_values`."""
+    with torch.inference_mode():
+        inputs = network.inputs(torch.from_numpy(observations).to(parameters.flat.device))
+        values: NDArray[np.float32] = network.values(parameters.views, inputs).cpu().numpy()
+    return values
+
+
+def network_policy(network: Network, parameters: Parameters) -> EvaluatedPolicy:
+    """Return the policy of a network with these parameters, for evaluations."""
+    return Reactive(lambda observations: q_values(network, parameters, observations))
 
 
 def _make_optimizer(trainer: DqnTrainer, parameters: Parameters) -> Adam | CentredRmsProp:

@@ -28,20 +28,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from capsule.experiment import contract
 from capsule.experiment.contract import StreamProfile
 from capsule.experiment.inference import Inference
 from capsule.experiment.mechanisms import TrainerUse
+from capsule.experiment.spec import EnvironmentSpec
 from capsule.experiment.trainers import ImpalaTrainer
 from capsule.training.acting.actor_worker import Snapshot
-from capsule.training.acting.batched_actors import Inputs
 from capsule.training.acting.inference import counted
 from capsule.training.base_trainer import BaseTrainer
 from capsule.training.evaluation.protocol import EvaluatedPolicy
@@ -180,15 +180,8 @@ class Impala(BaseTrainer):
         """Return None: the policy is random by itself."""
 
     def policy(self, parameters: Parameters) -> EvaluatedPolicy:
-        """Return the greedy policy of ``parameters``, for evaluations."""
-
-        def evaluate(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-            return logits_of(self.network, parameters, inputs)
-
-        vocabulary = make_vocabulary(self._trainer.language)
-        return RecurrentPolicy(
-            self.network, self._spec.environment, self._device, evaluate, vocabulary
-        )
+        """Return the policy of ``parameters``, for evaluations, which choose by its logits."""
+        return network_policy(self.network, parameters, self._spec.environment, self._trainer)
 
     def _note(self, items: Sequence[Item]) -> None:
         """Trace and record the unrolls of this update."""
@@ -321,6 +314,18 @@ class Impala(BaseTrainer):
         self._executor.close()
         if self._recorder is not None:
             self._recorder.close()
+
+
+def network_policy(
+    network: ActorCriticNetwork,
+    parameters: Parameters,
+    environment: EnvironmentSpec,
+    trainer: ImpalaTrainer,
+) -> EvaluatedPolicy:
+    """Return the policy of a network with these parameters, for evaluations."""
+    evaluate = partial(logits_of, network, parameters)
+    vocabulary = make_vocabulary(trainer.language)
+    return RecurrentPolicy(network, environment, parameters.flat.device, evaluate, vocabulary)
 
 
 def _name(update: int, actor: int, number: int) -> str:

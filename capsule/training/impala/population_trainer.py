@@ -180,7 +180,7 @@ class ImpalaPopulation:
         """Return None: policies are random by themselves."""
 
     def policy(self, parameters: Parameters) -> EvaluatedPolicy:
-        """Return the greedy policy of ``parameters``, for evaluations."""
+        """Return the policy of ``parameters``, for evaluations, which choose by its logits."""
         return self._members[0].policy(parameters)
 
     def _evolve(self) -> None:

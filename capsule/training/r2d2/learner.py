@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,8 +41,8 @@ from numpy.typing import NDArray
 
 from capsule.experiment.contract import StreamProfile
 from capsule.experiment.mechanisms import TrainerUse
+from capsule.experiment.spec import EnvironmentSpec
 from capsule.experiment.trainers import R2d2Trainer
-from capsule.training.acting.batched_actors import Inputs
 from capsule.training.base_trainer import BaseTrainer
 from capsule.training.determinism.cuda_graph import FixedTensors, Region
 from capsule.training.evaluation.protocol import EvaluatedPolicy
@@ -154,11 +155,7 @@ class R2D2(BaseTrainer):
 
     def policy(self, parameters: Parameters) -> EvaluatedPolicy:
         """Return the policy of ``parameters``, for evaluations."""
-
-        def evaluate(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-            return q_values(self.network, parameters, inputs)
-
-        return RecurrentPolicy(self.network, self._spec.environment, self._device, evaluate)
+        return network_policy(self.network, parameters, self._spec.environment)
 
     def _begin_acting(self) -> None:
         due = self.step // self._trainer.actors % self._trainer.actor_update_interval == 0
@@ -419,6 +416,14 @@ class R2D2(BaseTrainer):
         """End every thread and process."""
         self._threads.close()
         self._actors.close()
+
+
+def network_policy(
+    network: RecurrentNetwork, parameters: Parameters, environment: EnvironmentSpec
+) -> EvaluatedPolicy:
+    """Return the policy of a network with these parameters, for evaluations."""
+    evaluate = partial(q_values, network, parameters)
+    return RecurrentPolicy(network, environment, parameters.flat.device, evaluate)
 
 
 class _Shard(NamedTuple):
