@@ -237,16 +237,26 @@ def killer(transport, updates):
 
 @pytest.mark.slow
 def test_an_exception_in_a_worker_is_told_and_one_that_is_always_lost_is_given_up(
-    start, monkeypatch
+    start, monkeypatch, tmp_path
 ):
     class Dying:
         """Without the package of :class:`NodeWorker`, whose import is the work of a start."""
 
         def prepare(self, *_):
+            if not died.exists():
+                died.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return "", digest
+
+        def restore(self, _):
+            pass
+
+        def play(self, *_):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    settings = settings_of()
+    settings, died = settings_of(), tmp_path / "died"
     transport = start(settings, workers=1)
+    digest = transport._digest
     transport.publish({0: np.zeros(3, np.float32)})
     transport.begin([ray_transport.ActorRequest(1, 0)])
     with pytest.raises(CapsuleError) as failure:

@@ -41,7 +41,7 @@ from capsule.training.impala.actors.ray.preflight import pass_digest
 from capsule.training.impala.actors.unrolls import Unroll
 
 START_SECONDS = 180.0  # that a worker may take to begin, its node's first one the longest
-LOSSES = 3  # of one worker, without an answer between them, that are put down to chance
+LOSSES = 3  # of one worker, without unrolls between them, that are put down to chance
 
 
 class WorkerPins(NamedTuple):
@@ -258,6 +258,8 @@ class RayTransport:
         except _WorkerLostError as loss:
             self._replace(worker, loss)
             return []
+        # Only now: a worker that dies of its unrolls answers while it is prepared and restored.
+        worker.losses = 0
         for each in played:
             del worker.requests[each.actor]
             # A copy, or it would hold the whole answer in Ray's store.
@@ -293,7 +295,6 @@ class RayTransport:
             raise _WorkerLostError(brief(error)) from error
         if isinstance(answer, WorkerFailure):
             raise answer.error(self._name(worker))
-        worker.losses = 0
         return answer
 
     def _name(self, worker: _RemoteWorker) -> str:
@@ -312,7 +313,7 @@ class _RemoteWorker:
         node: Id of its node, empty until it has answered.
         known: Policy versions that it was given.
         requests: Unrolls that were asked for and are not here, by actor.
-        losses: Processes that were lost since one of them answered.
+        losses: Processes that were lost since one of them played.
     """
 
     def __init__(self, number: int, played: Sequence[int]) -> None:
