@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import secrets
 import shutil
 import stat
 from collections.abc import Iterator
@@ -126,9 +125,10 @@ def remove_folder(folder: Path) -> None:
         shutil.rmtree(folder)
         return
     folder.chmod(0o700)
-    prefix = secrets.token_hex(8)  # for names that the program cannot have taken
-    numbers = itertools.count()
     with _opened(folder) as top:
+        # Not random names, because the randomness of the first process of a run is recorded.
+        taken = set(_names(top))
+        free = (name for name in map(str, itertools.count()) if name not in taken)
         while names := _names(top):
             for name in names:
                 if _unlinked(name, top):
@@ -136,8 +136,7 @@ def remove_folder(folder: Path) -> None:
                 with _opened(name, top) as inside:
                     for inner in _names(inside):
                         if not _unlinked(inner, inside):
-                            lifted = f"{prefix}-{next(numbers)}"
-                            os.rename(inner, lifted, src_dir_fd=inside, dst_dir_fd=top)
+                            os.rename(inner, next(free), src_dir_fd=inside, dst_dir_fd=top)
                 os.rmdir(name, dir_fd=top)
     folder.rmdir()
 

@@ -145,6 +145,8 @@ def test_a_folder_is_removed_however_deep_and_whatever_it_forbids(folder):
     (folder / "link").symlink_to(folder.parent / "elsewhere")
     os.mkfifo(folder / "pipe")
     (folder / os.fsdecode(b"\xff\n")).mkdir()
+    (folder / "0").mkdir()  # like the names that sub-folders get
+    (folder / "0/file").touch()
     (folder / "below").chmod(0)
     folder.chmod(0)
     remove_folder(folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from capsule.experiment.arrival_log import (
     Wait,
     parse_arrivals,
 )
+from capsule.experiment.beneath import remove_folder
 from capsule.experiment.errors import CapsuleError
 from capsule.training.arrivals.standstill import Standstill
 from capsule.training.state.run_directory import write_document, write_file
@@ -41,7 +41,7 @@ def begin_arrivals(directory: Path, *, resumed: bool) -> None:
             fix="Start a new run, or set trainer.resumable: false.",
         )
     if folder.exists():
-        shutil.rmtree(folder)
+        remove_folder(folder)
 
 
 class ArrivalWatch:

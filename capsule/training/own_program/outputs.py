@@ -17,7 +17,13 @@ from io import BufferedReader
 from pathlib import Path
 
 from capsule.experiment import contract
-from capsule.experiment.beneath import FolderEntry, UnboundedError, entries_beneath, open_beneath
+from capsule.experiment.beneath import (
+    FolderEntry,
+    UnboundedError,
+    entries_beneath,
+    open_beneath,
+    remove_folder,
+)
 from capsule.experiment.canonical import open_regular, sha256_hex
 from capsule.experiment.contract import MAX_OUTPUTS, Job, Output, Outputs
 from capsule.experiment.errors import CapsuleError
@@ -40,7 +46,7 @@ def make_workspace(directory: Path, job: Job, trainer: CommandTrainer) -> bool:
     # A program that starts over must find what an uninterrupted one finds, and nothing else.
     for folder in (workspace, state):
         if folder.exists():
-            shutil.rmtree(folder)
+            remove_folder(folder)
     state.mkdir()
     if job.spec.code is None:
         workspace.mkdir()

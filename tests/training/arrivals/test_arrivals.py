@@ -20,6 +20,7 @@ from capsule.native import native_part
 from capsule.training import arrivals
 from capsule.training.arrivals import waits as arrival_waits
 from capsule.training.arrivals.files import begin_arrivals, check_arrivals, collect_arrivals
+from tests.experiment.test_beneath import dig
 from tests.training.conftest import ROOT
 
 HEAD = """\
@@ -499,6 +500,7 @@ def test_a_program_that_starts_over_forgets_its_arrivals_and_one_that_resumes_is
     with pytest.raises(CapsuleError) as caught:
         begin_arrivals(tmp_path, resumed=True)
     assert (caught.value.code, caught.value.exit_code) == ("CAP-T384", ExitCode.USAGE)
+    dig(tmp_path / contract.ARRIVALS_FOLDER, 1_100)  # the program can write there
     begin_arrivals(tmp_path, resumed=False)
     assert not any(tmp_path.iterdir())
     collect_arrivals(tmp_path)

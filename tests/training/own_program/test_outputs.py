@@ -10,12 +10,13 @@ import pytest
 
 from capsule.experiment import contract
 from capsule.experiment.canonical import sha256_hex
-from capsule.experiment.contract import MAX_OUTPUTS
+from capsule.experiment.contract import MAX_OUTPUTS, Job
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.trainers import CommandTrainer
 from capsule.training.own_program import outputs
-from capsule.training.own_program.outputs import Watch, collect_outputs
-from tests.training.conftest import tree_facts
+from capsule.training.own_program.outputs import Watch, collect_outputs, make_workspace
+from tests.experiment.test_beneath import dig
+from tests.training.conftest import CARTPOLE, make_spec, tree_facts
 
 LONG_AGO = 1_577_836_800 * 10**9
 TREE = {"train.py": b"", "best": b"0\n", "cand0": b"0\n", "cand1": b"1\n", "sub/table.csv": b"1\n"}
@@ -45,6 +46,16 @@ def trainer(**facts):
 
 def collect(workspace, tree, **facts):
     return collect_outputs(workspace.parent, tree, trainer(**facts))
+
+
+def test_a_program_starts_over_whatever_it_left(tmp_path):
+    workspace, state = tmp_path / contract.WORKSPACE, tmp_path / contract.STATE
+    for folder in (workspace, state):
+        (folder / "a/b").mkdir(parents=True)
+        dig(folder, 1_100)
+        (folder / "a").chmod(0)
+    assert not make_workspace(tmp_path, Job(spec=make_spec(CARTPOLE), tree={}), trainer())
+    assert [*workspace.iterdir(), *state.iterdir()] == []
 
 
 def test_an_unchanged_source_tree_is_no_output_even_if_it_is_written_again(workspace, tree):
