@@ -12,7 +12,7 @@ from threading import Event as Flag
 from typing import TYPE_CHECKING
 
 from capsule.experiment import contract
-from capsule.experiment.canonical import remove_unfinished, write_atomic
+from capsule.experiment.canonical import remove_unfinished
 from capsule.experiment.contract import Job, Result, StreamProfiles
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.fields import Model
@@ -29,6 +29,7 @@ from capsule.training.state.run_directory import (
     record_runtime,
     stop_signals,
     write_document,
+    write_file,
 )
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ class TrainingAttempt:
         profiles = StreamProfiles(streams=(*own, *learner.stream_profiles()))
         write_document(directory / contract.STREAMS, profiles)
         for name, data in learner.artifacts().items():
-            write_atomic(directory / name, data)
+            write_file(directory / name, data)
         record_mechanisms(directory, learner.use())
         # Closed before the result names its head, so that the file has every record by then.
         self._trace.close()

@@ -34,6 +34,7 @@ from tests.training.conftest import (
     read,
     start_run,
 )
+from tests.training.impala.conftest import TASK as IMPALA
 
 
 @pytest.mark.parametrize(
@@ -208,6 +209,16 @@ def test_a_failure_is_named(tmp_path, changes, stop_after, status, code):
         assert f"at step {failure['step']}" in failure["message"]
         assert 200 < failure["step"] <= 240
     assert not (directory / contract.RESULT).exists()
+
+
+@pytest.mark.slow
+def test_a_schedule_log_that_cannot_be_written_is_named(tmp_path):
+    spec = make_spec(IMPALA, trainer={"schedule": {"mode": "recorded"}})
+    directory = new_run(tmp_path / "run", spec, stop_after=20)
+    (directory / contract.SCHEDULE).mkdir()
+    status, errors = finish_run(directory)
+    assert (status, read(directory, contract.FAILURE)["code"]) == (6, "CAP-T131")
+    assert f"CAP-T131 {contract.SCHEDULE} (" in errors
 
 
 @pytest.mark.slow
