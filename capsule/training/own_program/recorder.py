@@ -107,9 +107,7 @@ class Recorder:
         arrays = {name: np.ascontiguousarray(_array(tensors[name])) for name in sorted(tensors)}
         path = self.outputs / CHECKPOINTS / f"{checkpoint_name(step)}.safetensors"
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")  # so that an interruption leaves no half of a checkpoint
-        part.write_bytes(save(arrays))
-        part.replace(path)
+        _write(path, save(arrays))
         return path
 
     def resume_from(self, step: int) -> None:
@@ -121,7 +119,7 @@ class Recorder:
             path = self.outputs / name
             if path.exists():
                 lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-                path.write_text("".join(_until(lines, step)), encoding="utf-8")
+                _write(path, "".join(_until(lines, step)).encode())
 
     def close(self) -> None:
         """Close the files."""
@@ -180,6 +178,13 @@ def _short(value: float | int | str) -> str:
 def _array(tensor: Any) -> Any:
     """Return a NumPy array of a tensor, wherever it is."""
     return tensor.detach().cpu().numpy() if hasattr(tensor, "detach") else tensor
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file so that an interruption leaves it as it was, and not a part of it."""
+    part = path.with_suffix(".part")
+    part.write_bytes(data)
+    part.replace(path)
 
 
 def _until(lines: list[str], step: int) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import resource
 import subprocess
 import sys
 
@@ -97,6 +98,21 @@ def test_a_resumed_run_goes_on_after_the_step_of_its_state(folder, monkeypatch):
         record.resume_from(2)
         record.log(3, loss=3)
     assert [line["step"] for line in lines(folder / "outputs/metrics.jsonl")] == [1, 2, 3]
+
+
+def test_lines_survive_a_resumption_that_ends_while_it_drops_some(folder):
+    with run() as record:
+        for step in (1, 2, 3):
+            record.log(step, loss=step)
+        before = lines(folder / "outputs/metrics.jsonl")
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))  # as a full disk
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                record.resume_from(2)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert lines(folder / "outputs/metrics.jsonl") == before
 
 
 def test_importing_the_package_imports_nothing_more():
