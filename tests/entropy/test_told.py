@@ -129,7 +129,7 @@ def test_the_machines_number_is_told_where_none_is_set(interposed):
 
 def test_a_choice_of_processors_reads_back_and_does_no_harm(interposed):
     code = (
-        "import os, threading\n"
+        "import ctypes, os, threading\n"
         "os.sched_setaffinity(0, {1, 2, 99})\n"
         "print(os.sched_getaffinity(0))\n"
         "thread = threading.Thread(target=lambda: print(os.sched_getaffinity(0)))\n"
@@ -139,13 +139,18 @@ def test_a_choice_of_processors_reads_back_and_does_no_harm(interposed):
         "print(os.sched_getaffinity(0), os.sched_getaffinity(os.getppid()))\n"
         "try: os.sched_getaffinity(1 << 30)\n"
         "except OSError as error: print(error.strerror)\n"
+        "try: os.sched_setaffinity(1 << 30, {0})\n"
+        "except OSError as error: print(error.strerror)\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        "print(libc.sched_setaffinity(0, 128, 8), os.strerror(ctypes.get_errno()))\n"
         "print(open('/proc/self/status').read().split('Cpus_allowed_list:\\t')[1].split()[0])\n"
     )
     lines = interposed.python(code, cores="4").lines
     assert lines[:3] == ["{1, 2}", "{1, 2}", "Invalid argument"]
     assert lines[3:5] == ["{1, 2} {0, 1, 2, 3}", "No such process"]
+    assert lines[5:7] == ["No such process", "-1 Bad address"]
     status = Path("/proc/self/status").read_text()
-    assert lines[5] == status.split("Cpus_allowed_list:\t")[1].split()[0]
+    assert lines[7] == status.split("Cpus_allowed_list:\t")[1].split()[0]
 
 
 # ---- names of temporary files ----

@@ -1,5 +1,6 @@
 /* The number of processors that programs are told, whichever of them this machine has and lets them
  * use. Threads may choose among these numbers, which then read back, and changes nothing else. */
+#include <limits.h>
 #include <sched.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -48,17 +49,26 @@ static long give(bool own, size_t size, void *out) {
     return (long)set_size();
 }
 
-static long get_affinity(pid_t id, size_t size, void *out) {
+/* The kernel is asked for its errors only: there may be no such process. */
+static long find(pid_t id) {
     cpu_set_t set;
-    /* The kernel is asked for its errors only: there may be no such process. */
-    long known = system_call(SYS_sched_getaffinity, id, sizeof set, (long)&set, 0, 0, 0);
-    return known < 0 ? known : give(is_own(id), size, out);
+    return system_call(SYS_sched_getaffinity, id, sizeof set, (long)&set, 0, 0, 0);
+}
+
+static long get_affinity(pid_t id, size_t size, void *out) {
+    long found = find(id);
+    return found < 0 ? found : give(is_own(id), size, out);
 }
 
 static long set_affinity(pid_t id, size_t size, const void *wanted) {
     cpu_set_t set, all;
+    /* The kernel reads the set before it finds that there is never such a process. */
+    long readable = system_call(SYS_sched_setaffinity, INT_MAX, (long)size, (long)wanted, 0, 0, 0);
+    if (readable == -EFAULT) return readable;
+    long found = find(id);
+    if (found < 0) return found;
     CPU_ZERO(&set);
-    memcpy(&set, wanted, size < sizeof set ? size : sizeof set);
+    memcpy(&set, wanted, size < set_size() ? size : set_size());
     all_cores(&all);
     CPU_AND(&set, &set, &all);
     if (CPU_COUNT(&set) == 0) return -EINVAL;
