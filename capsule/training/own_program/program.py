@@ -235,8 +235,14 @@ def _copy_output(stream: IO[bytes], path: Path, *, append: bool) -> None:
     with path.open("ab" if append else "wb") as kept:
         while chunk := os.read(stream.fileno(), _CHUNK):
             kept.write(chunk)
-            sys.stdout.buffer.write(chunk)
-            sys.stdout.buffer.flush()
+            try:
+                sys.stdout.buffer.write(chunk)
+                sys.stdout.buffer.flush()
+            except OSError:
+                # Only the kept copy is an output of the run. What is left in the buffer would fail
+                # again when the interpreter ends.
+                with Path(os.devnull).open("wb") as nowhere:
+                    os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _await(

@@ -3,6 +3,7 @@
 import hashlib
 import shutil
 import signal
+import subprocess
 import sys
 import time
 
@@ -184,6 +185,17 @@ def test_an_interrupted_program_resumes_only_if_it_says_that_it_can(program, res
     assert finish_run(directory, environment=variables)[0] == 0
     assert outputs_of(directory).files["log"].sha256 == sha256(expected)
     assert outputs_of(directory).standard_output is None
+
+
+@pytest.mark.slow
+def test_a_program_whose_output_cannot_be_shown_is_run_to_its_end(program):
+    script = "import time\nfor number in range(3): print(number, flush=True); time.sleep(0.2)\n"
+    directory, variables = program(script)
+    process = start_run(directory, environment=variables, warm=False, stdout=subprocess.PIPE)
+    process.stdout.close()
+    _, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, errors
+    assert outputs_of(directory).standard_output.sha256 == sha256(b"0\n1\n2\n")
 
 
 @pytest.mark.slow
