@@ -73,7 +73,8 @@ class Trainer(Protocol):
     Attributes:
         step: Agent steps taken.
         episodes: Episodes finished.
-        loss: Mean loss of the last minibatch, None before the first.
+        loss: Loss of the last minibatch, None before the first: DQN's mean over transitions,
+            R2D2's mean over sequences, IMPALA's sum over the batch.
         actions: Number of actions.
         online: Parameters theta.
     """

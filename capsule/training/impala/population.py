@@ -107,7 +107,7 @@ class MemberGeneration:
 
     @property
     def fitness(self) -> float | None:
-        """Generation of the weights it began with; None for new ones."""
+        """Fitness of the weights it began with; None if it was not known yet."""
         return self.rival_score if self.copied else self.score
 
 

@@ -72,7 +72,7 @@ class Trace:
         Args:
             step: Agent steps done.
             streams: Every stream; folded into one digest, or named one by one beside ``tensors``.
-            loss: Mean loss of the last minibatch.
+            loss: Loss of the last minibatch, as the trainer reduces it.
             minibatch: Digest of the last minibatch as the replay memory gave it.
             generations: Name to document of each that began in a population.
             unrolls: Name to digest of each unroll that was trained on.
