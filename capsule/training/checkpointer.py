@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from capsule.experiment import contract
 from capsule.experiment.contract import Checkpoint, CheckpointIndex
 from capsule.experiment.spec import StreamName, TrainingSpec
-from capsule.experiment.states import ResumeState
+from capsule.experiment.states import RESUME, ResumeState
 from capsule.training.state.checkpoint import (
-    RESUME,
     damaged,
     load_resume_state,
     save_resume_state,

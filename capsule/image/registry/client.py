@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import IO, Any, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
@@ -210,7 +211,7 @@ class Repository(HttpClient):
             raise self._denied()
         with self._reachable():
             answer = self._session.get(realm, params=facts, auth=self._login, timeout=_TIMEOUT_S)
-        if answer.status_code >= requests.codes.server_error:
+        if answer.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
             raise self._unavailable(f"{realm}: {answer.status_code}")
         try:
             document = answer.json() if answer.ok else {}
