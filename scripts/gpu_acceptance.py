@@ -72,6 +72,8 @@ BENCHMARKS = {
 }
 READ_BACK = (contract.RUNTIME, contract.FAILURE)
 LOG_BYTES = 64 << 10  # of the log of a failed run, from its end
+# Of a file of a bundle. Networks and layers are larger, and GitHub takes attachments up to 25 MB.
+MEMBER_BYTES = 2 << 20
 KEY = "key"
 NAMESPACE = "capsule-gpu-acceptance"  # of the report's signature
 LONGEST = 3_600  # seconds of one step
@@ -245,7 +247,7 @@ def _compared(acceptance: Acceptance, title: str, usual: Step, other: Step) -> s
 
 
 def pack(acceptance: Acceptance, summary: Sequence[str]) -> Path:
-    """Write the report and all bundles into one archive."""
+    """Write the report, and what it is based on, into one archive."""
     folder = acceptance.folder
     described = acceptance.do("the commit", "git", "-C", ROOT, "describe", "--always", "--dirty")
     commit = described.output.strip() or "an unknown commit"
@@ -260,12 +262,24 @@ def pack(acceptance: Acceptance, summary: Sequence[str]) -> Path:
     }
     (folder / "report.json").write_text(json.dumps(document, indent=1) + "\n")
     archive = folder.with_name(f"{folder.name}.tar.gz")
-    names = ("report.md", "report.json", f"{KEY}.pub", "*.report.json", "runs/*/*.capsule.tar")
+    names = ("report.md", "report.json", f"{KEY}.pub", "*.report.json")
     paths = {path for name in names for path in folder.glob(name)} | set(_of_failed(folder))
     with tarfile.open(archive, "w:gz") as stream:
         for path in sorted(paths):
             stream.add(path, arcname=f"{folder.name}/{path.relative_to(folder)}")
+        for bundle in sorted(folder.glob("runs/*/*.capsule.tar")):
+            _add_small_members(bundle, stream, f"{folder.name}/{bundle.relative_to(folder)}")
     return archive
+
+
+def _add_small_members(bundle: Path, stream: tarfile.TarFile, place: str) -> None:
+    """Add a bundle's claims, trace and other small files below ``place``."""
+    with tarfile.open(bundle) as opened:
+        for member in opened:
+            if member.size <= MEMBER_BYTES:
+                content = opened.extractfile(member)
+                member.name = f"{place}/{member.name}"
+                stream.addfile(member, content)
 
 
 def _of_failed(folder: Path) -> Iterator[Path]:

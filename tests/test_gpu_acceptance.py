@@ -1,5 +1,6 @@
 """What ``scripts/gpu_acceptance.py`` packs, with steps that only seem to run."""
 
+import io
 import json
 import subprocess
 import tarfile
@@ -8,7 +9,7 @@ import pytest
 
 from capsule.bundle.keys import generate
 from scripts import gpu_acceptance
-from scripts.gpu_acceptance import KEY, NAMESPACE, Acceptance, Step, main
+from scripts.gpu_acceptance import KEY, MEMBER_BYTES, NAMESPACE, Acceptance, Step, main
 
 
 class Played(Acceptance):
@@ -164,7 +165,11 @@ def test_a_run_that_fails_leaves_what_explains_it(accepted, tmp_path, gpus):
             (work / "runtime.json").write_text("{}")
             (work / "output.log").write_text("x" * gpu_acceptance.LOG_BYTES + "the end")
             if name == "impala":  # the only one with a bundle
-                (work.parent / "impala.capsule.tar").touch()
+                with tarfile.open(work.parent / "impala.capsule.tar", "w") as bundle:
+                    for each, size in {"claims.json": 2, "big": MEMBER_BYTES + 1}.items():
+                        member = tarfile.TarInfo(each)
+                        member.size = size
+                        bundle.addfile(member, io.BytesIO(b"x" * size))
             return super().build(name)
 
     status, _, _ = accepted(kinds=Failing)
@@ -175,5 +180,6 @@ def test_a_run_that_fails_leaves_what_explains_it(accepted, tmp_path, gpus):
     assert len(end) == gpu_acceptance.LOG_BYTES
     assert end.endswith(b"the end")
     assert "runs/r2d2/work/runtime.json" in names
-    assert "runs/impala/impala.capsule.tar" in names
+    assert "runs/impala/impala.capsule.tar/claims.json" in names
+    assert "runs/impala/impala.capsule.tar/big" not in names
     assert not any("impala/work" in name or "impala/end" in name for name in names)

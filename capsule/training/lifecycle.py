@@ -6,6 +6,7 @@ rewritten with the same bytes or appears by atomic rename.
 
 from __future__ import annotations
 
+import errno
 import secrets
 from pathlib import Path
 from threading import Event as Flag
@@ -24,6 +25,7 @@ from capsule.training.events import EventLog
 from capsule.training.own_program.program import run_program
 from capsule.training.state.run_directory import (
     Interrupted,
+    not_written,
     read_job,
     record_failure,
     record_runtime,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from capsule.training.trainer import Trainer
 
 _DRAWN_SEED = "seed.json"
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def run(directory: Path) -> None:
@@ -65,9 +68,21 @@ def run(directory: Path) -> None:
             attempt = TrainingAttempt(directory, job, stop, workers=flags.usable_cores())
             attempt.run()
     except CapsuleError as error:
-        step = None if attempt is None else attempt.learner.step
-        record_failure(directory, error, step)
+        _record_failure(directory, attempt, error)
         raise
+    except OSError as error:
+        # The trace, the events and a schedule are appended to, and reach the disk at any moment.
+        if error.errno not in _NO_ROOM:
+            raise
+        failure = not_written("a file of the run", error)
+        _record_failure(directory, attempt, failure)
+        raise failure from error
+
+
+def _record_failure(
+    directory: Path, attempt: TrainingAttempt | None, failure: CapsuleError
+) -> None:
+    record_failure(directory, failure, None if attempt is None else attempt.learner.step)
 
 
 class TrainingAttempt:

@@ -1,5 +1,6 @@
 """Whole runs in processes of their own: equal, killed, interrupted, cut short, failing."""
 
+import errno
 import random
 import shutil
 import signal
@@ -19,6 +20,7 @@ from capsule.experiment.contract import (
 )
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.trace import first_difference, trace_head
+from capsule.training import lifecycle
 from capsule.training.lifecycle import processors_of
 from capsule.training.state.checkpoint import load_tensors
 from capsule.training.state.run_directory import record_runtime
@@ -219,6 +221,16 @@ def test_a_schedule_log_that_cannot_be_written_is_named(tmp_path):
     status, errors = finish_run(directory)
     assert (status, read(directory, contract.FAILURE)["code"]) == (6, "CAP-T131")
     assert f"CAP-T131 {contract.SCHEDULE} (" in errors
+
+
+def test_a_full_disk_is_named_at_whatever_moment_it_is_noticed(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(lifecycle, "read_job", full)
+    with pytest.raises(CapsuleError, match="a file of the run cannot be written: No space left"):
+        lifecycle.run(tmp_path)
+    assert read(tmp_path, contract.FAILURE)["code"] == "CAP-T131"
 
 
 @pytest.mark.slow

@@ -112,12 +112,17 @@ def write_file(path: Path, data: bytes) -> None:
     try:
         write_atomic(path, data)
     except OSError as error:
-        raise CapsuleError(
-            "CAP-T131",
-            f"{path.name} ({len(data)} bytes) cannot be written: {error.strerror}",
-            fix="Free disk space or raise limits.disk_mb, then run again: the run resumes from "
-            "its last saved state.",
-        ) from error
+        raise not_written(f"{path.name} ({len(data)} bytes)", error) from error
+
+
+def not_written(what: str, error: OSError) -> CapsuleError:
+    """Return the error of a run that cannot write a file."""
+    return CapsuleError(
+        "CAP-T131",
+        f"{what} cannot be written: {error.strerror}",
+        fix="Free disk space or raise limits.disk_mb, then run again: the run resumes from its "
+        "last saved state.",
+    )
 
 
 def append_event(path: Path, event: Event) -> None:
