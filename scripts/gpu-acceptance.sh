@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Finds out, in about half an hour, whether Capsule works with this machine's NVIDIA GPU, and packs
-# what it found into one signed file, which can be attached to an issue.
+# Finds out, in a quarter to half an hour, whether Capsule works with this machine's NVIDIA GPU, and
+# packs what it found into one signed file, which can be attached to an issue.
 #
 # Needs NVIDIA's driver, the NVIDIA Container Toolkit beside Docker or Podman, 30 GB of disk, and what
 # scripts/setup.sh needs. Nothing is sent anywhere.
