@@ -251,7 +251,7 @@ class ArchiveReader:
     def _block(self, name: str) -> bytes:
         block = self._stream.read(BLOCK)
         if len(block) != BLOCK:
-            # A compressed bundle may be shorter than one block, and has a message of its own.
+            # A compressed bundle may be shorter than one block. It has another error.
             reject_wrapped(block)
             raise _truncated(name)
         return block

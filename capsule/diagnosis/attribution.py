@@ -139,7 +139,7 @@ def asked_findings(
     found = {}
     for report in reports:
         for use in report.sources:
-            # In a namespace of its own, a run gives its processes the same numbers each time.
+            # In a separate namespace, the processes of a run get the same numbers each time.
             pinned = use.source == "process" and numbers_pinned
             if _is_open(use, spec) and not pinned:
                 item = finding(

@@ -116,8 +116,8 @@ def parse_cluster(text: str, spec: Spec, environment: Mapping[str, str]) -> Work
             else it is ``~/.ray/auth_token``, if that is there.
 
     Raises:
-        CapsuleError: CAP-E017, it is none of these, or the token cannot be read; CAP-E018, the spec
-            has no actors to play there.
+        CapsuleError: CAP-E017, ``text`` has another form, or the token cannot be read; CAP-E018,
+            the spec has no actors to play there.
     """
     if not isinstance(spec.trainer, ImpalaTrainer):
         raise CapsuleError(

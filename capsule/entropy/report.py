@@ -205,7 +205,7 @@ def collect(directory: Path, starts: int = 1) -> EntropyReport:
         raise failure
     launch = _read(directory / REPORT, _Launch)
     # The supervisor makes a journal, and so does the interposer, which is always loaded in other
-    # modes. If there is none, the program has deleted it, and what it counted is unknown.
+    # modes. If the journal is missing, the program has deleted it, and nothing else has its counts.
     optional = launch.mode == "system" and not launch.supervised
     exists = (directory / FILE_NAME).exists()
     journal = read_journal(directory) if exists or not optional else None

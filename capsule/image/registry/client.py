@@ -69,8 +69,8 @@ class Repository(HttpClient):
             CapsuleError: CAP-I402, I403, I404: the registry does not take it.
         """
         with self._request("POST", "blobs/uploads/", accepted=(202,)) as answer:
-            # The address for the upload may be relative, and may have a query of its own, which is
-            # kept.
+            # The address for the upload may be relative. If it has a query, the digest is added to
+            # that.
             place = urljoin(answer.url, answer.headers.get("Location", ""))
         separator = "&" if urlsplit(place).query else "?"
         headers = {"Content-Type": _OCTETS, "Content-Length": str(blob.size)}

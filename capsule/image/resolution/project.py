@@ -331,8 +331,8 @@ def _git_facts(tree: _Tree, names: list[str], cache: Cache) -> LockedGit | None:
 def _git_diff(tree: _Tree, names: list[str]) -> bytes:
     """Return how files differ from the last commit; of those that are gone, only that they are."""
     diffs = []
-    # Each file has a diff of its own, so that an error names the file, and so that a file that the
-    # spec names may hold what looks like a credential.
+    # The files are compared one by one: an error names the file, and a file that the spec names may
+    # contain what looks like a credential.
     for name in names:
         diff = _git(tree.root, "diff", *_DIFF_OPTIONS, "HEAD", "--", f":(literal){name}")
         if not tree.accepts_credentials(name) and (kind := find_credential([diff])):

@@ -55,8 +55,7 @@ class MachineSources:
 
     def uv_arguments(self) -> list[str]:
         """Return the options that, with :meth:`uv_environment`, make uv see what pip sees."""
-        # Without --no-config, uv would add the sources of its own configuration files to those of
-        # pip.
+        # Without --no-config, uv would also read the sources in its configuration files.
         arguments = ["--no-config", "--index-strategy", "unsafe-best-match"]  # as pip ranks them
         if self.no_index:
             arguments.append("--no-index")

@@ -121,7 +121,7 @@ def too_many() -> CapsuleError:
     )
 
 
-def not_written(reason: str) -> CapsuleError:
+def arrival_lost(reason: str) -> CapsuleError:
     """Return the error of a program whose arrivals could not be written down."""
     return CapsuleError(
         "CAP-T131",
@@ -167,7 +167,7 @@ def _lines(files: Iterable[Path]) -> Iterator[list[Any]]:
                 yield json.loads(line)
             except ValueError as error:
                 # On a full disk, the process could not leave its error either.
-                raise not_written(f"{path.name} has an incomplete line") from error
+                raise arrival_lost(f"{path.name} has an incomplete line") from error
 
 
 def _wait(kind: str, tasks: int | None, taken: list[Any]) -> Wait:

@@ -27,7 +27,7 @@ from weakref import WeakValueDictionary
 from capsule.experiment import contract
 from capsule.experiment.arrival_log import ENTRIES_OF_WAIT, LINES, MAX_ENTRIES, NOTHING
 from capsule.experiment.errors import CapsuleError
-from capsule.training.arrivals.files import leave_error, not_repeated, not_written, too_many
+from capsule.training.arrivals.files import arrival_lost, leave_error, not_repeated, too_many
 from capsule.training.arrivals.scopes import Place, next_place
 
 NAMES = "names"  # folder with an empty file for each name and inbox that a process took
@@ -270,7 +270,7 @@ class _Lines:
             while data:
                 data = data[os.write(self._file, data) :]
         except OSError as error:
-            _reject(self._directory, not_written(str(error.strerror)))
+            _reject(self._directory, arrival_lost(str(error.strerror)))
 
 
 # Weak, so that another task can use a name or path once its owner is gone.
