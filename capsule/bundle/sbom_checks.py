@@ -46,7 +46,7 @@ def validate_sbom(data: bytes) -> None:
     except ValueError as error:
         _reject(str(error))
     objects = list(_objects(document))
-    # Bounds come before the schema, whose check would take as long as the document wants.
+    # Bounds come before the schema, because the time of that check grows with the document.
     _check_profile(objects)
     _check_schema(data)
     if document["specVersion"] != "1.6":  # the schema takes any

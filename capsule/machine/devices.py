@@ -134,7 +134,7 @@ def _named(devices: tuple[Device, ...], word: str, variables: Mapping[str, str])
     """Return the device that one word of the variable names, None if it names none or several."""
     if not word.isdecimal():
         return _one(device for device in devices if device.uuid.startswith(word))
-    # To CUDA, an index means a whole GPU. It knows the parts of one in MIG mode by their UUIDs
+    # In CUDA, an index names a whole GPU, and the parts of one in MIG mode are named by their UUIDs
     # only.
     whole = [device for device in devices if ":" not in device.place]
     # The devices are in the order of the PCI bus. CUDA's default order is by speed, and the two are
