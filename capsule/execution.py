@@ -336,8 +336,8 @@ def _execute(
         gpu.poll()
 
     exit_ = engine.run(task, on_poll=poll, poll_seconds=POLL_SECONDS)
-    # No process of the task is left. From here on, the host reads what the task wrote, and checks all
-    # of it.
+    # No process of the task is left. From here on, the host reads what the task wrote, and checks
+    # all of it.
     check_run_directory(run_directory)
     events.poll()
     # What the launcher or a replay found wrong outweighs whatever the program reports.

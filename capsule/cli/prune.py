@@ -54,9 +54,9 @@ def command(
 
     What can be deleted is shown with its size before you are asked. Without options, that is
     everything that Capsule makes again when it is needed, without any download: layers,
-    environments and unpacked images in the cache, Capsule's images that no container has, and
-    temporary folders of killed processes. With --older-than or --keep-size, images of engines stay,
-    as engines do not tell when they were last used.
+    environments, unpacked images and bytecode in the cache, Capsule's images that no container
+    has, and temporary folders of killed processes. With --older-than or --keep-size, images of
+    engines stay, as engines do not tell when they were last used.
 
     Examples:
         # Show what can be deleted.

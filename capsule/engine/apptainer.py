@@ -119,11 +119,11 @@ class ApptainerEngine(UnpackedImageEngine):
 
     @contextmanager
     def _started(
-        self, task: Task, image: Image, data: Mounts, interruptions: Interrupts
+        self, task: Task, image: Image, mounts: Mounts, interruptions: Interrupts
     ) -> Iterator[RunningProcess]:
         with (
             temporary_folder("capsule-apptainer-") as scratch,
-            started(self._start(task, image, data, scratch), task) as running,
+            started(self._start(task, image, mounts, scratch), task) as running,
         ):
             # Unlike bwrap, Apptainer does not report the number of the first process, so /proc is
             # searched.
@@ -153,19 +153,19 @@ class ApptainerEngine(UnpackedImageEngine):
             (scratch / name).write_text(accounts.replace(before, after))
             yield _mount(scratch / name, f"/etc/{name}")
 
-    def _start(self, task: Task, image: Image, data: Mounts, scratch: Path) -> Start:
+    def _start(self, task: Task, image: Image, mounts: Mounts, scratch: Path) -> Start:
         (scratch / "tmp").mkdir()
         variables, options = program_variables(task, image), list(_CONFINED)
         if task.gpus:
             # Apptainer binds the driver's libraries and the files of all devices; Capsule chooses.
             variables |= {**visible_devices(task.gpus), SEARCHED: _LIBRARIES}
             options.append("--nv")
-        mounts = (
+        shown = (
             _mount(task.run_directory.resolve(), contract.RUN_FOLDER, writable=True),
             *self._accounts(scratch),
             _mount(scratch / "tmp", _TEMPORARY, writable=True),
             *(_mount(path, path) for path in _protected()),
-            *(_mount(path, to) for path, to in data),
+            *(_mount(path, to) for path, to in mounts),
         )
         asked = {
             "command": program_command(task),
@@ -179,7 +179,7 @@ class ApptainerEngine(UnpackedImageEngine):
             (
                 *(*bound, self._program, "--silent", "exec", *options),
                 *("--hostname", variables["HOSTNAME"], "--pwd", _TEMPORARY),
-                *(word for mount in mounts for word in ("--mount", mount)),
+                *(word for mount in shown for word in ("--mount", mount)),
                 *(str(self._root), *inside),
             ),
             # No variable APPTAINER_… or SINGULARITY_… of the caller's, which would add binds and

@@ -101,7 +101,7 @@ class BubblewrapEngine(UnpackedImageEngine):
 
     @contextmanager
     def _started(
-        self, task: Task, image: Image, data: Mounts, interruptions: Interrupts
+        self, task: Task, image: Image, mounts: Mounts, interruptions: Interrupts
     ) -> Iterator[RunningProcess]:
         """Start a task, which waits in its namespaces until its limits are set from outside.
 
@@ -116,7 +116,7 @@ class BubblewrapEngine(UnpackedImageEngine):
                 "--block-fd": wait.fileno(),
                 **self._filter_option(stack),
             }
-            start = self._start(task, image, data, descriptors)
+            start = self._start(task, image, mounts, descriptors)
             running = stack.enter_context(started(start, task))
             # Otherwise _first_process() would never see the end of the pipe.
             told.close()
@@ -136,7 +136,9 @@ class BubblewrapEngine(UnpackedImageEngine):
             release.write(b"1")
             yield running
 
-    def _start(self, task: Task, image: Image, data: Mounts, descriptors: dict[str, int]) -> Start:
+    def _start(
+        self, task: Task, image: Image, mounts: Mounts, descriptors: dict[str, int]
+    ) -> Start:
         size = str(task.limits.temporary_mb << 20)
         memory = ("--perms", "1777", "--size", size, "--tmpfs")
         system = "/sys/devices/system"  # where C libraries look for processors
@@ -148,7 +150,7 @@ class BubblewrapEngine(UnpackedImageEngine):
             *(*memory, "/dev/shm", *memory, "/tmp"),  # noqa: S108 - private
             *("--tmpfs", "/sys", "--ro-bind", system, system, "--remount-ro", "/sys"),
             *("--remount-ro", "/dev", "--bind", str(task.run_directory.resolve()), "/out"),
-            *(word for path, to in data for word in ("--ro-bind", str(path), to)),
+            *(word for path, to in mounts for word in ("--ro-bind", str(path), to)),
             *("--chdir", "/tmp"),  # noqa: S108 - private
         )
         variables = program_variables(task, image)

@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from capsule.engine.bytecode import FOLDER as BYTECODE
 from capsule.engine.interface import (
     Engine,
     EngineName,
@@ -272,11 +273,11 @@ def _head(settings: dict[str, Any], network: str, workers: int) -> dict[str, Any
 
 
 def _worker(settings: dict[str, Any], network: str, number: int) -> dict[str, Any]:
-    """Return the settings of a container that plays actors: it has the token, and no more."""
+    """Return the settings of a container that plays actors, without the run directory."""
     name = f"worker-{number}"
     command = [*_NODE, "worker", str(_store(settings)), f"{HEAD}:{_PORT}", name]
-    token = [mount for mount in settings["mounts"] if mount["Target"] == TOKEN]
-    changes = {"entrypoint": command, "mounts": token, "hostname": name, "device_requests": []}
+    mounts = [mount for mount in settings["mounts"] if mount["Target"] in (TOKEN, BYTECODE)]
+    changes = {"entrypoint": command, "mounts": mounts, "hostname": name, "device_requests": []}
     return _joined(settings, network, name) | changes
 
 

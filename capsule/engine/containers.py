@@ -18,6 +18,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from capsule.engine.bytecode import NO_BYTECODE, prepare_bytecode
 from capsule.engine.cluster import in_cluster
 from capsule.engine.connection import (
     ContainerEngineName,
@@ -67,6 +68,7 @@ class ContainerEngine:
         self._version: dict[str, Any] = client.version()
         self._info: dict[str, Any] = client.info()
         self._image: str | None = None
+        self._bytecode = NO_BYTECODE
         weakref.finalize(self, client.close)  # else its sockets are reported as leaked
 
     @property
@@ -107,9 +109,9 @@ class ContainerEngine:
 
     def prepare(
         self,
-        lock: Lock,  # noqa: ARG002 - other engines need it
+        lock: Lock,
         image: Image | None,
-        cache: Cache,  # noqa: ARG002 - other engines need it
+        cache: Cache,
         *,
         progress: Progress,
     ) -> None:
@@ -117,7 +119,7 @@ class ContainerEngine:
 
         Raises:
             CapsuleError: CAP-E004 the engine shows another image than was loaded, CAP-E006 it
-                rejects the image or went away.
+                rejects the image or went away, CAP-E… as :func:`prepare_bytecode` raises it.
         """
         if image is None:
             raise ValueError(f"{self.name} needs an image")
@@ -129,6 +131,7 @@ class ContainerEngine:
                 self._load(image, progress)
                 found = self._find(image)
         self._image = _checked_id(found, image, self.name)
+        self._bytecode = prepare_bytecode(self, lock, image, cache, progress)
 
     def run(self, task: Task, *, on_poll: Callable[[], None], poll_seconds: float) -> Exit:
         """Execute a task in a container of the prepared image, by the image's id.
@@ -152,7 +155,7 @@ class ContainerEngine:
             data_mounts(task.data) as mounts,
         ):
             self._remove_leftovers(task.run_directory)
-            plain = self._settings(task, mounts)
+            plain = self._settings(self._bytecode.used_by(task), [*self._bytecode.mounts, *mounts])
             worker = partial(self._start, gpu=False)
             with in_cluster(task.cluster, plain, self._client, worker) as settings:
                 container = self._start(settings, gpu=bool(task.gpus))

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from capsule.engine.bytecode import NO_BYTECODE, prepare_bytecode
 from capsule.engine.data import Mounts, data_mounts, data_variables
 from capsule.engine.interface import Exit, Progress, Task
 from capsule.engine.process import RunningProcess
@@ -31,6 +32,7 @@ class UnpackedImageEngine(ABC):
 
     def __init__(self) -> None:
         self._image: Image | None = None
+        self._bytecode = NO_BYTECODE
         self._root = Path()
 
     @property
@@ -48,9 +50,9 @@ class UnpackedImageEngine(ABC):
 
     @abstractmethod
     def _started(
-        self, task: Task, image: Image, data: Mounts, interruptions: Interrupts
+        self, task: Task, image: Image, mounts: Mounts, interruptions: Interrupts
     ) -> AbstractContextManager[RunningProcess]:
-        """Start a task with data sets mounted; afterwards nothing of it is left.
+        """Start a task with what is mounted read-only; afterwards nothing of it is left.
 
         If it is interrupted before the task has started, :func:`supervise` ends it.
         """
@@ -59,11 +61,12 @@ class UnpackedImageEngine(ABC):
     def check(self, lock: Lock) -> None:
         """See :class:`capsule.engine.interface.Engine`."""
 
-    def prepare(self, lock: Lock, image: Image | None, cache: Cache, *, progress: Progress) -> None:  # noqa: ARG002 - other engines need it
+    def prepare(self, lock: Lock, image: Image | None, cache: Cache, *, progress: Progress) -> None:
         """Unpack the image, once per set of layers.
 
         Raises:
-            CapsuleError: CAP-E004, CAP-I107 and CAP-I110 (:func:`unpacked_root`).
+            CapsuleError: CAP-E004, CAP-I107 and CAP-I110 (:func:`unpacked_root`); CAP-E… as
+                :func:`prepare_bytecode` raises it.
         """
         if image is None:
             raise ValueError(f"the engine {self.name} needs an image")
@@ -71,6 +74,7 @@ class UnpackedImageEngine(ABC):
         self._image = image
         losses = "; ".join(self._losses())
         progress(f"engine {self.name}: what a container engine would confine more: {losses}")
+        self._bytecode = prepare_bytecode(self, lock, image, cache, progress)
 
     def run(self, task: Task, *, on_poll: Callable[[], None], poll_seconds: float) -> Exit:
         """Execute a task in the unpacked image, with no network and no capabilities.
@@ -81,10 +85,13 @@ class UnpackedImageEngine(ABC):
         """
         if self._image is None:
             raise RuntimeError("prepare() was not called")
+        task = self._bytecode.used_by(task)
         with (
             interrupts() as interruptions,
-            data_mounts(task.data) as mounts,
-            self._started(task, self._image, mounts, interruptions) as running,
+            data_mounts(task.data) as data,
+            self._started(
+                task, self._image, [*self._bytecode.mounts, *data], interruptions
+            ) as running,
         ):
             ended = supervise(
                 running, task, interruptions, on_poll=on_poll, poll_seconds=poll_seconds

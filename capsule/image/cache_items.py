@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, get_args
 from capsule.host.folders import occupied_bytes
 from capsule.image.cache import Cache
 
-Derived = Literal["layers", "environments", "unpacked images", "unpacked source trees"]
+Derived = Literal["layers", "environments", "unpacked images", "unpacked source trees", "bytecode"]
 Downloaded = Literal["packages", "package indexes", "source trees", "data sets"]
 CacheKind = Derived | Downloaded
 DERIVED: tuple[Derived, ...] = get_args(Derived)  # can be made again without any download
@@ -71,6 +71,8 @@ def _places(root: Path) -> Iterator[tuple[CacheKind, list[Path]]]:
         yield "unpacked images", paths
     for paths in _together(root / "projects", ".state"):
         yield "unpacked source trees", paths
+    for paths in _together(root / "bytecode", ".state"):
+        yield "bytecode", paths
     yield from _downloaded(root)
 
 

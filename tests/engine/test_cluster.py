@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from capsule.engine import cluster as clusters
+from capsule.engine.bytecode import FOLDER
 from capsule.engine.cluster import TOKEN, OnCluster, in_cluster, parse_cluster
 from capsule.engine.interface import Exit, RemoteCluster, Task, Workers
 from capsule.experiment.contract import CLUSTER_HOSTS_VARIABLE, CLUSTER_VARIABLE
@@ -18,6 +19,7 @@ SPECS = Path(__file__).parents[2] / "specs"
 IMPALA = load_spec(SPECS / "impala-cluster-small.yaml")
 DQN = load_spec(SPECS / "dqn-breakout-small.yaml")
 OUT = {"Target": "/out", "Source": "/runs/work", "Type": "bind", "ReadOnly": False}
+COMPILED = {"Target": FOLDER, "Source": "/cache/bytecode/x", "Type": "bind", "ReadOnly": True}
 
 
 def parse(text, spec=IMPALA, **environment):
@@ -145,7 +147,7 @@ def settings_of():
         "environment": {"A": "1"},
         "hostname": "capsule",
         "labels": {"capsule.run": "x"},
-        "mounts": [OUT],
+        "mounts": [OUT, COMPILED],
         "network_mode": "none",
         "read_only": True,
         "cap_drop": ["ALL"],
@@ -161,7 +163,7 @@ def test_without_a_cluster_nothing_changes():
         assert settings is plain
 
 
-def test_workers_have_the_hardening_and_the_token_and_nothing_else_of_a_run():
+def test_workers_have_the_hardening_the_bytecode_the_token_and_nothing_else_of_a_run():
     client = FakeClient()
     with in_cluster(Workers(2), settings_of(), client, client.start) as head:
         made, first, second = client.log
@@ -173,13 +175,13 @@ def test_workers_have_the_hardening_and_the_token_and_nothing_else_of_a_run():
     assert made == "network made"
     assert client.log[3:] == ["worker-2 removed", "worker-1 removed", "network removed"]
     assert not path.exists()
-    assert [mount["Target"] for mount in head["mounts"]] == ["/out", TOKEN]
+    assert [mount["Target"] for mount in head["mounts"]] == ["/out", FOLDER, TOKEN]
     assert head["entrypoint"][-4:] == ["head", "384", "/launch", "train"]
     assert head["environment"][CLUSTER_HOSTS_VARIABLE] == "2"
     assert (head["hostname"], head["device_requests"]) == ("capsule", ["gpu"])
     for number, worker in enumerate((first, second), start=1):
         assert worker["entrypoint"][-4:] == ["worker", "384", "head:6379", f"worker-{number}"]
-        assert worker["mounts"] == [token]
+        assert worker["mounts"] == [COMPILED, token]
         assert worker["device_requests"] == []
     for each in (head, first, second):
         assert each["read_only"]
@@ -215,7 +217,7 @@ def test_a_cluster_that_is_there_is_reached_with_its_token(tmp_path):
         assert not any("secret" in value for value in settings["environment"].values())
     open_cluster = RemoteCluster("ray://head:10001", None)
     with in_cluster(open_cluster, settings_of(), FakeClient(), None) as settings:
-        assert settings["mounts"] == [OUT]
+        assert settings["mounts"] == [OUT, COMPILED]
         assert "RAY_AUTH_MODE" not in settings["environment"]
 
 

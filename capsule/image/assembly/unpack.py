@@ -18,7 +18,7 @@ from capsule.image.assembly.making import Layer, Progress
 from capsule.image.cache import Cache
 
 _LAYOUT = 2  # number of the way in which folders are made and recorded, a part of their keys
-_MOUNT_POINTS = ("data", "dev", "out", "proc", "sys", "tmp")
+_MOUNT_POINTS = ("bytecode", "data", "dev", "out", "proc", "sys", "tmp")
 _HOSTS = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
 
 

@@ -1,0 +1,141 @@
+"""The bytecode of what trainers import, made once per image by the image's own interpreter.
+
+An image has no bytecode, and a run may not write any. So each process of a run would compile
+torch's sources, which takes 2 seconds of processor time. Instead, a task that is confined as runs
+are imports what they import, and writes the bytecode to its run directory. Capsule keeps it in the
+cache, and trainers in the same image see it read-only. The bytecode is executed only where its
+sources would be, so it needs no more trust than the image. An interpreter compares the size and the
+time of a source with those in the bytecode, and compiles the source itself if they differ.
+
+Programs of users do not get it: it would be a folder and a variable that they can see.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from capsule.engine.data import Mounts
+from capsule.engine.interface import RUN_DIRECTORY, Engine, Progress, Task
+from capsule.experiment.beneath import entries_beneath, open_beneath
+from capsule.experiment.canonical import canonical_json, sha256_hex
+from capsule.experiment.lock import Lock
+from capsule.experiment.trainers import CommandTrainer
+from capsule.host.errors import CapsuleError
+from capsule.image.assembly.assemble import Image
+from capsule.image.cache import Cache
+from capsule.image.distribution import distribution_of
+
+FOLDER = "/bytecode"  # where a task sees it
+KIND = "bytecode"  # the folder of the cache
+VARIABLE = "PYTHONPYCACHEPREFIX"
+
+_LAYOUT = 1  # number of the way in which it is made, a part of its key
+_LIMITS = {"disk_mb": 512, "minutes": 10}
+# Without site (-S), whose hook for torch demands the settings of a run. Whatever a trainer needs
+# only sometimes is compiled without an import.
+_COMPILE = """\
+import compileall, sys
+sys.path.append(sys.argv[1])
+import capsule.training.__main__, torch
+for name in ("capsule", "gymnasium", "ale_py"):
+    compileall.compile_dir(f"{sys.argv[1]}/{name}", quiet=2)
+"""
+
+
+@dataclass(frozen=True)
+class Bytecode:
+    """The bytecode that tasks use.
+
+    Attributes:
+        folder: Where this machine has it; None without.
+    """
+
+    folder: Path | None
+
+    @property
+    def mounts(self) -> Mounts:
+        """What to mount, read-only."""
+        return [] if self.folder is None else [(self.folder, FOLDER)]
+
+    def used_by(self, task: Task) -> Task:
+        """Return the task with the variable by which its interpreters find the bytecode."""
+        if self.folder is None:
+            return task
+        return replace(task, environment={VARIABLE: FOLDER, **task.environment})
+
+
+NO_BYTECODE = Bytecode(None)
+
+
+def prepare_bytecode(
+    engine: Engine, lock: Lock, image: Image, cache: Cache, progress: Progress
+) -> Bytecode:
+    """Return the bytecode for runs of a lock in its image, made if there is none yet.
+
+    Args:
+        engine: Where runs are executed; it has prepared the image.
+        lock: The locked experiment.
+        image: Its image.
+        cache: Keeps the bytecode.
+        progress: Told if it has to be made, and if it cannot be.
+
+    Raises:
+        CapsuleError: CAP-E012, making it was interrupted; CAP-E… as :meth:`Engine.run` raises it.
+    """
+    if not _imports_torch(lock) or not os.access(cache.root, os.W_OK):
+        return NO_BYTECODE
+
+    def make(folder: Path) -> None:
+        progress("compiling what trainers import")
+        with cache.scratch() as scratch:
+            written, kept = scratch / "run", scratch / "kept"
+            written.mkdir()
+            kept.mkdir()
+            ended = engine.run(_task(lock, written), on_poll=lambda: None, poll_seconds=0.1)
+            if ended.reason == "interrupted":
+                raise CapsuleError("CAP-E012", "the run was interrupted", fix="Start it again.")
+            if ended.status == 0:
+                _keep(written, kept)
+            else:
+                progress(f"this ended with status {ended.status}; each process compiles it itself")
+            kept.rename(folder)
+
+    layers = [layer.diff_id for layer in image.layers]
+    key = sha256_hex(canonical_json([_LAYOUT, *layers]))
+    return Bytecode(cache.recorded_folder(KIND, key, make))
+
+
+def _imports_torch(lock: Lock) -> bool:
+    """Tell whether the lock is for a trainer of Capsule, and its image has torch."""
+    trained = not isinstance(lock.spec.trainer, CommandTrainer)
+    return trained and any(wheel.name == "torch" for wheel in lock.image.wheels)
+
+
+def _task(lock: Lock, run_directory: Path) -> Task:
+    """Return the task that writes the bytecode to ``bytecode`` in its run directory."""
+    distribution = distribution_of(lock.spec.image)
+    options = ("-I", "-S", "-X", f"pycache_prefix={RUN_DIRECTORY}/bytecode")
+    return Task(
+        arguments=(distribution.interpreter, *options, "-c", _COMPILE, f"/{distribution.site}"),
+        run_directory=run_directory,
+        environment={},
+        limits=lock.spec.limits.model_copy(update=_LIMITS),
+    )
+
+
+def _keep(run_directory: Path, kept: Path) -> None:
+    """Copy the bytecode, and nothing else that a task may have written."""
+    for entry in entries_beneath(run_directory):
+        folder, _, name = entry.path.partition("/")
+        if folder == "bytecode" and name.endswith(".pyc") and stat.S_ISREG(entry.facts.st_mode):
+            target = kept / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with open_beneath(run_directory, entry.path) as source, target.open("xb") as copy:
+                shutil.copyfileobj(source, copy)
+    # A container's user may be another one than the owner, and this process may have any umask.
+    for path in (kept, *kept.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
