@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -169,13 +170,25 @@ def claimed(directory):
     return result, {path.name: path.read_bytes() for path in paths if path.exists()}
 
 
+@contextmanager
+def on_one_core():
+    """Have children run on one core, and so in one process.
+
+    On any core, because other processes of the tests do the same at the time.
+    """
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {secrets.choice([*cores])})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
 @pytest.fixture
 def one_core():
-    """Have children run on one core, and so in one process."""
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cores)})
-    yield
-    os.sched_setaffinity(0, cores)
+    """See :func:`on_one_core`."""
+    with on_one_core():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -19,14 +19,15 @@ from tests.training.conftest import CARTPOLE, ROOT, make_spec, merge, start_vari
 
 FAILED = ExitCode.TRAINING_FAILED
 _SERVER = """\
-import os, sys, traceback
+import os, secrets, sys, traceback
 from pathlib import Path
 import gymnasium.envs.classic_control, safetensors.numpy, torch, torch._inductor.config
 from capsule.experiment.errors import CapsuleError
 import capsule.training.impala.factory, capsule.training.r2d2.factory
 import capsule.training.dqn.learner, capsule.training.evaluation.protocol
 from capsule.training import lifecycle
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # actors play in the learner's process
+# On one processor actors play in the learner's process.
+os.sched_setaffinity(0, {secrets.choice([*os.sched_getaffinity(0)])})
 lifecycle.flags.prepare = lambda spec: None  # it refuses where torch is imported already
 for line in sys.stdin:
     if not (child := os.fork()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -118,8 +119,8 @@ def make_lock(document, code="code", wheels=None):
 
 
 def one_processor():
-    """Run on one processor: small runs are faster without processes of their own for actors."""
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    """Run on any one processor: small runs are faster without processes of their own for actors."""
+    os.sched_setaffinity(0, {secrets.choice([*os.sched_getaffinity(0)])})
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ tells. So an agent that does not read earns half of the points, and one that rea
 """
 
 import json
-import os
 from itertools import chain
 
 import gymnasium
@@ -39,6 +38,7 @@ from tests.training.conftest import (
     make_spec,
     merge,
     new_run,
+    on_one_core,
 )
 from tests.training.r2d2.test_learner import TASK as R2D2
 
@@ -363,13 +363,10 @@ def test_a_learner_goes_on_from_its_state(make):
 def babyai_run(tmp_path_factory):
     """A finished run in one process; not to be changed."""
     directory = new_run(tmp_path_factory.mktemp("language") / "one", make_spec(BABYAI))
-    status, errors = finish_run(directory, preexec_fn=on_one_processor)
+    with on_one_core():
+        status, errors = finish_run(directory, warm=False)
     assert status == 0, errors
     return directory
-
-
-def on_one_processor():
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
 @pytest.mark.slow
