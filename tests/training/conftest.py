@@ -191,6 +191,14 @@ def one_core():
         yield
 
 
+@pytest.fixture
+def warm_workers(monkeypatch):
+    """Have trainers in this process fork their workers; see :mod:`tests.training.warm_workers`."""
+    from tests.training.warm_workers import fork_workers
+
+    fork_workers(monkeypatch)
+
+
 @pytest.fixture(scope="session")
 def cartpole_run(tmp_path_factory):
     """A finished CartPole run; not to be changed."""

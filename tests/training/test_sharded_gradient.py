@@ -27,7 +27,8 @@ from capsule.training.sharded_gradient import (
 from tests.training.conftest import claimed, finish_run, make_spec, new_run, read, start_run
 from tests.training.impala.trainers import IMPALA, SHARDS, Trainers, digests, saved
 
-pytestmark = pytest.mark.usefixtures("one_thread", "importable")
+# The processes of a run, further below, are spawned.
+pytestmark = pytest.mark.usefixtures("one_thread", "importable", "warm_workers")
 
 UPDATES = 4
 

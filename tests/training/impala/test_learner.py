@@ -33,8 +33,10 @@ from tests.training.conftest import (
 )
 from tests.training.impala import tasks as impala_tasks
 from tests.training.impala.conftest import TASK
+from tests.training.warm_workers import fork_workers
 
-pytestmark = pytest.mark.usefixtures("deterministic", "importable")
+# The processes of runs, further below, are spawned.
+pytestmark = pytest.mark.usefixtures("deterministic", "importable", "warm_workers")
 
 
 COUNTING = merge(
@@ -321,6 +323,7 @@ def noisy(tmp_path_factory):
     ):
         patch.syspath_prepend(ROOT)
         patch.setenv("COUNTING_SLEEP", "1.5")
+        fork_workers(patch)
         live = train(build(COUNTING, workers=2, trainer=LIVE))
         return SimpleNamespace(trace=trace_of(live), results=results(live), log=log_of(live))
 

@@ -302,6 +302,7 @@ def test_the_replay_memory_finds_every_recurrent_state_that_it_needs():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "numbers"), [("cartpole", (1, 2, 4)), ("breakout", (1, 2))])
+@pytest.mark.usefixtures("warm_workers")
 def test_any_number_of_processes_gives_the_same_bits(name, numbers, start):
     settings = settings_of(name, actors=5, network=recurrent(name), steps=15)
     first, second = (parameters_of(settings, seed) for seed in (1, 2))
@@ -342,6 +343,7 @@ def test_in_batches_of_its_own_size_a_worker_would_show_in_such_a_network():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "processes"), [("cartpole", 2), ("breakout", 1)])
+@pytest.mark.usefixtures("warm_workers")
 def test_restored_actors_go_on_as_if_nothing_had_happened(name, processes, start):
     settings = settings_of(name, actors=3, steps=33)
     parameters = parameters_of(settings)
@@ -462,6 +464,7 @@ def check_death(actors, who):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_workers")
 def test_a_process_killed_while_it_acts_is_named(start):
     settings = settings_of(steps=1_000_000, actors=1)
     actors = start(settings, 2)
@@ -486,6 +489,7 @@ def test_orders_to_stop_are_the_trainers_but_a_kill_is_a_kill(start):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_workers")
 def test_an_exception_in_a_process_is_told_with_its_settings(start):
     network = recurrent("cartpole")
     settings = settings_of(actors=1, network=TellingNetwork(**vars(network)))
@@ -498,6 +502,7 @@ def test_an_exception_in_a_process_is_told_with_its_settings(start):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_workers")
 def test_a_foreseen_failure_keeps_its_code(start):
     environment = ENVIRONMENTS["breakout"].model_copy(update={"game": "no_such_game"})
     settings = settings_of("breakout", actors=4)
@@ -511,6 +516,7 @@ def test_a_foreseen_failure_keeps_its_code(start):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_workers")
 def test_a_process_that_cannot_keep_the_numerics_is_refused(start):
     settings = settings_of(actors=1)
     actors = start(settings, 2, numerics="portable-v3")  # no maths shim is preloaded here

@@ -306,9 +306,11 @@ def evidence(trainer):
 @pytest.mark.slow
 @BOTH
 def test_a_run_learns_the_same_bits_in_either_mode_on_any_number_of_replicas(
-    products, begin, monkeypatch
+    products, begin, monkeypatch, request
 ):
     """Under the libraries' products the rows of a batch are part of the result, and so set."""
+    if products is FIXED_ORDER:  # the processes of the other one are spawned, as those of runs are
+        request.getfixturevalue("warm_workers")
     monkeypatch.setattr(factory, "backend_for", lambda *_: products)
     alone = begin(**SERVED)
     expected = digests(alone, UPDATES)
@@ -327,6 +329,7 @@ def test_a_run_learns_the_same_bits_in_either_mode_on_any_number_of_replicas(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_workers")
 def test_a_run_without_the_layers_says_so(begin):
     off = {"request_seeds": False, "deterministic_routing": False}
     strict, trainer = begin(), begin(workers=2, replicas=2, determinism=off, **SERVED)
@@ -338,6 +341,7 @@ def test_a_run_without_the_layers_says_so(begin):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_workers")
 def test_a_replicas_death_is_named_and_a_run_goes_on_from_what_was_saved(begin):
     expected = digests(begin(), UPDATES)
     trainer = begin(workers=2, replicas=2, **SERVED)
@@ -356,6 +360,7 @@ def test_a_replicas_death_is_named_and_a_run_goes_on_from_what_was_saved(begin):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_workers")
 def test_a_replica_that_fails_at_its_start_says_why(begin, monkeypatch):
     broken = BrokenProducts()
     monkeypatch.setattr(factory, "backend_for", lambda *_: broken)
@@ -366,6 +371,7 @@ def test_a_replica_that_fails_at_its_start_says_why(begin, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_workers")
 def test_a_replica_that_cannot_draw_says_why(begin):
     trainer = begin(workers=2, **SERVED)
     trainer.online.flat.fill_(float("nan"))
