@@ -12,6 +12,14 @@ from pathlib import Path
 
 import pytest
 
+# A head without what no test reads: the dashboard, the autoscaler, and the copies of logs.
+HEAD = {
+    "num_cpus": 0,
+    "include_dashboard": False,
+    "include_log_monitor": False,
+    "no_monitor": True,
+}
+
 
 @cache
 def token_file():
@@ -34,30 +42,33 @@ def ray_token():
         # A worker here has variables of its own, so none that Ray starts ahead is used.
         patch.setenv("RAY_enable_worker_prestart", "0")
         patch.setenv("RAY_prestart_worker_first_driver", "0")
+        patch.setenv("RAY_enable_metrics_collection", "0")
         yield path
 
 
 @contextmanager
-def two_node_cluster(**options):
-    """Start a head without processors, and two nodes with one each; needs :func:`ray_token`.
+def cluster_of(*nodes):
+    """Start a head without processors, and nodes with one each; needs :func:`ray_token`.
+
+    Args:
+        nodes: What :meth:`ray.cluster_utils.Cluster.add_node` is given for each.
 
     Yields:
-        The cluster; its ``client_address`` is where programs outside reach it.
+        The cluster; its ``client_address`` is where programs outside reach it, and its ``nodes``
+        are those that were asked for.
     """
     from ray.cluster_utils import Cluster  # reads the variables of the token
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    head = {"num_cpus": 0, "include_dashboard": False, "ray_client_server_port": port}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # Ray leaves logs of that server open
-        started = Cluster(True, head_node_args=head)
-    started.client_address = f"ray://127.0.0.1:{port}"
-    for number in (1, 2):
-        started.add_node(wait=False, num_cpus=1, node_name=f"worker-{number}", **options)
-    started.wait_for_nodes()
+        started = Cluster(True, head_node_args={**HEAD, "ray_client_server_port": port})
     try:
+        started.client_address = f"ray://127.0.0.1:{port}"
+        started.nodes = [started.add_node(wait=False, num_cpus=1, **node) for node in nodes]
+        started.wait_for_nodes()
         yield started
     finally:
         started.shutdown()

@@ -23,14 +23,14 @@ from capsule.training.impala.actors.actor_worker import UnrollSettings
 from capsule.training.impala.actors.ray import connection, preflight
 from capsule.training.impala.actors.ray import transport as ray_transport
 from capsule.training.impala.actors.ray.preflight import pass_digest
-from capsule.training.impala.actors.ray.transport import NodeWorker, RayTransport, pins_of
+from capsule.training.impala.actors.ray.transport import RayTransport, pins_of
 from capsule.training.impala.schedule.executor import Executor
 from capsule.training.impala.schedule.sources import Live, Lockstep, Recorded
 from capsule.training.layers.backends import FIXED_ORDER, LIBRARY
 from capsule.training.networks.actor_critic import make_actor_critic_network
 from capsule.training.networks.feedforward import Parameters, initialize
 from capsule.training.state.streams import Stream
-from tests.cluster.ray_cluster import ray_token, two_node_cluster
+from tests.cluster.ray_cluster import HEAD, cluster_of, ray_token
 from tests.training.conftest import (
     BREAKOUT,
     CARTPOLE,
@@ -39,9 +39,9 @@ from tests.training.conftest import (
     make_spec,
     merge,
     new_run,
+    on_one_core,
     read,
     start_run,
-    start_variables,
 )
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.xdist_group("ray")]
@@ -50,6 +50,8 @@ ACTORS, BATCH, UPDATES = 5, 3, 12
 SEEDS = SeedsSpec(root=3)
 SPEC = make_spec(CARTPOLE, accelerator={"numerics": "native"})
 PINS = pins_of(SPEC, "native")
+PORTABLE_PINS = pins_of(make_spec(CARTPOLE, determinism={"hash_seed": 7}), "portable-v3")
+NODES = ("node worker-1 (", "node odd (")  # begins of messages
 OTHER_NUMERICS = {"MKL_CBWR": "COMPATIBLE", "ATEN_CPU_CAPABILITY": "default"}
 TRAINER = {
     "algorithm": "impala",
@@ -68,6 +70,15 @@ RUN = merge(
         "recording": {"trace_interval": 40, "tensor_interval": 400, "checkpoint_interval": 1_000},
     },
 )
+# An update through the client of Ray takes several times as much work as one without it.
+SHORT_RUN = merge(
+    RUN,
+    {
+        "trainer": {"total_steps": 1_600},
+        "evaluation": {"interval": 800},
+        "recording": {"checkpoint_interval": 800},
+    },
+)
 
 
 @pytest.fixture(scope="module")
@@ -79,33 +90,73 @@ def token():
 
 @pytest.fixture(scope="module")
 def cluster(token):
-    """A head that plays nothing, and two nodes with one processor each."""
-    with two_node_cluster() as started:
+    """A head that plays nothing, and two nodes with one processor each.
+
+    The second has other numerics, and is lost in one of the last tests.
+    """
+    odd = {"node_name": "odd", "env_vars": OTHER_NUMERICS}
+    with cluster_of({"node_name": "worker-1"}, odd) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
 def odd(cluster):
-    """A third node with one processor and other numerics, which a test may lose."""
-    node = cluster.add_node(num_cpus=1, node_name="odd", env_vars=OTHER_NUMERICS)
-    yield node
-    if node in cluster.worker_nodes:
-        cluster.remove_node(node)
+    """The node with other numerics."""
+    return cluster.nodes[1]
+
+
+class Starter:
+    """Starts actors on a cluster, at most one transport at a time.
+
+    The transport that a test has left open is given to the next one, if that wants as many
+    processes with the same pins. The start of a process takes two seconds of processor time.
+    """
+
+    def __init__(self, cluster):
+        self._cluster, self._transport, self._options = cluster, None, None
+
+    def __call__(self, settings, workers=2, pins=PINS):
+        options = {"workers": workers, "pins": pins}
+        if options == self._options and not self._transport._cluster._left:
+            prepare_again(self._transport, settings)
+            return self._transport
+        self.close()
+        address = self._cluster.address
+        self._transport = RayTransport(settings, ACTORS, cluster=address, lag=2, **options)
+        self._options = options
+        return self._transport
+
+    def close(self):
+        if self._transport is not None:
+            self._transport.close()
+        self._transport = self._options = None
+
+
+def prepare_again(transport, settings):
+    """Have the processes of a transport make new actors, as new processes would."""
+    while transport._calls:
+        transport.finished()
+    transport._settings, transport._digest = settings, pass_digest(settings)
+    transport._snapshots = {}
+    transport.publish({})
+    for worker in transport._workers:
+        worker.known = set()
+        answer = worker.handle.prepare.remote(settings, worker.played, transport._pins)
+        transport._admit(worker, answer)
+
+
+@pytest.fixture(scope="module")
+def start(cluster):
+    """A function that starts actors on the cluster; see :class:`Starter`."""
+    starter = Starter(cluster)
+    yield starter
+    starter.close()
 
 
 @pytest.fixture
-def start(cluster):
-    """A function that starts actors on the cluster."""
-    started = []
-
-    def begin(settings, **options):
-        options = {"cluster": cluster.address, "workers": 2, "lag": 2, "pins": PINS, **options}
-        started.append(RayTransport(settings, ACTORS, **options))
-        return started[-1]
-
-    yield begin
-    for transport in started:
-        transport.close()
+def no_transport(start):
+    """Leave the processors of the cluster to others."""
+    start.close()
 
 
 def settings_of(document=CARTPOLE, products=FIXED_ORDER, **changes):
@@ -175,102 +226,32 @@ def test_lockstep_on_a_cluster_has_the_bits_of_one_process(workers, start):
 @pytest.mark.slow
 def test_frames_of_a_game_come_back_as_they_were(start):
     settings = settings_of(BREAKOUT)
-    made = play(start(settings, workers=1), lockstep(updates=4), settings, updates=4)
+    made = play(start(settings, 1, PORTABLE_PINS), lockstep(updates=4), settings, updates=4)
     assert made.digest == serial(settings, lockstep(updates=4), updates=4).digest
 
 
 @pytest.mark.slow
-def test_a_live_schedule_is_replayed_on_any_transport(start):
+def test_workers_have_the_variables_of_the_run_before_they_start(start):
+    """And under a portable profile, though this process is under none."""
     settings = settings_of()
-    transport = start(settings)
-    live = play(transport, Live(ACTORS, BATCH, 2), settings)
+    transport = start(settings, 1, PORTABLE_PINS)
+    assert PORTABLE_PINS.variables["PYTHONHASHSEED"] == "7"
+    assert PORTABLE_PINS.variables["LD_PRELOAD"].endswith("libcapsule-math.so")
+    made = play(transport, lockstep(updates=4), settings, updates=4)
+    assert made.digest == serial(settings, lockstep(updates=4), updates=4).digest
+
+
+@pytest.mark.slow
+def test_a_variable_that_does_not_reach_a_worker_is_found(start):
+    settings = settings_of()
+    transport = start(settings, 1, PORTABLE_PINS)
+    in_worker = transport._workers[0].handle.__ray_call__.remote
+    transport._ray.get(in_worker(lambda _: os.environ.update(PYTHONHASHSEED="5")))
+    with pytest.raises(CapsuleError) as failure:
+        prepare_again(transport, settings)
     transport.close()
-    log = log_of(live.slots)
-    assert serial(settings, Recorded(log, 2)).digest == live.digest
-    assert play(start(settings, workers=1), Recorded(log, 2), settings).digest == live.digest
-
-
-@pytest.mark.slow
-def test_it_goes_on_from_snapshots(start):
-    settings = settings_of()
-    whole = serial(settings, lockstep())
-    first = serial(settings, lockstep(), updates=6).executor
-    transport = start(settings)
-    second = Executor(lockstep(), transport, ACTORS)
-    second.restore(first.snapshots, first.trained, first.versions)
-    again = Executor(lockstep(), Serial(settings, ACTORS, lag=1), ACTORS)
-    again.restore(first.snapshots, first.trained, first.versions)
-    found = []
-    for executor in (second, again):
-        executor.publish(6, first.versions[6])
-        items = executor.collect(6)
-        found.append([(item.actor, item.number, item.unroll.digest()) for item in items])
-    assert found[0] == found[1]
-    assert whole.slots[18:21] == [(actor, 1) for actor, _, _ in found[0]]
-
-
-# --- losses ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_killed_costs_no_bit(start):
-    settings = settings_of()
-    transport = start(settings)
-    made = play(transport, lockstep(), settings, during=killer(transport, [3, 4, 8]))
-    assert made.digest == serial(settings, lockstep()).digest
-    assert made.digest != serial(settings, lockstep(lag=2)).digest
-
-
-def killer(transport, updates):
-    """Return a function that kills the process of a worker before each of some updates."""
-
-    def kill(update):
-        if update in updates:
-            worker = transport._workers[update % 2]
-            pid = transport._ray.get(worker.handle.__ray_call__.remote(lambda _: os.getpid()))
-            os.kill(pid, signal.SIGKILL)
-            with pytest.raises(transport._ray.exceptions.RayActorError):
-                transport._ray.get(worker.handle.__ray_call__.remote(lambda _: None))
-
-    return kill
-
-
-@pytest.mark.slow
-def test_an_exception_in_a_worker_is_told_and_one_that_is_always_lost_is_given_up(
-    start, monkeypatch, tmp_path
-):
-    class Dying:
-        """Without the package of :class:`NodeWorker`, whose import is the work of a start."""
-
-        def prepare(self, *_):
-            if not died.exists():
-                died.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            return "", digest
-
-        def restore(self, _):
-            pass
-
-        def play(self, *_):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    settings, died = settings_of(), tmp_path / "died"
-    transport = start(settings, workers=1)
-    digest = transport._digest
-    transport.publish({0: np.zeros(3, np.float32)})
-    transport.begin([ray_transport.ActorRequest(1, 0)])
-    with pytest.raises(CapsuleError) as failure:
-        transport.finished()
-    assert failure.value.code == "CAP-T332"
-    assert "RuntimeError" in failure.value.message
-    assert failure.value.message.startswith("node worker-")
-    monkeypatch.setattr(ray_transport, "NodeWorker", Dying)
-    transport._ray.kill(transport._workers[0].handle)
-    with pytest.raises(CapsuleError) as failure:
-        play(transport, lockstep(), settings)
-    assert failure.value.code == "CAP-T354"
-    assert "(actors 0 to 4) was lost 4 times in a row: ActorDiedError" in failure.value.message
-    assert failure.value.exit_code == ExitCode.TRAINING_FAILED
+    assert failure.value.code == "CAP-T101"
+    assert "PYTHONHASHSEED" in failure.value.message
 
 
 # --- refusals -------------------------------------------------------------------------------------
@@ -279,66 +260,19 @@ def test_an_exception_in_a_worker_is_told_and_one_that_is_always_lost_is_given_u
 @pytest.mark.slow
 def test_a_node_with_other_numerics_is_refused_by_name(start, odd):
     with pytest.raises(CapsuleError) as failure:
-        start(settings_of(products=LIBRARY), workers=3)
+        start(settings_of(products=LIBRARY))
     assert failure.value.code == "CAP-T351"
     assert failure.value.message.startswith(f"node odd ({odd.node_id[:8]}) (actor")
     assert failure.value.exit_code == ExitCode.INCONCLUSIVE
 
 
 @pytest.mark.slow
-def test_sums_of_our_own_have_these_bits_on_that_node_too_whose_loss_costs_no_bit(
-    start, cluster, odd
-):
-    settings = settings_of()
-    transport = start(settings, workers=3)
-    assert odd.node_id in {worker.node for worker in transport._workers}
-
-    def lose(update):
-        if update == 4:
-            cluster.remove_node(odd, allow_graceful=False)
-
-    made = play(transport, lockstep(), settings, during=lose)
-    assert odd.node_id not in {worker.node for worker in transport._workers}
-    assert made.digest == serial(settings, lockstep()).digest
-    # The head gives work to a node until it knows that the node is gone: a worker of the next test
-    # would be lost at once, and start again wherever there is no free processor, as on the head.
-    cluster.wait_for_nodes(timeout=120)
-
-
-@pytest.mark.slow
 def test_a_node_that_cannot_keep_the_profile_is_refused_by_name(start):
-    portable = pins_of(make_spec(CARTPOLE), "portable-v3")
-    variables = {**portable.variables, "LD_PRELOAD": ""}
+    variables = {**PORTABLE_PINS.variables, "LD_PRELOAD": ""}
     with pytest.raises(CapsuleError) as failure:
-        start(settings_of(), workers=1, pins=portable._replace(variables=variables))
+        start(settings_of(), 1, PORTABLE_PINS._replace(variables=variables))
     assert failure.value.code == "CAP-T108"
-    assert failure.value.message.startswith("node worker-")
-
-
-@pytest.mark.slow
-def test_workers_have_the_variables_of_the_run_before_they_start(start):
-    """And under a portable profile, though this process is under none."""
-    portable = pins_of(make_spec(CARTPOLE, determinism={"hash_seed": 7}), "portable-v3")
-    settings = settings_of()
-    transport = start(settings, workers=1, pins=portable)
-    assert portable.variables["PYTHONHASHSEED"] == "7"
-    assert portable.variables["LD_PRELOAD"].endswith("libcapsule-math.so")
-    made = play(transport, lockstep(updates=4), settings, updates=4)
-    assert made.digest == serial(settings, lockstep(updates=4), updates=4).digest
-
-
-@pytest.mark.slow
-def test_a_variable_that_does_not_reach_a_worker_is_found(monkeypatch, start):
-    class Forgetful(NodeWorker):
-        def prepare(self, settings, played, pins):
-            os.environ["PYTHONHASHSEED"] = "5"
-            return super().prepare(settings, played, pins)
-
-    monkeypatch.setattr(ray_transport, "NodeWorker", Forgetful)
-    with pytest.raises(CapsuleError) as failure:
-        start(settings_of(), workers=1)
-    assert failure.value.code == "CAP-T101"
-    assert "PYTHONHASHSEED" in failure.value.message
+    assert failure.value.message.startswith(NODES)
 
 
 @pytest.mark.slow
@@ -369,36 +303,42 @@ def test_an_address_without_a_cluster_is_refused(address, token):
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """What a run without a cluster claims."""
-    return whole_run(tmp_path_factory.mktemp("alone") / "run")
+    with on_one_core():
+        return whole_run(tmp_path_factory.mktemp("alone") / "run")
 
 
 def variables_of(cluster):
+    """Return the variables of a run's process that its spec does not have."""
     names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
     token = {name: os.environ[name] for name in names}
-    return {**start_variables(make_spec(RUN)), **token, contract.CLUSTER_VARIABLE: cluster.address}
+    return {**token, contract.CLUSTER_VARIABLE: cluster.address}
 
 
-def whole_run(directory, **options):
+def whole_run(directory, document=RUN, **options):
     if not directory.exists():
-        new_run(directory, make_spec(RUN))
+        new_run(directory, make_spec(document))
     status, errors = finish_run(directory, **options)
     assert status == 0, errors
     return claimed(directory)
 
 
+@pytest.mark.usefixtures("no_transport")
 @pytest.mark.soak  # the next test shows it from outside
 def test_a_run_on_a_cluster_claims_what_it_claims_without(cluster, alone, tmp_path, token):
     directory = tmp_path / "run"
-    assert whole_run(directory, environment=variables_of(cluster)) == alone
+    assert whole_run(directory, added=variables_of(cluster), warm=False) == alone
     kept = [path.read_bytes() for path in directory.rglob("*") if path.is_file()]
     assert not any(token.read_bytes() in content for content in kept)
 
 
 @pytest.mark.slow
-def test_a_run_reaches_a_cluster_from_outside(cluster, alone, tmp_path):
+@pytest.mark.usefixtures("no_transport")
+def test_a_run_reaches_a_cluster_from_outside(cluster, tmp_path):
     outside = {contract.CLUSTER_VARIABLE: cluster.client_address}
     variables = {**variables_of(cluster), **outside, contract.CLUSTER_HOSTS_VARIABLE: "2"}
-    assert whole_run(tmp_path / "run", environment=variables) == alone
+    found = whole_run(tmp_path / "run", SHORT_RUN, added=variables, warm=False)
+    with on_one_core():
+        assert found == whole_run(tmp_path / "alone", SHORT_RUN)
 
 
 def test_names_of_clients_are_not_of_the_runs_randomness(monkeypatch, token):
@@ -437,7 +377,7 @@ def test_a_run_without_the_token_is_refused(cluster, tmp_path):
     variables = variables_of(cluster)
     wrong = tmp_path / "wrong"
     wrong.write_text("0" * 64)
-    status, _ = finish_run(directory, environment={**variables, "RAY_AUTH_TOKEN_PATH": str(wrong)})
+    status, _ = finish_run(directory, added={**variables, "RAY_AUTH_TOKEN_PATH": str(wrong)})
     assert status == ExitCode.NO_ENGINE
     failure = read(directory, contract.FAILURE)
     assert failure["code"] == "CAP-T352"
@@ -448,9 +388,9 @@ def test_a_run_whose_cluster_loses_its_head_is_resumed_without_it(alone, tmp_pat
     from ray.cluster_utils import Cluster
 
     directory = new_run(tmp_path / "run", make_spec(RUN))
-    doomed = Cluster(True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    doomed = Cluster(True, head_node_args={**HEAD, "num_cpus": 1})
     try:
-        process = start_run(directory, environment=variables_of(doomed))
+        process = start_run(directory, added=variables_of(doomed))
         wait_for(directory / contract.CHECKPOINTS / "step-000000002000.json", process)
         doomed.head_node.kill_gcs_server(check_alive=False)
         _, errors = process.communicate(timeout=1_000)
@@ -460,7 +400,8 @@ def test_a_run_whose_cluster_loses_its_head_is_resumed_without_it(alone, tmp_pat
     failure = read(directory, contract.FAILURE)
     assert failure["code"] == "CAP-T353"
     assert 2_000 <= failure["step"] < 20_000
-    assert whole_run(directory) == alone
+    with on_one_core():
+        assert whole_run(directory) == alone
 
 
 def wait_for(path, process):
@@ -469,6 +410,125 @@ def wait_for(path, process):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+# --- losses of nodes and workers ------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_sums_of_our_own_have_these_bits_on_that_node_too_whose_loss_costs_no_bit(
+    start, cluster, odd
+):
+    settings = settings_of()
+    transport = start(settings)
+    assert odd.node_id in {worker.node for worker in transport._workers}
+
+    def lose(update):
+        if update == 4:
+            cluster.remove_node(odd, allow_graceful=False)
+            # The head gives work to a node until it knows that the node is gone: the worker that
+            # begins in place of the lost one would be lost at once.
+            cluster.wait_for_nodes(timeout=120)
+
+    made = play(transport, lockstep(), settings, during=lose)
+    assert odd.node_id not in {worker.node for worker in transport._workers}
+    assert made.digest == serial(settings, lockstep()).digest
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_costs_no_bit(start):
+    settings = settings_of()
+    transport = start(settings)
+    made = play(transport, lockstep(), settings, during=killer(transport, [3, 4, 8]))
+    assert made.digest == serial(settings, lockstep()).digest
+    assert made.digest != serial(settings, lockstep(lag=2)).digest
+
+
+def killer(transport, updates):
+    """Return a function that kills the process of a worker before each of some updates."""
+
+    def kill(update):
+        if update in updates:
+            worker = transport._workers[update % 2]
+            pid = transport._ray.get(worker.handle.__ray_call__.remote(lambda _: os.getpid()))
+            os.kill(pid, signal.SIGKILL)
+            with pytest.raises(transport._ray.exceptions.RayActorError):
+                transport._ray.get(worker.handle.__ray_call__.remote(lambda _: None))
+
+    return kill
+
+
+# --- schedules and snapshots ----------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_it_goes_on_from_snapshots(start):
+    settings = settings_of()
+    whole = serial(settings, lockstep())
+    first = serial(settings, lockstep(), updates=6).executor
+    transport = start(settings)
+    second = Executor(lockstep(), transport, ACTORS)
+    second.restore(first.snapshots, first.trained, first.versions)
+    again = Executor(lockstep(), Serial(settings, ACTORS, lag=1), ACTORS)
+    again.restore(first.snapshots, first.trained, first.versions)
+    found = []
+    for executor in (second, again):
+        executor.publish(6, first.versions[6])
+        items = executor.collect(6)
+        found.append([(item.actor, item.number, item.unroll.digest()) for item in items])
+    assert found[0] == found[1]
+    assert whole.slots[18:21] == [(actor, 1) for actor, _, _ in found[0]]
+
+
+@pytest.mark.slow
+def test_a_live_schedule_is_replayed_on_any_transport(start):
+    settings = settings_of()
+    live = play(start(settings), Live(ACTORS, BATCH, 2), settings)
+    log = log_of(live.slots)
+    assert serial(settings, Recorded(log, 2)).digest == live.digest
+    assert play(start(settings, 1), Recorded(log, 2), settings).digest == live.digest
+
+
+@pytest.mark.slow
+def test_an_exception_in_a_worker_is_told_and_one_that_is_always_lost_is_given_up(
+    start, monkeypatch, tmp_path
+):
+    class Dying:
+        """Neither it nor what it is given is of the package, whose import is most of a start."""
+
+        def prepare(self, *_):
+            if not died.exists():
+                died.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return "", digest
+
+        def restore(self, _):
+            pass
+
+        def play(self, *_):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    settings, died = settings_of(), tmp_path / "died"
+    request = SimpleNamespace(actor=1, version=0)
+    transport = start(settings, 1)
+    digest = transport._digest
+    transport.publish({0: np.zeros(3, np.float32)})
+    transport.begin([request])
+    with pytest.raises(CapsuleError) as failure:
+        transport.finished()
+    assert failure.value.code == "CAP-T332"
+    assert "RuntimeError" in failure.value.message
+    assert failure.value.message.startswith(NODES)
+    monkeypatch.setattr(ray_transport, "NodeWorker", Dying)
+    transport._settings, transport._pins = None, SimpleNamespace(variables=PINS.variables)
+    transport._ray.kill(transport._workers[0].handle)
+    transport.begin([request])
+    with pytest.raises(CapsuleError) as failure:
+        transport.finished()
+    transport.close()
+    assert failure.value.code == "CAP-T354"
+    assert "(actors 0 to 4) was lost 4 times in a row: ActorDiedError" in failure.value.message
+    assert failure.value.exit_code == ExitCode.TRAINING_FAILED
 
 
 # --- the preflight --------------------------------------------------------------------------------

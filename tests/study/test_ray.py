@@ -15,19 +15,20 @@ from capsule.study.directory import StudyDirectory
 from capsule.study.ray import Ray
 from capsule.study.running import RunOptions, run_locally
 from capsule.training.impala.actors.ray import connection
-from tests.cluster.ray_cluster import ray_token, two_node_cluster
+from tests.cluster.ray_cluster import cluster_of, ray_token
 from tests.study.short_runs import write_study
 from tests.study.studies import make_lock
 
 pytestmark = pytest.mark.xdist_group("ray")
 
+NODE = {"memory": 8 << 30}
 NAME = "deterministic.1"
 FIRST, SECOND, THIRD = (f"exploration.{run}" for run in (1, 2, 3))
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    with ray_token(), two_node_cluster(memory=8 << 30) as started:
+    with ray_token(), cluster_of(NODE, NODE) as started:
         yield started
 
 
@@ -94,7 +95,7 @@ def test_the_claims_are_those_of_a_local_run_whatever_happens_meanwhile(
         if not lost and any(state.state == "running" for state in states_of(study).values()):
             lost.append(next(iter(cluster.worker_nodes)))
             cluster.remove_node(lost[0], allow_graceful=False)
-            cluster.add_node(num_cpus=1, memory=8 << 30)
+            cluster.add_node(num_cpus=1, **NODE)
 
     Ray(cluster.client_address, print).run(study, study.missing(), options, interfere)
     assert lost

@@ -110,13 +110,21 @@ def start_variables(spec):
     return environment_variables(spec) | shim
 
 
-def start_run(directory, *, environment=None, warm=None, **options):
+def start_run(directory, *, environment=None, added=None, warm=None, **options):
     """Start ``python -m capsule.training`` as an engine does.
 
     A run that is started warm begins in a process in which torch is imported already, see
     :mod:`tests.training.warm_start`: by default that of a spec's own variables. What other runs are
     compared with is started as an engine starts it.
+
+    Args:
+        directory: Of the run.
+        environment: Its variables; None: those of its spec.
+        added: Further variables, which one that is started warm sets itself.
+        warm: Whether it is started warm.
+        options: Of ``subprocess.Popen``.
     """
+    added = added or {}
     if warm is None:
         warm = environment is None and not options
     variables = environment
@@ -126,10 +134,10 @@ def start_run(directory, *, environment=None, warm=None, **options):
     base = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
     variables = {**base, "PYTHONPATH": str(ROOT), **variables}
     if warm:
-        return SERVERS_OF_THIS_PROCESS.start(directory, variables)
+        return SERVERS_OF_THIS_PROCESS.start(directory, variables, added)
     return subprocess.Popen(
         [sys.executable, "-m", "capsule.training", str(directory)],
-        env=variables,
+        env={**variables, **added},
         stderr=subprocess.PIPE,
         text=True,
         **options,

@@ -81,11 +81,12 @@ def serve(descriptor):
         connection.send(json.dumps(answer).encode())
 
 
-def run(torch, directory, processors, errors):
+def run(torch, directory, processors, errors, added):
     """Do what ``python -m capsule.training DIRECTORY`` does, as the last thing of this process."""
     with open(errors, "wb") as file:  # noqa: PTH123
         os.dup2(file.fileno(), sys.stderr.fileno())
     os.sched_setaffinity(0, processors)
+    os.environ.update(added)
     sys.meta_path.insert(0, Imported(torch))
     sys.argv = ["capsule.training", directory]
     for name in ("capsule.training.__main__", "tests.training.warm_start"):
@@ -126,7 +127,7 @@ class Server:
 class WarmRun:
     """A run's process, as ``subprocess.Popen`` shows one whose standard error is read as text."""
 
-    def __init__(self, server, directory):
+    def __init__(self, server, directory, added):
         self._server, self.returncode = server, None
         descriptor, self._errors = tempfile.mkstemp(prefix="errors-of-a-run-")
         os.close(descriptor)
@@ -134,6 +135,7 @@ class WarmRun:
             directory=str(directory),
             processors=sorted(os.sched_getaffinity(0)),
             errors=self._errors,
+            added=added,
         )
 
     def poll(self):
@@ -172,15 +174,15 @@ class Servers:
     def __init__(self):
         self._servers = OrderedDict()
 
-    def start(self, directory, variables):
-        """Start a run in a directory."""
+    def start(self, directory, variables, added):
+        """Start a run in a directory, with variables that its own start does not have."""
         key = json.dumps(variables, sort_keys=True)
         if key not in self._servers:
             while len(self._servers) >= SERVERS:
                 self._servers.popitem(last=False)[1].close()
             self._servers[key] = Server(variables)
         self._servers.move_to_end(key)
-        return WarmRun(self._servers[key], directory)
+        return WarmRun(self._servers[key], directory, added)
 
     def close(self):
         """End all servers."""
