@@ -44,7 +44,7 @@ class BaseTrainer:
         self,
         context: TrainerContext,
         shapes: Mapping[str, Shape],
-        module: OwnModule | None,
+        modules: Sequence[OwnModule],
         initialization: Initialization = "uniform",
     ) -> None:
         """Draw theta.
@@ -52,7 +52,7 @@ class BaseTrainer:
         Args:
             context: The run.
             shapes: Name to shape of the network's parameters.
-            module: The user module that is a part of the network, if one is.
+            modules: The user modules that are parts of the network.
             initialization: Distribution of the other parameters.
         """
         self._context, self._spec = context, context.spec
@@ -62,7 +62,7 @@ class BaseTrainer:
         self.loss: float | None = None
         self.online = Parameters(shapes, context.device)
         initialize(self.online, context.streams["initialization"], initialization)
-        if module is not None:
+        for module in modules:
             module.initialize(self.online.views, context.streams["initialization"])
         self._gradient = self.online.flat[:0]  # the last one, empty before the first
         self._minibatch: Sequence[tuple[NDArray[Any], ...]] = ()  # the last one, by shards

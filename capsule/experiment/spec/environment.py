@@ -80,7 +80,11 @@ class GymnasiumEnvironment(Model):
         ),
     )
     observation: str | None = Field(
-        None, description="The entry of a Dict observation that the agent sees, e.g. 'image'."
+        None,
+        description=(
+            "The entry of an observation that the agent sees, by its path, e.g. 'image' or "
+            "'camera/left'."
+        ),
     )
     frames: Literal["flat", "image"] = Field(
         "flat",
@@ -92,17 +96,24 @@ class GymnasiumEnvironment(Model):
     frame_stack: PositiveInt = Field(
         1, description="Number of most recent frames in an observation."
     )
+    images: Annotated[tuple[str, ...], Field(min_length=2)] | None = added(
+        absent=None,
+        description=(
+            "Entries of an observation that are images, instead of 'observation': each has "
+            "convolutions of its own. Example: [camera/left, camera/right]."
+        ),
+    )
     numbers: Annotated[tuple[str, ...], Field(min_length=1)] | None = added(
         absent=None,
         description=(
-            "Entries of a Dict observation that the agent sees as numbers, in addition to the "
-            "image that 'observation' names, e.g. [direction]."
+            "Entries of an observation that the agent sees as numbers, in addition to the images "
+            "that 'observation' or 'images' names, e.g. [direction]."
         ),
     )
     instruction: str | None = Field(
         None,
         description=(
-            "The entry of a Dict observation that holds an instruction in words, e.g. 'mission';"
+            "The entry of an observation that holds an instruction in words, e.g. 'mission';"
             " trainer.language reads it."
         ),
     )
@@ -118,17 +129,30 @@ class GymnasiumEnvironment(Model):
     def _consistent(self) -> GymnasiumEnvironment:
         if self.frames == "image" and self.masked_observations:
             raise ValueError("masked_observations does not apply to frames: image; remove it")
+        if self.images is not None:
+            self._check_images(self.images)
         if self.numbers is not None:
             self._check_numbers(self.numbers)
         return self
 
-    def _check_numbers(self, numbers: tuple[str, ...]) -> None:
-        if self.frames != "image" or self.observation is None:
+    def _check_images(self, images: tuple[str, ...]) -> None:
+        if self.frames != "image":
+            raise ValueError("images requires frames: image; a flat observation has every entry")
+        if self.observation is not None:
             raise ValueError(
-                "numbers requires frames: image and an entry in observation that is the image; a "
-                "flat observation has all numbers already"
+                f"images replaces observation {self.observation!r}: remove one of both"
             )
-        if len({self.observation, self.instruction, *numbers}) < len(numbers) + 2:
+        if len({self.instruction, *images}) < len(images) + 1:
+            raise ValueError("images names an entry twice, or one that is the instruction")
+
+    def _check_numbers(self, numbers: tuple[str, ...]) -> None:
+        images = self.images or (self.observation,)
+        if self.frames != "image" or None in images:
+            raise ValueError(
+                "numbers requires frames: image and an entry in observation that is the image, or "
+                "several in images; a flat observation has all numbers already"
+            )
+        if len({*images, self.instruction, *numbers}) < len(images) + len(numbers) + 1:
             raise ValueError("numbers names an entry twice, or one that is seen otherwise")
 
 

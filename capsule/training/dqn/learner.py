@@ -107,7 +107,7 @@ class DeepQLearning(BaseTrainer):
             replay: An empty memory.
         """
         self.network = make_q_network(trainer, environment, context.spec.accelerator)
-        super().__init__(context, self.network.shapes, self.network.module)
+        super().__init__(context, self.network.shapes, self.network.modules)
         self._trainer, self._environment, self._replay = trainer, environment, replay
         self.actions = environment.actions
         self.target = self.online.copy()

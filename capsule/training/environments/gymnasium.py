@@ -1,12 +1,12 @@
-"""Gymnasium environments with finitely many actions; a frame is a flat vector, or an image.
+"""Gymnasium environments with finitely many actions; a frame is a flat vector, or images.
 
 *Actions*. Where a space has several choices (``MultiDiscrete``, ``MultiBinary``), each combination
 of them is one action, numbered in C order.
 
 *Own and memory tasks* are made of these: ids that other packages or the source tree of the spec
-register (``modules``), single entries of a
-dictionary (``observation``) and numbers that the agent does not see (``hidden``). A text in a
-dictionary can be the agent's ``instruction``.
+register (``modules``), single entries of nested observations (``observation``, ``images``,
+``numbers``), named by their paths (:mod:`capsule.training.environments.entries`), and numbers that
+the agent does not see (``masked_observations``). A text can be the agent's ``instruction``.
 
 *Time limits*. An episode is truncated where the environment says so, and after the steps that its
 id is registered with: 200 for ``CartPole-v0``, 500 for ``CartPole-v1``, none for many others.
@@ -16,7 +16,8 @@ id is registered with: 200 for ``CartPole-v0``, 500 for ``CartPole-v1``, none fo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import permutations
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -27,13 +28,20 @@ from numpy.typing import NDArray
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import GymnasiumEnvironment, StreamName
 from capsule.training.environments.base import Environment, Frame, Transition, no_pictures
+from capsule.training.environments.entries import (
+    Entry,
+    Space,
+    entries_of,
+    is_image,
+    is_text,
+    not_numbers,
+)
 from capsule.training.state.frames import FrameLayout
 from capsule.training.state.source_tree import import_module
 from capsule.training.state.streams import Stream
 
 MAX_ACTIONS = 4_096  # of a product of choices: each has an output of the network
 
-_Space = spaces.Space[Any]
 _FIX = (
     "name a registered environment, such as 'CartPole-v1', and in environment.modules the module "
     "that registers it"
@@ -47,22 +55,22 @@ _FINITE = (
 class GymnasiumTask(Environment):
     """One Gymnasium environment.
 
-    A frame is float32 ``[numbers]``, an image, uint8 ``[channels, rows, columns]``, or both, packed
-    as :mod:`capsule.training.state.frames` says.
+    A frame is float32 ``[numbers]``, an image, uint8 ``[channels, rows, columns]``, or images and
+    numbers, packed as :mod:`capsule.training.state.frames` says.
 
     A flat observation is what :func:`gymnasium.spaces.flatten` returns: discrete ones are one-hot,
-    entries of a dictionary come in the order of their names. An image is an observation of uint8
-    ``[rows, columns, channels]`` or ``[rows, columns]``, and keeps its numbers. The numbers beside
-    an image are those entries of the dictionary, flattened, in the order in which the spec names
-    them.
+    entries come in the order of their space, which sorts the names of a plain dictionary. An image
+    is an entry of uint8 ``[rows, columns, channels]`` or ``[rows, columns]``, and keeps its
+    numbers. Images, and the numbers beside them, flattened, come in the order in which the spec
+    names them.
 
     Streams:
         environment: one 32-bit seed per episode, for the environment's own generator.
 
     Raises:
         CapsuleError: CAP-T214, no such environment, or spaces of another kind; CAP-T216,
-            ``observation``, ``frames``, ``numbers``, ``instruction`` or ``hidden`` does not fit
-            the observations.
+            ``observation``, ``images``, ``frames``, ``numbers``, ``instruction`` or
+            ``masked_observations`` does not fit the observations.
     """
 
     def __init__(self, spec: GymnasiumEnvironment, streams: Mapping[StreamName, Stream]) -> None:
@@ -120,7 +128,7 @@ class GymnasiumTask(Environment):
 
     def _frame_of(self, observation: Any) -> Frame:
         if self._told is not None:
-            self.instruction = observation[self._told]
+            self.instruction = self._told.of(observation)
         return self._view.frame(observation)
 
 
@@ -136,7 +144,7 @@ class _Choices(NamedTuple):
     decoded: Callable[[int], Any]
 
 
-def _choices(spec: GymnasiumEnvironment, space: _Space) -> _Choices:
+def _choices(spec: GymnasiumEnvironment, space: Space) -> _Choices:
     """Number the actions of a space; those of several choices in C order, the last one fastest."""
     if isinstance(space, spaces.Discrete):
         first = int(space.start)
@@ -180,51 +188,78 @@ class _View(NamedTuple):
     layout: FrameLayout
 
 
-def _view(spec: GymnasiumEnvironment, space: _Space) -> _View:
-    """Return the view of a spec: of an entry, of an image beside numbers, or of everything."""
-    entry, seen = spec.observation, _seen_space(spec, space)
-    view = _image_view(seen) if spec.frames == "image" else _flat_view(spec, seen)
-    if entry is None:
-        return view
-    if spec.numbers is not None:
-        return _packed_view(spec, space, entry, view)
-    return view._replace(frame=lambda observation: view.frame(observation[entry]))
+def _view(spec: GymnasiumEnvironment, space: Space) -> _View:
+    """Return the view of a spec: of an entry, of images and numbers, or of everything."""
+    if spec.images is not None:
+        images = {f"images.{n}": name for n, name in enumerate(spec.images)}
+        return _packed_view(spec, space, images)
+    if spec.observation is None:
+        entry = Entry(space, ())
+    elif spec.numbers is not None:
+        return _packed_view(spec, space, {"observation": spec.observation})
+    else:
+        entry = _named(space, "observation", spec.observation)
+    return _image_view(space, entry) if spec.frames == "image" else _flat_view(spec, space, entry)
 
 
-def _packed_view(spec: GymnasiumEnvironment, space: _Space, image: str, view: _View) -> _View:
-    """Return the view of an image with the numbers of other entries behind it."""
-    entries = dict(space) if isinstance(space, spaces.Dict) else {}
-    parts = {}
-    for name in spec.numbers or ():
-        if name not in entries or not _is_numbers(entries[name]):
-            usable = [each for each in sorted(entries) if _is_numbers(entries[each])]
-            raise _misfit(
-                f"environment.numbers: {name!r} is not an entry of numbers of {space}",
-                fix=f"name some of {', '.join(usable)}" if usable else "remove it",
-            )
-        parts[name] = entries[name]
-    layout = FrameLayout(view.shape, sum(map(spaces.flatdim, parts.values())))
+def _packed_view(spec: GymnasiumEnvironment, space: Space, images: Mapping[str, str]) -> _View:
+    """Return the view of images, by the fields that name them, with numbers behind them."""
+    seen = [_named(space, field, path) for field, path in images.items()]
+    views = [_image_view(space, entry) for entry in seen]
+    parts = _numbers(spec, space)
+    _check_apart([*seen, *parts])
+    first, *further = [view.shape for view in views]
+    numbers = sum(spaces.flatdim(part.space) for part in parts)
+    layout = FrameLayout(first, numbers, tuple(further))
 
     def frame(observation: Any) -> Frame:
-        flat = [spaces.flatten(part, observation[name]) for name, part in parts.items()]
-        numbers = np.concatenate([np.asarray(each, np.float32) for each in flat])
-        return layout.pack(view.frame(observation[image]), numbers)
+        flat = [np.asarray(spaces.flatten(each.space, each.of(observation))) for each in parts]
+        return layout.pack([view.frame(observation) for view in views], flat)
 
     return _View(layout.packed_shape, np.dtype(np.uint8), frame, layout)
 
 
-def _flat_view(spec: GymnasiumEnvironment, space: _Space) -> _View:
-    if not _is_numbers(space):
+def _numbers(spec: GymnasiumEnvironment, space: Space) -> list[Entry]:
+    """Return the entries that the agent sees as numbers beside images."""
+    entries = entries_of(space)
+    usable = [path for path, entry in entries.items() if not not_numbers(entry)]
+    for path in spec.numbers or ():
+        if path not in usable:
+            raise _misfit(
+                f"environment.numbers: {path!r} is not an entry of numbers of {space}",
+                fix=f"name some of {', '.join(sorted(usable))}" if usable else "remove it",
+            )
+    return [entries[path] for path in spec.numbers or ()]
+
+
+def _check_apart(entries: Sequence[Entry]) -> None:
+    """Reject entries of which one contains another: it would be seen twice."""
+    for inner, outer in permutations(entries, 2):
+        if outer.contains(inner):
+            raise _misfit(
+                f"environment names the entry {outer.path!r} and also {inner.path!r} inside of it",
+                fix=f"name the entries of {outer.path!r} that the agent should see, each once",
+            )
+
+
+def _flat_view(spec: GymnasiumEnvironment, space: Space, entry: Entry) -> _View:
+    """Return a view of an entry of ``space`` as one vector, without the numbers that are hidden."""
+    if obstacles := not_numbers(entry):
+        part = obstacles[0]
+        where = f"the entry {part.path!r}, {part.space}," if part.keys else "it"
+        usable = [path for path, each in entries_of(space).items() if not not_numbers(each)]
         raise _unusable(
             spec.id,
-            f"observations {space} are not supported",
-            fix="name an entry of numbers in environment.observation, or another environment",
+            f"observations {space} are not supported: {where} is not a vector of a fixed length",
+            fix="name an entry of numbers in environment.observation"
+            + (f" ({', '.join(usable)})" if usable else "")
+            + ", or use another environment",
         )
-    seen = _seen_numbers(spec, spaces.flatdim(space))
+    seen = _seen_numbers(spec, spaces.flatdim(entry.space))
     dtype = np.dtype(np.float32)
 
     def frame(observation: Any) -> Frame:
-        flat = np.asarray(spaces.flatten(space, observation), dtype)
+        flat = np.asarray(spaces.flatten(entry.space, entry.of(observation)), dtype)
         # Indexing by an array copies, so that the frame shares no memory with the environment.
         numbers: Frame = flat[seen]
         return numbers
@@ -232,21 +267,23 @@ def _flat_view(spec: GymnasiumEnvironment, space: _Space) -> _View:
     return _View(seen.shape, dtype, frame, FrameLayout(seen.shape))
 
 
-def _image_view(space: _Space) -> _View:
-    """Return a view that puts the channels of an image first."""
-    shape = space.shape or ()
-    if not (isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(shape) in (2, 3)):
+def _image_view(space: Space, entry: Entry) -> _View:
+    """Return a view of an entry of ``space`` that puts the channels of an image first."""
+    if not is_image(entry.space):
+        found = [path for path, each in entries_of(space).items() if is_image(each.space)]
         raise _misfit(
-            f"environment.frames 'image': {space} is not a Box of uint8 [rows, columns, channels]",
-            fix="use frames: flat, or name the entry that is an image in environment.observation",
+            f"environment.frames 'image': {f'the entry {entry.path!r}, ' if entry.keys else ''}"
+            f"{entry.space}, is not a Box of uint8 [rows, columns, channels]",
+            fix="use frames: flat, or name the entry that is an image in environment.observation, "
+            "or several in environment.images" + (f": {', '.join(found)}" if found else ""),
         )
 
     def frame(observation: Any) -> Frame:
-        image = np.asarray(observation)
+        image = np.asarray(entry.of(observation))
         # np.array copies in every case, so that the frame shares no memory with the environment.
         return np.array(image if image.ndim == 2 else image.transpose(2, 0, 1), order="C")
 
-    rows, columns, *channels = shape
+    rows, columns, *channels = entry.space.shape or ()
     first = (*channels, rows, columns)
     return _View(first, np.dtype(np.uint8), frame, FrameLayout(first))
 
@@ -270,41 +307,28 @@ def _make(spec: GymnasiumEnvironment) -> gymnasium.Env[Any, Any]:
         raise _unusable(spec.id, str(error)) from error
 
 
-def _seen_space(spec: GymnasiumEnvironment, space: _Space) -> _Space:
-    """Return the space of what the spec shows of the observations."""
-    if spec.observation is not None:
-        entries = dict(space) if isinstance(space, spaces.Dict) else {}
-        if spec.observation not in entries:
-            raise _misfit(
-                f"environment.observation {spec.observation!r} is not an entry of {space}",
-                fix=f"name one of {', '.join(sorted(entries))}" if entries else "remove it",
-            )
-        return entries[spec.observation]
-    return space
+def _named(space: Space, field: str, path: str) -> Entry:
+    """Return the entry of ``space`` that a field of the spec names by its path."""
+    entries = entries_of(space)
+    if path not in entries:
+        raise _misfit(
+            f"environment.{field} {path!r} is not an entry of {space}",
+            fix=f"name one of {', '.join(sorted(entries))}" if entries else "remove it",
+        )
+    return entries[path]
 
 
-def _told_entry(spec: GymnasiumEnvironment, space: _Space) -> str | None:
+def _told_entry(spec: GymnasiumEnvironment, space: Space) -> Entry | None:
     """Return which entry of ``space`` is the instruction, if any."""
-    entries = dict(space) if isinstance(space, spaces.Dict) else {}
-    # Gymnasium's Text spaces have the dtype str, whose kind is U.
-    texts = [name for name, entry in entries.items() if entry.dtype and entry.dtype.kind == "U"]
-    if spec.instruction is not None and spec.instruction not in texts:
+    if spec.instruction is None:
+        return None
+    texts = {path: entry for path, entry in entries_of(space).items() if is_text(entry.space)}
+    if spec.instruction not in texts:
         raise _misfit(
             f"environment.instruction {spec.instruction!r} is not a text of {space}",
             fix=f"name one of {', '.join(texts)}" if texts else "remove it",
         )
-    return spec.instruction
-
-
-def _is_numbers(space: _Space) -> bool:
-    """Tell whether every observation of ``space`` is the same number of numbers."""
-    if isinstance(space, spaces.Tuple):
-        return all(map(_is_numbers, space.spaces))
-    if isinstance(space, spaces.Dict):
-        return all(map(_is_numbers, space.spaces.values()))
-    return isinstance(
-        space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
-    )
+    return texts[spec.instruction]
 
 
 def _seen_numbers(spec: GymnasiumEnvironment, size: int) -> NDArray[np.int64]:

@@ -101,7 +101,7 @@ class Impala(BaseTrainer):
             replay: Keeps unrolls, where the spec has them replayed.
             inference: What answers the actors, without counts.
         """
-        super().__init__(context, network.shapes, network.torso.module, trainer.initialization)
+        super().__init__(context, network.shapes, network.torso.modules, trainer.initialization)
         self._trainer, self._inference = trainer, inference
         self._executor, self._recorder, self._replay = executor, recorder, replay
         self.network, self.actions = network, network.actions

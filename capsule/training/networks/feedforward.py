@@ -13,14 +13,16 @@ the stream ``initialization``, never from torch's generator.
 Images are kept channels-last, which was the faster layout here, and flattened in the order row,
 column, channel. That permutes the columns of the first dense layer compared with implementations
 that flatten channel first; as its weights are drawn independently, it is the same distribution.
-The numbers of packed frames (:mod:`capsule.training.state.frames`) follow the features of the
-images, as they are: those of the oldest frame of a stack first.
+Several images in a frame (:mod:`capsule.training.state.frames`) have convolutions of the same kind,
+each with parameters of its own, whose names begin with ``image1.``, ``image2.`` and so on. Their
+features follow one another. Behind them come the numbers of packed frames, as they are: those of
+the oldest frame of a stack first.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import NormalDist
@@ -39,7 +41,7 @@ from capsule.experiment.trainers import (
     OwnNetwork,
 )
 from capsule.training.layers import kernels
-from capsule.training.layers.backends import LayerBackend
+from capsule.training.layers.backends import Convolution, LayerBackend
 from capsule.training.networks.own_module import OwnModule
 from capsule.training.state.frames import FrameLayout
 from capsule.training.state.streams import Stream
@@ -60,18 +62,18 @@ class PreparedObservations(NamedTuple):
     """Observations as a network reads them.
 
     Attributes:
-        seen: float32 ``[batch, channels, height, width]`` in channels-last memory, or
-            ``[batch, features]``.
-        numbers: float32 ``[batch, frame_stack * numbers]``; None where frames are not packed.
+        seen: Of each image, float32 ``[batch, channels, height, width]`` in channels-last memory;
+            or of flat observations, ``[batch, features]``.
+        numbers: float32 ``[batch, frame_stack * numbers]``; None where there are none.
     """
 
-    seen: torch.Tensor
+    seen: Sequence[torch.Tensor]
     numbers: torch.Tensor | None
 
 
 def unpacked(
     layout: FrameLayout, observations: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[Sequence[torch.Tensor], torch.Tensor | None]:
     """Take packed frames apart; others are left as they are.
 
     Args:
@@ -81,34 +83,45 @@ def unpacked(
     Returns:
         Images, ``[batch, frame_stack, *image]``, and numbers, as of :class:`PreparedObservations`.
     """
+    if not layout.packed:
+        return (observations,), None
+    rows = observations.shape[:2]
+    *images, numbers = torch.split(observations, layout.part_bytes, -1)
+    seen = [each.reshape(*rows, *shape) for each, shape in zip(images, layout.images, strict=True)]
     if not layout.numbers:
-        return observations, None
-    bounds = layout.image_bytes
-    shape = (*observations.shape[:2], *layout.image)
-    # A copy, since the numbers behind an image of any size need not be aligned to four bytes, which
-    # a view as float32 requires.
-    numbers = observations[..., bounds:].contiguous().view(torch.float32)
-    return observations[..., :bounds].reshape(shape), numbers.flatten(1)
+        return seen, None
+    # A copy, since the numbers behind images of any size need not be aligned to four bytes, which a
+    # view as float32 requires. Of a single row, contiguous() would make no copy.
+    aligned = numbers.clone(memory_format=torch.contiguous_format)
+    return seen, aligned.view(torch.float32).flatten(1)
 
 
-def joined(features: torch.Tensor, numbers: torch.Tensor | None) -> torch.Tensor:
-    """Return features ``[batch, width]`` with the numbers of packed frames behind them."""
-    return features if numbers is None else torch.cat((features, numbers), 1)
+def joined(features: Sequence[torch.Tensor], numbers: torch.Tensor | None) -> torch.Tensor:
+    """Return features ``[batch, width]`` of all images with the numbers behind them."""
+    parts = [*features] if numbers is None else [*features, numbers]
+    return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+
+
+def prefixes(layout: FrameLayout) -> list[str]:
+    """Return the beginnings of the names of each image's parameters."""
+    if not layout.further:
+        return [""]
+    return [f"image{number}." for number in range(1, len(layout.images) + 1)]
 
 
 @dataclass(frozen=True)
 class Convolutions:
-    """A stack of convolutions, or none for flat observations.
+    """A stack of convolutions for each image, or none for flat observations.
 
     Attributes:
         shapes: Parameter name to shape, in order.
-        strides: Strides of the convolutions.
+        strides: Strides of the convolutions of an image.
         scale: Factor that brings observations to the range the network expects.
         width: Features of one observation.
         products: How its layers are computed.
         activation: What its hidden layers end in.
         layout: Layout of a frame.
-        module: What makes the features instead, if that is a user module.
+        modules: What makes the features of each image instead, if user modules do.
     """
 
     shapes: dict[str, Shape]
@@ -118,7 +131,7 @@ class Convolutions:
     products: LayerBackend
     activation: Activation
     layout: FrameLayout
-    module: OwnModule | None
+    modules: tuple[OwnModule, ...]
 
     def inputs(self, observations: torch.Tensor) -> PreparedObservations:
         """Bring observations into the network's layout and range.
@@ -127,11 +140,11 @@ class Convolutions:
             observations: uint8 or float32 ``[batch, frame_stack, *frame_shape]``.
         """
         seen, numbers = unpacked(self.layout, observations)
-        return PreparedObservations(self.prepare(seen), numbers)
+        return PreparedObservations([self.prepare(each) for each in seen], numbers)
 
     def prepare(self, seen: torch.Tensor) -> torch.Tensor:
-        """Do what :meth:`inputs` does, without the numbers of packed frames."""
-        if self.module is not None:
+        """Do what :meth:`inputs` does, for one image or for flat observations."""
+        if self.modules:
             return seen.to(torch.float32)
         if not self.strides:
             return seen.flatten(1).to(torch.float32)
@@ -141,16 +154,30 @@ class Convolutions:
         self, parameters: Mapping[str, torch.Tensor], inputs: PreparedObservations
     ) -> torch.Tensor:
         """Return what the convolutions make of the inputs, float32 ``[batch, features]``."""
-        hidden = inputs.seen
-        if self.module is not None:
-            return joined(self.module.features(parameters, hidden), inputs.numbers)
+        if self.modules:
+            own = zip(self.modules, inputs.seen, strict=True)
+            return joined([it.features(parameters, seen) for it, seen in own], inputs.numbers)
+        named = zip(prefixes(self.layout), inputs.seen, strict=True)
+        found = [self._convolved(parameters, prefix, seen) for prefix, seen in named]
+        return joined(found, inputs.numbers)
+
+    def _convolved(
+        self, parameters: Mapping[str, torch.Tensor], prefix: str, hidden: torch.Tensor
+    ) -> torch.Tensor:
+        """Return what the convolutions with names of ``prefix`` make of one image."""
         rectified = self.activation == "relu"
-        for layer, stride in enumerate(self.strides, start=1):
-            weight, bias = parameters[f"conv{layer}.weight"], parameters[f"conv{layer}.bias"]
-            hidden = self.products.convolution(hidden, weight, bias, stride, rectified=rectified)
+        for layer in self.layers(parameters, prefix):
+            hidden = self.products.convolution(hidden, *layer, rectified=rectified)
             hidden = hidden if rectified else self.activate(hidden)
-        flat = hidden.permute(0, 2, 3, 1).flatten(1) if self.strides else hidden
-        return joined(flat, inputs.numbers)
+        return hidden.permute(0, 2, 3, 1).flatten(1) if self.strides else hidden
+
+    def layers(self, parameters: Mapping[str, torch.Tensor], prefix: str) -> list[Convolution]:
+        """Return the convolutions whose parameters have names that begin with ``prefix``."""
+        names = [f"{prefix}conv{layer}" for layer in range(1, len(self.strides) + 1)]
+        return [
+            Convolution(parameters[f"{name}.weight"], parameters[f"{name}.bias"], stride)
+            for name, stride in zip(names, self.strides, strict=True)
+        ]
 
     def activate(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return what the activation makes of a hidden layer's outputs, of any shape."""
@@ -270,7 +297,7 @@ def make_network(
         products,
         stack.activation,
         layout,
-        stack.module,
+        stack.modules,
         len(widths) - 1,
     )
 
@@ -288,11 +315,7 @@ def make_convolutions(
             the user module cannot be used.
     """
     if isinstance(name, ModuleSpec):
-        module = OwnModule(name.module, (frame_stack, *layout.image))
-        width = module.width() + frame_stack * layout.numbers
-        facts = module.shapes(), (), 1.0, width, products, name.activation, layout, module
-        return Convolutions(*facts)
-    shapes: dict[str, Shape] = {}
+        return _make_modules(name, frame_stack, layout, products)
     activation: Activation = "relu"
     if isinstance(name, LayersSpec):
         convolutions = tuple((it.filters, it.kernel, it.stride) for it in name.convolutions)
@@ -300,29 +323,42 @@ def make_convolutions(
         scaled, activation = name.scaled and bool(convolutions), name.activation
     else:
         convolutions, scaled = _CONVOLUTIONS[name], name in _SCALED
-    frame_shape = layout.image
-    width = frame_stack * math.prod(frame_shape)
-    if convolutions:
-        channels = frame_stack * math.prod(frame_shape[:-2])
-        rows, columns = frame_shape[-2:]
+    shapes: dict[str, Shape] = {}
+    width = frame_stack * layout.numbers
+    for number, prefix in enumerate(prefixes(layout)):
+        image = layout.images[number]
+        channels, sides = frame_stack * math.prod(image[:-2]), image[-2:]
         for layer, (filters, kernel, stride) in enumerate(convolutions, start=1):
-            shapes |= convolution_shapes(f"conv{layer}", channels, filters, kernel)
-            if min(rows, columns) < kernel:
-                raise _too_small(name, layer, (rows, columns), frame_shape)
-            rows, columns = (1 + (side - kernel) // stride for side in (rows, columns))
+            shapes |= convolution_shapes(f"{prefix}conv{layer}", channels, filters, kernel)
+            if min(sides) < kernel:
+                raise _too_small(name, layer, sides, layout, number)
+            sides = tuple(1 + (side - kernel) // stride for side in sides)
             channels = filters
-        width = channels * rows * columns
+        width += channels * math.prod(sides)
     strides = tuple(stride for _, _, stride in convolutions)
     scale = 1 / 255 if scaled else 1.0
-    width += frame_stack * layout.numbers
-    return Convolutions(shapes, strides, scale, width, products, activation, layout, None)
+    return Convolutions(shapes, strides, scale, width, products, activation, layout, ())
+
+
+def _make_modules(
+    spec: ModuleSpec, frame_stack: int, layout: FrameLayout, products: LayerBackend
+) -> Convolutions:
+    """Describe the user modules that replace the convolutions of each image."""
+    modules = tuple(
+        OwnModule(spec.module, (frame_stack, *image), prefix)
+        for image, prefix in zip(layout.images, prefixes(layout), strict=True)
+    )
+    shapes = {name: shape for module in modules for name, shape in module.shapes().items()}
+    width = sum(module.width() for module in modules) + frame_stack * layout.numbers
+    return Convolutions(shapes, (), 1.0, width, products, spec.activation, layout, modules)
 
 
 def _too_small(
-    name: PlainName | LayersSpec, layer: int, sides: tuple[int, int], frame_shape: Shape
+    name: PlainName | LayersSpec, layer: int, sides: Shape, layout: FrameLayout, number: int
 ) -> CapsuleError:
-    rows, columns = frame_shape[-2:]
-    frames = f"frames of {rows}x{columns} are too small for its convolutions"
+    rows, columns = layout.images[number][-2:]
+    which = f" of environment.images.{number}" if layout.further else ""
+    frames = f"frames{which} of {rows}x{columns} are too small for its convolutions"
     if isinstance(name, LayersSpec):
         kernel = name.convolutions[layer - 1].kernel
         return CapsuleError(

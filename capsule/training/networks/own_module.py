@@ -41,10 +41,12 @@ class OwnModule:
     Attributes:
         source: ``MODULE:FUNCTION``.
         shape: Shape of one observation.
+        image: What the names of its parameters begin with, before :data:`PREFIX`.
     """
 
     source: str
     shape: Shape
+    image: str = ""
 
     def shapes(self) -> dict[str, Shape]:
         """Return parameter name to shape, in the module's order.
@@ -52,8 +54,8 @@ class OwnModule:
         Raises:
             CapsuleError: CAP-T244, the module cannot be made, or has what a run cannot keep.
         """
-        named = {PREFIX + name: each for name, each in self._module().named_parameters()}
-        return {name: tuple(each.shape) for name, each in named.items()}
+        named = self._module().named_parameters()
+        return {self._prefix + name: tuple(each.shape) for name, each in named}
 
     def width(self) -> int:
         """Return the number of features, by asking for those of an observation of zeros.
@@ -79,9 +81,9 @@ class OwnModule:
     def features(self, parameters: Mapping[str, torch.Tensor], seen: torch.Tensor) -> torch.Tensor:
         """Return float32 ``[batch, width]`` of float32 ``[batch, *shape]``."""
         own = {
-            name.removeprefix(PREFIX): tensor
+            name.removeprefix(self._prefix): tensor
             for name, tensor in parameters.items()
-            if name.startswith(PREFIX)
+            if name.startswith(self._prefix)
         }
         found: torch.Tensor = torch.func.functional_call(self._module(), own, (seen,))
         return found
@@ -99,7 +101,11 @@ class OwnModule:
             fresh = self._new()
         with torch.no_grad():
             for name, values in fresh.named_parameters():
-                views[PREFIX + name].copy_(values)
+                views[self._prefix + name].copy_(values)
+
+    @property
+    def _prefix(self) -> str:
+        return self.image + PREFIX
 
     def _module(self) -> nn.Module:
         """Return the module of this thread."""

@@ -47,7 +47,7 @@ from torch.nn import functional
 
 from capsule.experiment.trainers import OwnNetwork
 from capsule.training.layers import kernels
-from capsule.training.layers.backends import Convolution, LayerBackend
+from capsule.training.layers.backends import LayerBackend
 from capsule.training.networks.feedforward import (
     Convolutions,
     Shape,
@@ -56,6 +56,7 @@ from capsule.training.networks.feedforward import (
     images,
     joined,
     make_convolutions,
+    prefixes,
     unpacked,
 )
 from capsule.training.networks.own_module import OwnModule
@@ -80,8 +81,8 @@ class Torso(Protocol):
         """Features of one observation."""
 
     @property
-    def module(self) -> OwnModule | None:
-        """The user module in it, if one is."""
+    def modules(self) -> tuple[OwnModule, ...]:
+        """The user modules in it."""
 
     def features(self, parameters: Tensors, observations: torch.Tensor) -> torch.Tensor:
         """Return float32 ``[batch, width]`` of ``[batch, frame_stack, *frame_shape]``."""
@@ -231,8 +232,8 @@ class _Plain:
     dense: int
 
     @property
-    def module(self) -> OwnModule | None:
-        return self.convolutions.module
+    def modules(self) -> tuple[OwnModule, ...]:
+        return self.convolutions.modules
 
     def features(self, parameters: Tensors, observations: torch.Tensor) -> torch.Tensor:
         stack = self.convolutions
@@ -240,12 +241,13 @@ class _Plain:
         # Those with another activation are computed layer by layer.
         if stack.strides and stack.activation == "relu":
             seen, numbers = unpacked(stack.layout, observations)
-            layers = [
-                Convolution(parameters[f"conv{layer}.weight"], parameters[f"conv{layer}.bias"], s)
-                for layer, s in enumerate(stack.strides, start=1)
+            found = [
+                stack.products.rectified_convolutions(
+                    each, stack.prepare, stack.layers(parameters, prefix)
+                )
+                for prefix, each in zip(prefixes(stack.layout), seen, strict=True)
             ]
-            found = stack.products.rectified_convolutions(seen, stack.prepare, layers)
-            features = joined(found.permute(0, 2, 3, 1).flatten(1), numbers)
+            features = joined([each.permute(0, 2, 3, 1).flatten(1) for each in found], numbers)
         else:
             features = stack.features(parameters, stack.inputs(observations))
         for layer in range(1, self.dense + 1):
@@ -270,21 +272,27 @@ class _Residual:
     width: int
     products: LayerBackend
     layout: FrameLayout
-    module: None = None
+    modules: tuple[()] = ()
 
     def features(self, parameters: Tensors, observations: torch.Tensor) -> torch.Tensor:
         seen, numbers = unpacked(self.layout, observations)
-        hidden = images(seen, 1 / 255)
+        found = [
+            self._sections(parameters, prefix, images(each, 1 / 255))
+            for prefix, each in zip(prefixes(self.layout), seen, strict=True)
+        ]
+        return dense(self.products, parameters, "dense1", joined(found, numbers)).relu()
+
+    def _sections(self, parameters: Tensors, prefix: str, hidden: torch.Tensor) -> torch.Tensor:
+        """Return what the sections with names of ``prefix`` make of one image."""
         for section in range(1, len(_SECTIONS) + 1):
-            name = f"section{section}"
+            name = f"{prefix}section{section}"
             hidden = self._convolve(parameters, f"{name}.conv", hidden, rectified=False)
             hidden = _maximum(hidden)
             for block in range(1, _BLOCKS + 1):
                 inner = f"{name}.block{block}.conv"
                 change = self._convolve(parameters, f"{inner}1", hidden.relu(), rectified=True)
                 hidden = hidden + self._convolve(parameters, f"{inner}2", change, rectified=False)
-        flat = joined(hidden.relu().permute(0, 2, 3, 1).flatten(1), numbers)
-        return dense(self.products, parameters, "dense1", flat).relu()
+        return hidden.relu().permute(0, 2, 3, 1).flatten(1)
 
     def _convolve(
         self, parameters: Tensors, name: str, inputs: torch.Tensor, *, rectified: bool
@@ -297,17 +305,18 @@ class _Residual:
 def make_residual_torso(frame_stack: int, layout: FrameLayout, products: LayerBackend) -> Torso:
     """Describe the torso of IMPALA's large network for one kind of observation."""
     shapes: dict[str, Shape] = {}
-    frame_shape = layout.image
-    before = frame_stack * math.prod(frame_shape[:-2])
-    rows, columns = frame_shape[-2:]
-    for section, channels in enumerate(_SECTIONS, start=1):
-        shapes |= convolution_shapes(f"section{section}.conv", before, channels, 3)
-        for block in range(1, _BLOCKS + 1):
-            for layer in (1, 2):
-                name = f"section{section}.block{block}.conv{layer}"
-                shapes |= convolution_shapes(name, channels, channels, 3)
-        rows, columns, before = -(-rows // 2), -(-columns // 2), channels
-    fan_in = before * rows * columns + frame_stack * layout.numbers
+    fan_in = frame_stack * layout.numbers
+    for prefix, image in zip(prefixes(layout), layout.images, strict=True):
+        before = frame_stack * math.prod(image[:-2])
+        rows, columns = image[-2:]
+        for section, channels in enumerate(_SECTIONS, start=1):
+            shapes |= convolution_shapes(f"{prefix}section{section}.conv", before, channels, 3)
+            for block in range(1, _BLOCKS + 1):
+                for layer in (1, 2):
+                    name = f"{prefix}section{section}.block{block}.conv{layer}"
+                    shapes |= convolution_shapes(name, channels, channels, 3)
+            rows, columns, before = -(-rows // 2), -(-columns // 2), channels
+        fan_in += before * rows * columns
     shapes |= dense_shapes("dense1", fan_in, _RESIDUAL_UNITS)
     return _Residual(shapes, _RESIDUAL_UNITS, products, layout)
 

@@ -98,7 +98,7 @@ class R2D2(BaseTrainer):
             actors: All of them, with an episode begun each.
             replay: An empty memory.
         """
-        super().__init__(context, network.shapes, network.torso.module)
+        super().__init__(context, network.shapes, network.torso.modules)
         self._trainer, self._actors, self._replay = trainer, actors, replay
         self._stores = trainer.recurrent_state == "stored"
         self.network, self.actions = network, network.actions

@@ -156,7 +156,7 @@ def test_mlp_values_equal_torchs_layers():
 def test_inputs_are_scaled_and_channels_last():
     frames = torch.arange(2 * 4 * 84 * 84, dtype=torch.int64).remainder(256).to(torch.uint8)
     frames = frames.view(2, 4, 84, 84)
-    inputs = nature().inputs(frames).seen
+    (inputs,) = nature().inputs(frames).seen
     assert inputs.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(inputs, frames.float() / 255)
 

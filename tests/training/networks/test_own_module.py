@@ -185,6 +185,6 @@ def test_each_trainers_network_reads_it_and_the_numbers_behind(own, numbers):
     assert network.shapes["dense2.weight"] == (3, 8)
     for make in (make_recurrent_network, make_actor_critic_network):
         found = make(spec, recurrent_units=4, hidden_units=9, **common)
-        assert found.torso.module == own
+        assert found.torso.modules == (own,)
         assert found.shapes["dense1.weight"] == (8, wide)
         assert isinstance(own._module(), nn.Module)

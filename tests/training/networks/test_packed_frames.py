@@ -28,7 +28,7 @@ def seen():
     generator = np.random.default_rng(0)
     images = generator.integers(0, 256, (BATCH, STACK, *IMAGE), dtype=np.uint8)
     numbers = generator.standard_normal((BATCH, STACK, NUMBERS), dtype=np.float32)
-    packed = PACKED.pack(images, numbers)
+    packed = PACKED.pack([images], [numbers])
     return torch.from_numpy(images), torch.from_numpy(numbers), torch.from_numpy(packed)
 
 
@@ -54,22 +54,22 @@ def test_what_was_packed_is_unpacked(side, numbers, rows):
     generator = np.random.default_rng(side)
     images = generator.integers(0, 256, (rows, 2, *layout.image), dtype=np.uint8)
     values = generator.standard_normal((rows, 2, numbers)).astype(np.float32)
-    packed = layout.pack(images, values)
+    packed = layout.pack([images], [values])
     assert packed.shape == (rows, 2, *layout.packed_shape)
-    found, behind = unpacked(layout, torch.from_numpy(packed))
+    (found,), behind = unpacked(layout, torch.from_numpy(packed))
     np.testing.assert_array_equal(found.numpy(), images)
     np.testing.assert_array_equal(behind.numpy(), values.reshape(rows, 2 * numbers))
 
 
 def test_a_packed_frame_is_the_image_and_then_little_endian_numbers():
     layout = FrameLayout((1, 3), 1)
-    packed = layout.pack(np.array([[1, 2, 3]], np.uint8), np.array([-2.0], np.float32))
+    packed = layout.pack([np.array([[1, 2, 3]], np.uint8)], [np.array([-2.0])])
     assert packed.tobytes() == bytes([1, 2, 3, 0, 0, 0, 0xC0])
 
 
 def test_other_frames_are_left_as_they_are():
     observations = torch.zeros(2, 1, 4)
-    assert unpacked(FrameLayout((4,)), observations) == (observations, None)
+    assert unpacked(FrameLayout((4,)), observations) == ((observations,), None)
 
 
 @KINDS
@@ -85,7 +85,7 @@ def test_a_q_network_reads_numbers_behind_its_convolutions(seen, torso, products
     assert torch.equal(found[:, : plain.width], expected)
     assert torch.equal(found[:, plain.width :], numbers.flatten(1))
     values = network.values(parameters.views, network.inputs(packed))
-    changed = torch.from_numpy(PACKED.pack(images.numpy(), numbers.numpy() + 1))
+    changed = torch.from_numpy(PACKED.pack([images.numpy()], [numbers.numpy() + 1]))
     assert not torch.equal(values, network.values(parameters.views, network.inputs(changed)))
 
 

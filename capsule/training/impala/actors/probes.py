@@ -37,12 +37,15 @@ def probe(settings: UnrollSettings, shape: Shape) -> tuple[Parameters, Inputs, S
     streams = actor_streams(settings.seeds, 0)
     example = make_environment(settings.tasks[0], streams, training=True)
     layout = example.layout
-    frames = uniforms(stream, *shape, example.frame_stack, *layout.image)
+    rows = (*shape, example.frame_stack)
+    images = [uniforms(stream, *rows, *image) for image in layout.images]
     if example.frame_dtype == np.uint8:
-        frames = (256 * frames).to(torch.uint8)
-    if layout.numbers:
-        numbers = 2 * uniforms(stream, *shape, example.frame_stack, layout.numbers) - 1
-        frames = torch.from_numpy(layout.pack(frames.numpy(), numbers.numpy()))
+        images = [(256 * image).to(torch.uint8) for image in images]
+    frames = images[0]
+    if layout.packed:
+        numbers = 2 * uniforms(stream, *rows, layout.numbers) - 1
+        packed = layout.pack([image.numpy() for image in images], [numbers.numpy()])
+        frames = torch.from_numpy(packed)
     actions = stream.integers(network.actions, math.prod(shape)).reshape(shape)
     inputs = Inputs(
         observations=frames,
