@@ -6,6 +6,7 @@ import re
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,8 +14,13 @@ from pydantic import ValidationError
 
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import GymnasiumEnvironment
+from capsule.experiment.trainers import ConvolutionSpec, LayersSpec
 from capsule.training.environments import make_environment
 from capsule.training.environments.entries import entries_of
+from capsule.training.impala.actors.actor_worker import UnrollSettings
+from capsule.training.impala.actors.probes import probe
+from capsule.training.layers.backends import FIXED_ORDER
+from capsule.training.networks.actor_critic import make_actor_critic_network
 from capsule.training.state.frames import FrameLayout
 from capsule.training.state.streams import make_streams
 from tests.training.conftest import CARTPOLE, make_spec
@@ -149,6 +155,37 @@ def test_several_images_need_no_numbers():
     assert environment.layout == FrameLayout((3, 2, 3), 0, ((2, 2),))
     expected = LEFT.transpose(2, 0, 1).tobytes() + RIGHT.tobytes()
     assert environment.reset().tobytes() == expected
+
+
+def test_the_inputs_that_replicas_are_asked_for_are_packed():
+    images = {"images": ["camera/left", "camera/right"], "frames": "image", "frame_stack": 2}
+    for numbers in (None, ["arm"]):
+        environment = nested(**images, numbers=numbers)
+        layers = LayersSpec(convolutions=(ConvolutionSpec(filters=2, kernel=2),))
+        network = make_actor_critic_network(
+            layers,
+            frame_stack=2,
+            layout=environment.layout,
+            actions=2,
+            recurrent_units=3,
+            hidden_units=4,
+            products=FIXED_ORDER,
+        )
+        task, seeds = section(**images, numbers=numbers), make_spec(CARTPOLE).seeds
+        settings = UnrollSettings((task,), seeds, network, steps=5, rows=4)
+        parameters, inputs, _ = probe(settings, (3, 4))
+        assert inputs.observations.shape == (3, 4, 2, *environment.frame_shape)
+        assert inputs.observations.dtype == torch.uint8
+        resets = torch.zeros((3, 4), dtype=torch.bool)
+        logits, *_ = network.unroll(
+            parameters.views,
+            inputs.observations,
+            inputs.previous_actions,
+            inputs.previous_rewards,
+            inputs.states,
+            resets,
+        )
+        assert torch.isfinite(logits).all()
 
 
 def test_an_instruction_may_be_nested():
