@@ -110,7 +110,9 @@ def start_variables(spec):
     return environment_variables(spec) | shim
 
 
-def start_run(directory, *, environment=None, added=None, warm=None, **options):
+def start_run(
+    directory, *, environment=None, added=None, warm=None, interpreter=(sys.executable,), **options
+):
     """Start ``python -m capsule.training`` as an engine does.
 
     A run that is started warm begins in a process in which torch is imported already, see
@@ -122,6 +124,7 @@ def start_run(directory, *, environment=None, added=None, warm=None, **options):
         environment: Its variables; None: those of its spec.
         added: Further variables, which one that is started warm sets itself.
         warm: Whether it is started warm.
+        interpreter: The command that starts Python in a run that is not started warm.
         options: Of ``subprocess.Popen``.
     """
     added = added or {}
@@ -136,7 +139,7 @@ def start_run(directory, *, environment=None, added=None, warm=None, **options):
     if warm:
         return SERVERS_OF_THIS_PROCESS.start(directory, variables, added)
     return subprocess.Popen(
-        [sys.executable, "-m", "capsule.training", str(directory)],
+        [*interpreter, "-m", "capsule.training", str(directory)],
         env={**variables, **added},
         stderr=subprocess.PIPE,
         text=True,

@@ -17,11 +17,11 @@ from tests.training.conftest import ROOT
 PORTABLE = ["portable-v3", "portable-v3-strict", "portable-v2"]
 
 
-def python(code, profile, *, preload=True, **variables):
+def python(code, profile, *, preload=True, interpreter=(sys.executable,), **variables):
     """Run code under a profile in a new interpreter; return what it prints as JSON."""
     prelude = "import json, sys\nfrom capsule.training.determinism import cpu, torch_flags\n"
     done = subprocess.run(
-        [sys.executable, "-c", prelude + code, profile],
+        [*interpreter, "-c", prelude + code, profile],
         env={
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(ROOT),

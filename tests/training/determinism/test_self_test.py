@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from capsule.experiment.errors import CapsuleError
+from capsule.experiment.spec import ImageSpec
+from capsule.image.distribution import DISTRIBUTIONS
 from capsule.machine import self_test as machine
 from capsule.training.determinism import operator_sweep, self_test
 from capsule.training.determinism.self_test import differences, digest, expected, start_up_test
@@ -150,6 +152,18 @@ def test_golden_answers_belong_to_exact_versions():
     assert expected("portable-v3", known["libraries"]) == known["answers"]
     for name in known["libraries"]:
         assert expected("portable-v3", {**known["libraries"], name: "0"}) is None
+
+
+@pytest.mark.parametrize("profile", PORTABLE)
+@pytest.mark.parametrize("base", DISTRIBUTIONS.values(), ids=lambda each: each.name)
+def test_the_default_packages_have_golden_answers_on_every_base(profile, base):
+    versions = dict(package.split("==") for package in ImageSpec().packages)
+    libraries = {
+        "glibc": ".".join(map(str, base.glibc)),
+        "numpy": versions["numpy"],
+        "torch": f"{versions['torch']}+cpu",
+    }
+    assert expected(profile, libraries)
 
 
 def test_differences_are_named_in_golden_order():

@@ -1,0 +1,63 @@
+"""The C library of Debian 13 below this interpreter: its answers, and what trainers learn with it.
+
+The loader of the locked package ``libc6`` starts the interpreter, so that these tests need no wheel
+of torch for Debian 13's Python.
+"""
+
+import sys
+import tempfile
+
+import pytest
+
+from capsule.experiment.spec import SourcesSpec
+from capsule.image.archives.deb import deb_entries
+from capsule.image.assembly.unpack import write_entry
+from capsule.image.cache import Cache
+from capsule.image.distribution import DISTRIBUTIONS
+from capsule.image.resolution.debian import shipped_base
+from capsule.image.resolution.fetch import fetch_debian
+from tests.training.conftest import BREAKOUT, claimed, finish_run, make_spec, new_run
+from tests.training.determinism.test_cpu import PORTABLE, python
+from tests.training.determinism.test_self_test import START
+from tests.training.impala.conftest import TASK as IMPALA
+from tests.training.r2d2.test_learner import TASK as R2D2
+
+pytestmark = [pytest.mark.network, pytest.mark.slow]
+
+DEBIAN_13 = DISTRIBUTIONS["debian-13"]
+VERSION = "import os; print(json.dumps(os.confstr('CS_GNU_LIBC_VERSION')))"
+
+
+@pytest.fixture(scope="module")
+def interpreter(tmp_path_factory):
+    """The command that starts this interpreter with the C library of ``image.base: debian-13``."""
+    root, cache = tmp_path_factory.mktemp("debian-13"), Cache()
+    package = next(each for each in shipped_base(DEBIAN_13).packages if each.name == "libc6")
+    if not cache.has(package.sha256):
+        fetch_debian([package], cache, SourcesSpec(), print)
+    folders = {"."}
+    with tempfile.TemporaryFile() as scratch:
+        for entry in deb_entries(cache.package(package), package, scratch):
+            write_entry(entry, root, folders)
+    libraries = root / "usr" / "lib" / "x86_64-linux-gnu"
+    options = ("--library-path", libraries, "--argv0", sys.executable, sys.executable)
+    return (libraries / "ld-linux-x86-64.so.2", *options)
+
+
+def test_the_interpreter_has_the_c_library_of_debian_13(interpreter):
+    major, minor = DEBIAN_13.glibc
+    assert python(VERSION, "portable-v3", interpreter=interpreter) == f"glibc {major}.{minor}"
+
+
+@pytest.mark.parametrize("profile", PORTABLE)
+def test_its_answers_are_known(interpreter, profile):
+    assert python(START, profile, interpreter=interpreter).endswith(" answers as expected")
+
+
+@pytest.mark.parametrize("task", [BREAKOUT, R2D2, IMPALA], ids=lambda task: task["name"])
+def test_trainers_learn_the_same_with_it(interpreter, one_core, tmp_path, task):
+    spec = make_spec(task)
+    usual, other = new_run(tmp_path / "usual", spec), new_run(tmp_path / "other", spec)
+    assert finish_run(usual) == (0, "")
+    assert finish_run(other, warm=False, interpreter=interpreter) == (0, "")
+    assert claimed(other) == claimed(usual)
