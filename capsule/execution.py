@@ -44,6 +44,7 @@ from capsule.outcome import (
     FIXES,
     EventTail,
     GpuCheck,
+    check_earlier_attempt,
     check_run_directory,
     last_lines,
     outcome,
@@ -314,9 +315,9 @@ def _execute(
 ) -> contract.Result | contract.ProgramResult:
     """Run the training side until it ends; the caller holds the run directory."""
     data = options.data
+    check_earlier_attempt(run_directory)
     # That of an earlier attempt would be taken for this one's.
     (run_directory / contract.FAILURE).unlink(missing_ok=True)
-    # A task of an earlier attempt can have left a link under this name; a rename replaces it.
     write_atomic(run_directory / contract.JOB, options.job(lock).document())
     for name, log in options.logs().items():
         write_atomic(run_directory / name, log.read_bytes())

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from capsule.engine.interface import Exit
 from capsule.engine.supervise import RESERVE_BYTES, spoilt
 from capsule.experiment import contract
-from capsule.experiment.beneath import entries_beneath
+from capsule.experiment.beneath import FolderEntry, entries_beneath
 from capsule.experiment.canonical import open_regular
 from capsule.experiment.fields import Model
 from capsule.experiment.spec import Spec
@@ -46,16 +46,33 @@ def check_run_directory(run_directory: Path) -> None:
         CapsuleError: CAP-E041 naming something else that stands there.
     """
     for entry in entries_beneath(run_directory):
-        top, _, below = entry.path.partition("/")
-        is_file, is_folder = (check(entry.facts.st_mode) for check in (stat.S_ISREG, stat.S_ISDIR))
-        if top in contract.READ_FILES:
-            sound = is_file and not below
-        elif top in contract.READ_FOLDERS:
-            sound = is_folder or (is_file and bool(below))
-        else:  # the program's own, below its working folder
-            sound = bool(below) or top != contract.WORKSPACE or is_folder
-        if not sound:
-            raise spoilt(run_directory / entry.path, "is a link, a folder or a special file")
+        _check_entry(run_directory, entry)
+
+
+def check_earlier_attempt(run_directory: Path) -> None:
+    """Check what an earlier attempt left, before the host writes there and starts another one.
+
+    Only the run directory's own entries are checked: a program that starts over may lose folders
+    that are too deep or cannot be read. :func:`check_run_directory` checks everything afterwards.
+
+    Raises:
+        CapsuleError: CAP-E041 naming what is not a folder or a regular file, but should be.
+    """
+    for path in sorted(run_directory.iterdir()):
+        _check_entry(run_directory, FolderEntry(path.name, path.lstat()))
+
+
+def _check_entry(run_directory: Path, entry: FolderEntry) -> None:
+    top, _, below = entry.path.partition("/")
+    is_file, is_folder = (check(entry.facts.st_mode) for check in (stat.S_ISREG, stat.S_ISDIR))
+    if top in contract.READ_FILES:
+        sound = is_file and not below
+    elif top in contract.READ_FOLDERS:
+        sound = is_folder or (is_file and bool(below))
+    else:  # the program's own, below its working folder
+        sound = bool(below) or top != contract.WORKSPACE or is_folder
+    if not sound:
+        raise spoilt(run_directory / entry.path, "is a link, a folder or a special file")
 
 
 class GpuCheck:

@@ -101,6 +101,21 @@ def test_a_second_process_changes_nothing_in_a_run_directory(tmp_path):
             run_interrupted(Twice(), tmp_path / "work")
 
 
+@pytest.mark.parametrize(
+    "name", [contract.WORKSPACE, contract.EVENTS, contract.FAILURE, contract.ENTROPY_STARTS]
+)
+def test_a_run_whose_program_put_a_link_into_its_directory_is_not_resumed(tmp_path, name):
+    work, elsewhere = tmp_path / "work", tmp_path / "elsewhere"
+    work.mkdir()
+    elsewhere.mkdir()
+    (work / name).symlink_to(elsewhere)
+    # An engine without run(): nothing is executed.
+    with pytest.raises(CapsuleError, match=f"CAP-E041 the task replaced {name}"):
+        run_interrupted(Refusing(), work)
+    assert [*contents(work)] == [work / name]
+    assert contents(elsewhere) == {}
+
+
 SERVED = {"schedule": {"mode": "recorded"}, "inference": {"mode": "server"}}
 
 

@@ -112,6 +112,18 @@ def _give(folder: int, owner: int, depth: int) -> None:
     os.fchown(folder, owner, owner)
 
 
+def clear(path: Path) -> None:
+    """Remove a folder as :func:`remove_folder` does, or a file or a link of this name, if any.
+
+    Raises:
+        OSError: The kernel refuses.
+    """
+    if path.is_dir() and not path.is_symlink():
+        remove_folder(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def remove_folder(folder: Path) -> None:
     """Remove a folder that no process writes to, however deep it is and whatever it forbids.
 

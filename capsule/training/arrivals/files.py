@@ -19,7 +19,7 @@ from capsule.experiment.arrival_log import (
     Wait,
     parse_arrivals,
 )
-from capsule.experiment.beneath import remove_folder
+from capsule.experiment.beneath import clear
 from capsule.experiment.errors import CapsuleError
 from capsule.training.arrivals.standstill import Standstill
 from capsule.training.state.run_directory import write_document, write_file
@@ -40,8 +40,7 @@ def begin_arrivals(directory: Path, *, resumed: bool) -> None:
             "resumed",
             fix="Start a new run, or set trainer.resumable: false.",
         )
-    if folder.exists():
-        remove_folder(folder)
+    clear(folder)
 
 
 class ArrivalWatch:

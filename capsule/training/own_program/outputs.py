@@ -20,9 +20,9 @@ from capsule.experiment import contract
 from capsule.experiment.beneath import (
     FolderEntry,
     UnboundedError,
+    clear,
     entries_beneath,
     open_beneath,
-    remove_folder,
 )
 from capsule.experiment.canonical import open_regular, sha256_hex
 from capsule.experiment.contract import MAX_OUTPUTS, Job, Output, Outputs
@@ -45,8 +45,7 @@ def make_workspace(directory: Path, job: Job, trainer: CommandTrainer) -> bool:
         return True
     # A program that starts over must find what an uninterrupted one finds, and nothing else.
     for folder in (workspace, state):
-        if folder.exists():
-            remove_folder(folder)
+        clear(folder)
     state.mkdir()
     if job.spec.code is None:
         workspace.mkdir()

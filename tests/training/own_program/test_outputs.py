@@ -58,6 +58,22 @@ def test_a_program_starts_over_whatever_it_left(tmp_path):
     assert [*workspace.iterdir(), *state.iterdir()] == []
 
 
+@pytest.mark.parametrize("target", ["elsewhere", "nowhere"])
+def test_a_program_that_starts_over_loses_links_in_the_place_of_its_folders(tmp_path, target):
+    workspace, state = tmp_path / contract.WORKSPACE, tmp_path / contract.STATE
+    kept = tmp_path / "elsewhere/file"
+    kept.parent.mkdir(mode=0o755)
+    kept.touch()
+    for folder in (workspace, state):
+        folder.symlink_to(tmp_path / target)
+    assert not make_workspace(tmp_path, Job(spec=make_spec(CARTPOLE), tree={}), trainer())
+    assert not workspace.is_symlink()
+    assert not state.is_symlink()
+    assert [*workspace.iterdir(), *state.iterdir()] == []
+    assert kept.exists()
+    assert kept.parent.stat().st_mode & 0o777 == 0o755
+
+
 def test_an_unchanged_source_tree_is_no_output_even_if_it_is_written_again(workspace, tree):
     (workspace / "train.py").write_bytes(TREE["train.py"])
     found = collect(workspace, tree)
