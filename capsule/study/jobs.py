@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, NamedTuple
 
+from capsule.engine.supervise import Interrupts, interrupts
 from capsule.experiment.canonical import write_atomic
 from capsule.host.errors import CapsuleError
 from capsule.study.directory import Outcome, StudyDirectory
@@ -193,12 +194,23 @@ class Scheduler(ABC):
 
     @abstractmethod
     def submit(
-        self, study: StudyDirectory, names: Sequence[str], options: RunOptions
+        self,
+        study: StudyDirectory,
+        names: Sequence[str],
+        options: RunOptions,
+        interruptions: Interrupts,
     ) -> list[JobArray]:
         """Submit members, all or none of them.
 
+        Args:
+            study: The study.
+            names: The members.
+            options: Options of each run.
+            interruptions: Counts the signals to stop, which raise nothing during the submission.
+
         Raises:
             CapsuleError: CAP-Y021 a program is not installed, CAP-Y022 the jobs were rejected.
+            KeyboardInterrupt: It was interrupted; what had been submitted is cancelled.
         """
 
     def run(
@@ -221,16 +233,19 @@ class Scheduler(ABC):
         for array in {*places.values()}:
             self.note(f"{self.title} job {array.name} still has members that wait or run")
         new = [name for name in names if name not in places]
-        for array in self._submitted(study, new, options) if new else ():
-            count = len(array.members)
-            self.note(f"{self.title} job {array.name} was submitted for {count} members")
-            places.update(dict.fromkeys(array.members, array))
-        arrays = sorted({*places.values()}, key=lambda array: array.job)
-        cancel = " && ".join(shlex.join(array.cancellation) for array in arrays)
-        look = f"{_status(study)} shows how far they are; --resume waits again"
         try:
+            if new:
+                self._submit(study, new, options, places)
+            for array in dict.fromkeys(places[name] for name in new):
+                count = len(array.members)
+                self.note(f"{self.title} job {array.name} was submitted for {count} members")
             self._wait(study, places, on_poll)
         except KeyboardInterrupt:
+            if not places:
+                raise
+            arrays = sorted({*places.values()}, key=lambda array: array.job)
+            cancel = " && ".join(shlex.join(array.cancellation) for array in arrays)
+            look = f"{_status(study)} shows how far they are; --resume waits again"
             raise CapsuleError(
                 "CAP-Y024",
                 f"{self.title} will continue {_jobs(arrays)} without this command",
@@ -249,29 +264,36 @@ class Scheduler(ABC):
                     places[name] = array
         return places
 
-    def _submitted(
-        self, study: StudyDirectory, names: Sequence[str], options: RunOptions
-    ) -> list[JobArray]:
-        """Submit members, and write down where they are."""
+    def _submit(
+        self,
+        study: StudyDirectory,
+        names: Sequence[str],
+        options: RunOptions,
+        places: dict[str, JobArray],
+    ) -> None:
+        """Submit members, write down where they are, and add it to ``places``."""
         earlier = {name: study.outcome(name) for name in names}
         # This precedes the submission: a job may begin, and even end, at once.
         for name in names:
             study.forget(name)
-        try:
-            arrays = self.submit(study, names, options)
-        except BaseException:  # Ctrl-C, too
-            # Without jobs, the earlier outcomes are still the last ones.
-            for name, outcome in earlier.items():
-                if outcome is not None:
-                    study.fail(name, outcome)
-            raise
-        # From here on the jobs exist. They are written down first, so that a command that is
-        # interrupted after that finds them again.
-        (study.path / self.folder).mkdir(exist_ok=True)
-        for array in arrays:
-            lines = "".join(f"{name}\n" for name in array.members)
-            write_atomic(study.path / self.folder / f"{array.job}{MEMBERS}", lines.encode())
-        return arrays
+        # Jobs exist as soon as they are submitted, so an interruption waits until they are written
+        # down: a later command finds them there.
+        with interrupts() as interruptions:
+            try:
+                arrays = self.submit(study, names, options, interruptions)
+            except BaseException:
+                # Without jobs, the earlier outcomes are still the last ones.
+                for name, outcome in earlier.items():
+                    if outcome is not None:
+                        study.fail(name, outcome)
+                raise
+            (study.path / self.folder).mkdir(exist_ok=True)
+            for array in arrays:
+                lines = "".join(f"{name}\n" for name in array.members)
+                write_atomic(study.path / self.folder / f"{array.job}{MEMBERS}", lines.encode())
+                places.update(dict.fromkeys(array.members, array))
+        if interruptions.count:
+            raise KeyboardInterrupt
 
     def _wait(
         self, study: StudyDirectory, places: dict[str, JobArray], on_poll: Callable[[], None]

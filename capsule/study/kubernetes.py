@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from capsule.engine.supervise import Interrupts
+from capsule.host.errors import CapsuleError
 from capsule.study.directory import CONSOLE, StudyDirectory
 from capsule.study.jobs import Element, JobArray, Programs, Scheduler
 from capsule.study.kubernetes_job import JobTemplate, job_name
@@ -119,7 +121,11 @@ class Kubernetes(Scheduler):
         return IndexedJob(job, members)
 
     def submit(
-        self, study: StudyDirectory, names: Sequence[str], options: RunOptions
+        self,
+        study: StudyDirectory,
+        names: Sequence[str],
+        options: RunOptions,
+        interruptions: Interrupts,
     ) -> list[JobArray]:
         """Create one Job for all members: an Indexed Job has up to 100,000 indexes."""
         name = job_name(study.lock.study.name, secrets.token_hex(4))
@@ -127,11 +133,14 @@ class Kubernetes(Scheduler):
         create = [*KUBECTL, "create", "--filename=-", "--output=json"]
         try:
             created = PROGRAMS.call(create, json.dumps(manifest))
-        except KeyboardInterrupt:  # kubectl may have created it
+        except CapsuleError:  # Ctrl-C on the terminal ends kubectl, too
+            if not interruptions.count:
+                raise
+        if interruptions.count:  # kubectl may have created it
             namespace = self.template.namespace
             chosen = [f"--namespace={namespace}"] if namespace else []
             PROGRAMS.call([*KUBECTL, "delete", "job", *chosen, name, "--ignore-not-found"])
-            raise
+            raise KeyboardInterrupt
         namespace = json.loads(created)["metadata"]["namespace"]
         return [IndexedJob(f"{namespace}_{name}", tuple(names))]
 

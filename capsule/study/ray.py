@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from capsule.engine.supervise import interrupts
 from capsule.host.errors import CapsuleError
 from capsule.study.directory import Outcome, StudyDirectory
 from capsule.study.jobs import SETTLE_SECONDS, reservation
@@ -71,10 +72,17 @@ class Ray:
                 try:
                     resources = _resources(study, names)
                     self._note_shortage(cluster, resources)
-                    for name in names:
-                        # This precedes the submission: the task may begin, and even end, at once.
-                        study.forget(name)
-                        tasks[_submit(cluster, study, name, options, resources)] = name
+                    # An interruption waits until the task is known here that is being submitted.
+                    with interrupts() as interruptions:
+                        for name in names:
+                            if interruptions.count:
+                                break
+                            # This precedes the submission: the task may begin, and even end, at
+                            # once.
+                            study.forget(name)
+                            tasks[_submit(cluster, study, name, options, resources)] = name
+                    if interruptions.count:
+                        raise KeyboardInterrupt
                     self._wait(cluster, study, tasks, on_poll)
                 except KeyboardInterrupt:
                     # This precedes leave(): Ray ends the tasks of a program that disconnects.

@@ -21,7 +21,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from capsule.engine.supervise import interrupts
+from capsule.engine.supervise import Interrupts
 from capsule.host.errors import CapsuleError
 from capsule.study.directory import StudyDirectory
 from capsule.study.jobs import Element, JobArray, Programs, Scheduler, reservation
@@ -111,7 +111,11 @@ class Slurm(Scheduler):
         return SlurmArray(job, members)
 
     def submit(
-        self, study: StudyDirectory, names: Sequence[str], options: RunOptions
+        self,
+        study: StudyDirectory,
+        names: Sequence[str],
+        options: RunOptions,
+        interruptions: Interrupts,
     ) -> list[JobArray]:
         """Submit members as one array, or as several where that would be too large."""
         largest = _largest_array()
@@ -123,12 +127,11 @@ class Slurm(Scheduler):
                 command, script = _sbatch(study, part), _script(study, part, options)
                 # An array that Slurm has accepted can only be cancelled by its number, so an
                 # interruption waits for sbatch to print it.
-                with interrupts() as interruptions:
-                    job = _call(command, script, interruptible=False).strip()
-                    arrays.append(SlurmArray(job, part))
+                job = _call(command, script, interruptible=False).strip()
+                arrays.append(SlurmArray(job, part))
                 if interruptions.count:
                     raise KeyboardInterrupt
-        except BaseException:  # Ctrl-C, too
+        except BaseException:  # an interruption, too
             for array in arrays:
                 _call(array.cancellation)
             raise

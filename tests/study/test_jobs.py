@@ -1,5 +1,6 @@
 """Waiting for jobs, with a scheduler that answers as the test says."""
 
+import signal
 from dataclasses import dataclass
 
 import pytest
@@ -49,7 +50,7 @@ class Scripted(Scheduler):
     def array(self, job, members):
         return ScriptedArray(job, members)
 
-    def submit(self, _study, names, _options):
+    def submit(self, _study, names, *_):
         return [ScriptedArray(str(len(SCRIPTS)), tuple(names))]
 
 
@@ -161,10 +162,10 @@ def test_a_scheduler_may_be_silent_for_a_while(study):
 class Fast(Scripted):
     """Its jobs have begun and failed before they are known here."""
 
-    def submit(self, study, names, options):
+    def submit(self, study, names, *others):
         for name in names:
             study.fail(name, FAILED)
-        return super().submit(study, names, options)
+        return super().submit(study, names, *others)
 
 
 def test_a_member_that_is_submitted_again_may_end_at_once(study):
@@ -180,6 +181,28 @@ def test_an_interrupted_wait_says_how_to_cancel(study):
         run(study, study.missing()[:1], KeyboardInterrupt())
     assert caught.value.code == "CAP-Y024"
     assert "'cancel 1' cancels the members" in caught.value.fix
+
+
+class Interrupted(Scripted):
+    """The user interrupts the command as soon as the jobs exist."""
+
+    def submit(self, *arguments):
+        arrays = super().submit(*arguments)
+        signal.raise_signal(signal.SIGINT)
+        return arrays
+
+
+def test_jobs_of_an_interrupted_submission_are_written_down(study):
+    SCRIPTS["1"] = [[RUNS, RUNS], [ENDS, ENDS]]
+    names = study.missing()[:2]
+    with pytest.raises(CapsuleError) as caught:
+        Interrupted(print).run(study, names, None, lambda: None)
+    assert caught.value.code == "CAP-Y024"
+    assert "jobs 1" in caught.value.message
+    assert "'cancel 1' cancels the members" in caught.value.fix
+    assert (study.path / "scripted/1.members").read_text().split() == names
+    noted = run(study, names)
+    assert noted == ["Scripted job 1 still has members that wait or run"]
 
 
 def test_the_largest_limits_are_reserved_unless_the_study_says(tmp_path):

@@ -321,11 +321,14 @@ def test_kubectl_is_not_installed(directory, run, programs, monkeypatch):
     assert not jobs_of(directory)
 
 
-def test_an_interrupted_submission_deletes_what_it_created(cluster, directory, run, programs):
+@pytest.mark.parametrize("interrupted", ["$PPID", "$PPID $$"])
+def test_an_interrupted_submission_deletes_what_it_created(
+    cluster, directory, run, programs, interrupted
+):
     kubectl = programs / "kubectl"
     real = Path(PYTHON).with_name("kubectl")
     kubectl.write_text(
-        f'#!/bin/sh\n{real} "$@" || exit\ncase $* in *create*) kill -INT $PPID;; esac\n'
+        f'#!/bin/sh\n{real} "$@" || exit\ncase $* in *create*) kill -INT {interrupted};; esac\n'
     )
     kubectl.chmod(0o700)
     with pytest.MonkeyPatch.context() as patch:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from unittest.mock import MagicMock, Mock
 
 import pytest
 
@@ -126,6 +127,23 @@ def test_a_member_that_does_not_begin_fails_with_what_its_node_said(cluster, stu
     assert outcome.message.startswith("the Ray task of the member ended with status 2: CAP-B")
     assert str(tmp_path / "nobody") in outcome.message
     assert study.missing()[0] == NAME
+
+
+def test_a_member_that_is_being_submitted_is_interrupted_with_the_others(
+    study, options, monkeypatch
+):
+    def submit(_cluster, _study, name, *_):
+        if name == SECOND:
+            signal.raise_signal(signal.SIGINT)
+        return f"task of {name}"
+
+    interrupted = Mock()
+    monkeypatch.setattr("capsule.study.ray._connected", MagicMock())
+    monkeypatch.setattr("capsule.study.ray._submit", submit)
+    monkeypatch.setattr("capsule.study.ray._interrupt", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Ray("ray://x:1", print).run(study, [FIRST, SECOND, THIRD], options, lambda: None)
+    assert interrupted.call_args.args[1] == [f"task of {FIRST}", f"task of {SECOND}"]
 
 
 @pytest.mark.slow
