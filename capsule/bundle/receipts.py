@@ -25,7 +25,7 @@ from capsule.bundle.envelope import (
     seal,
 )
 from capsule.bundle.keys import PrivateKey
-from capsule.experiment.canonical import sha256_hex, write_output
+from capsule.experiment.canonical import check_output, sha256_hex, write_output
 from capsule.experiment.evaluation import ToleranceSpec
 from capsule.experiment.fields import Model
 from capsule.host.errors import CapsuleError
@@ -279,12 +279,32 @@ def write_receipt(
     try:
         write_output(path, data)
     except OSError as error:
-        raise CapsuleError(
-            "CAP-B173",
-            f"cannot write the receipt {path}: {error.strerror}",
-            fix="Name a file in a folder you may write to with --receipt.",
-        ) from error
+        raise _unwritable(path, error) from error
     return path
+
+
+def check_writable(bundle: Path, path: Path | None) -> None:
+    """Check before anything runs that :func:`write_receipt` can write afterwards; write nothing.
+
+    Raises:
+        CapsuleError: CAP-B173, the file cannot be written.
+    """
+    if path is None and not bundle.exists():
+        return  # reading the bundle says so
+    # The name beside the bundle depends on the receipt, so the check uses another such name.
+    path = path or bundle.with_name(f"{bundle.name}.{'0' * 8}{SUFFIX}")
+    try:
+        check_output(path)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> CapsuleError:
+    return CapsuleError(
+        "CAP-B173",
+        f"cannot write the receipt {path}: {error.strerror}",
+        fix="Name a file in a folder you may write to with --receipt.",
+    )
 
 
 def receipts_beside(bundle: Path) -> tuple[Path, ...]:

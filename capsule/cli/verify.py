@@ -73,6 +73,7 @@ def command(
         # Find out whether the result depends on the threads or the time zone.
         capsule verify run.capsule.tar --key alice.pub --vary threads,timezone
     """
+    from capsule.bundle.receipts import check_writable
     from capsule.bundle.trust import load_policy
     from capsule.host.errors import CapsuleError
     from capsule.image.cache import Cache
@@ -121,11 +122,12 @@ def command(
         data=parse_places(data or []),
         required=grade,
     )
-    # An unusable key must be found now, not after hours of re-execution.
+    # An unusable key or place must be found now, not after hours of re-execution.
     signing_key = None
     if sign is not None:
         require_execution(request.mode)
         signing_key = unlock(sign, passphrase_file)
+        check_writable(bundle, receipt)
     require_writable(report)
     result: Report | VaryReport
     # From here on, the bundle is read and its run executed.

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from capsule.bundle.keys import generate
 from capsule.cli.common import guarded
 from capsule.cli.main import app
-from capsule.host.errors import ExitCode, refusal_of
+from capsule.host.errors import CapsuleError, ExitCode, refusal_of
 from capsule.image.cache import Cache
 from capsule.machine.kind import MachineKind
 from capsule.report.progress import SilentReporter
@@ -31,6 +31,15 @@ def verify(bundle, report):
     return CliRunner().invoke(app, [*map(str, arguments), "--quiet"])
 
 
+def contents(folder):
+    return {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+
+
+def sign(bundle, key, *others):
+    arguments = ["verify", bundle, "--sign", key, "--allow-untrusted", *others]
+    return CliRunner().invoke(app, [*map(str, arguments), "--report", "/dev/null", "--quiet"])
+
+
 @pytest.mark.parametrize("place", ["folder", "folder/file/report.json", "/proc/report.json"])
 def test_a_report_that_cannot_be_written_is_refused_before_anything_is_checked(
     bundle, tmp_path, monkeypatch, place
@@ -41,6 +50,43 @@ def test_a_report_that_cannot_be_written_is_refused_before_anything_is_checked(
     done = verify(bundle, tmp_path / place)
     assert done.exit_code == ExitCode.USAGE
     assert "CAP-V082" in done.output
+
+
+@pytest.mark.parametrize("place", ["folder", "folder/file/receipt.json", "/proc/receipt.json"])
+def test_a_receipt_that_cannot_be_written_is_refused_before_anything_is_executed(
+    bundle, tmp_path, monkeypatch, place
+):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_text("kept")
+    generate(tmp_path / "bob")
+    monkeypatch.setattr(verification, "_verify", lambda *_: pytest.fail("it was executed"))
+    done = sign(bundle, tmp_path / "bob", "--receipt", tmp_path / place)
+    assert (done.exit_code, "CAP-B173" in done.output) == (ExitCode.USAGE, True)
+    assert (tmp_path / "folder" / "file").read_text() == "kept"
+
+
+def test_the_place_of_a_receipt_is_checked_without_changing_it(bundle, tmp_path, monkeypatch):
+    generate(tmp_path / "bob")
+    (tmp_path / "earlier.json").write_text("an earlier receipt")
+    before = contents(tmp_path)
+    seen = []
+
+    def stop(*_):
+        seen.append(contents(tmp_path))
+        raise CapsuleError("CAP-E012", "interrupted", fix="Start it again.")
+
+    monkeypatch.setattr(verification, "_verify", stop)
+    for place in ("earlier.json", "new/receipt.json"):
+        sign(bundle, tmp_path / "bob", "--receipt", tmp_path / place)
+    assert seen == [before, before]
+
+
+def test_a_receipt_has_no_place_beside_a_bundle_in_proc(bundle, tmp_path, monkeypatch):
+    generate(tmp_path / "bob")
+    monkeypatch.setattr(verification, "_verify", lambda *_: pytest.fail("it was executed"))
+    monkeypatch.chdir("/proc/self")
+    done = sign("status", tmp_path / "bob")
+    assert (done.exit_code, "CAP-B173" in done.output) == (ExitCode.USAGE, True)
 
 
 def test_a_comparison_replaces_no_device_or_pipe(bundle, tmp_path):
@@ -81,10 +127,7 @@ def test_a_verdict_is_printed_although_its_receipt_is_lost(bundle, tmp_path, mon
         signer=genuine.SIGNER.public.fingerprint,
     )
     monkeypatch.setattr(verification, "verify", lambda *_: found)
-    lost = tmp_path / "folder"
-    lost.mkdir()
-    words = ("verify", bundle, "--sign", tmp_path / "bob", "--receipt", lost, "--allow-untrusted")
-    done = CliRunner().invoke(app, [*map(str, words), "--report", "/dev/null", "--quiet"])
+    done = sign(bundle, tmp_path / "bob", "--receipt", "/dev/full")
     assert done.exit_code == ExitCode.DIFFERS
     assert "CAP-B173" in done.output
     assert "the runs differ" in done.output
