@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,7 +18,13 @@ from capsule.cli.options import (
     SpecArgument,
     option,
 )
+from capsule.cli.reports import tell
 from capsule.host.owner import temporary_folder
+
+if TYPE_CHECKING:
+    from capsule.diagnosis.diagnose import Diagnosis
+    from capsule.diagnosis.trial import Trial
+    from capsule.host.errors import CapsuleError
 
 DEFAULT_STEPS = 256
 
@@ -60,7 +66,7 @@ def command(
         # Write the settings that make the two runs equal into the spec.
         capsule diagnose train.yaml --apply
     """
-    from capsule.diagnosis.trial import Workplace, apply_if_cured
+    from capsule.diagnosis.trial import Workplace, apply_if_cured, try_settings
     from capsule.engine.select import open_engine
     from capsule.host.errors import CapsuleError
     from capsule.image.cache import Cache
@@ -81,15 +87,37 @@ def command(
         place = Workplace(chosen, cache, sources, steps, reporter)
         directory = scratch if keep is None else keep
         diagnosis = place.diagnose(lock, directory)
-        trial = apply_if_cured(spec, lock, diagnosis, place, directory) if apply else None
+        trial: Trial | None = None
+        error: CapsuleError | None = None
+        if apply:
+            # An error from here on ends the command only after the diagnosis has been shown.
+            try:
+                trial = try_settings(lock, diagnosis, place, directory)
+                if trial is not None:
+                    trial = apply_if_cured(trial, spec)
+            except CapsuleError as raised:
+                error = raised
     if as_json:
-        document = diagnosis.model_dump(mode="json", by_alias=True)
-        tried = None if trial is None else trial.model_dump(mode="json", by_alias=True)
-        print_json({**document, "trial": tried})
+        print_json(_document(diagnosis, trial, error))
     else:
         from rich.console import Console
 
         show_diagnosis(diagnosis, Console())
         if trial is not None:
             show_trial(trial, spec, Console())
+    if error is not None:
+        tell(error)
+        raise typer.Exit(error.exit_code)
     raise typer.Exit(diagnosis.exit_code if trial is None else trial.diagnosis.exit_code)
+
+
+def _document(
+    diagnosis: Diagnosis, trial: Trial | None, error: CapsuleError | None
+) -> dict[str, Any]:
+    from capsule.cli.error_document import ErrorDocument
+
+    document = diagnosis.model_dump(mode="json", by_alias=True)
+    document["trial"] = None if trial is None else trial.model_dump(mode="json", by_alias=True)
+    if error is not None:
+        document["error"] = ErrorDocument.of(error).model_dump(by_alias=True)
+    return document

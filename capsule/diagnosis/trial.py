@@ -65,14 +65,13 @@ class Workplace:
         )
 
 
-def apply_if_cured(
-    spec: Path, lock: Lock, diagnosis: Diagnosis, place: Workplace, directory: Path
+def try_settings(
+    lock: Lock, diagnosis: Diagnosis, place: Workplace, directory: Path
 ) -> Trial | None:
-    """Run twice with the settings that a diagnosis proposes; write them into the spec if equal.
+    """Run twice with the settings that a diagnosis proposes.
 
     Args:
-        spec: The spec file.
-        lock: What it was locked to.
+        lock: What was diagnosed.
         diagnosis: Of this lock.
         place: Where to run.
         directory: Becomes the parent of the two runs' folder.
@@ -81,13 +80,23 @@ def apply_if_cured(
         What was tried; None where the diagnosis proposes no setting.
 
     Raises:
-        CapsuleError: As :func:`diagnose` and :func:`apply_patch`.
+        CapsuleError: As :func:`diagnose`.
     """
     patch = patch_of(diagnosis.findings)
     changed = with_settings(lock.spec, patch) if patch else None
     if changed is None:
         return None
     tried = place.diagnose(lock.model_copy(update={"spec": changed}), directory / TRIAL)
-    if tried.equal:
-        apply_patch(spec, patch)
-    return Trial(settings=patch, diagnosis=tried, applied=tried.equal)
+    return Trial(settings=patch, diagnosis=tried, applied=False)
+
+
+def apply_if_cured(trial: Trial, spec: Path) -> Trial:
+    """Write the settings of a trial into a spec file if its runs were equal.
+
+    Raises:
+        CapsuleError: As :func:`apply_patch`.
+    """
+    if not trial.diagnosis.equal:
+        return trial
+    apply_patch(spec, trial.settings)
+    return trial.model_copy(update={"applied": True})

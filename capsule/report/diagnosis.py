@@ -65,10 +65,9 @@ def show_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
 def show_trial(trial: Trial, spec: Path, console: Console) -> None:
     """Print whether the tried settings helped, and whether the spec was changed."""
     print_line(console, f"tried      {described(trial.settings)}")
-    if trial.applied:
-        print_line(
-            console, f"           two runs gave equal bits; {spec} was changed, lock it again"
-        )
+    if trial.diagnosis.equal:
+        change = "was changed, lock it again" if trial.applied else "was not changed"
+        print_line(console, f"           two runs gave equal bits; {spec} {change}")
         return
     print_line(console, "           the two runs still differ; the spec was not changed")
     for item in trial.diagnosis.findings:

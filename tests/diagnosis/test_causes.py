@@ -6,7 +6,7 @@ import pytest
 
 from capsule.diagnosis.findings import CATALOGUE
 from capsule.diagnosis.settings import with_settings
-from capsule.diagnosis.trial import Workplace, apply_if_cured
+from capsule.diagnosis.trial import Workplace, apply_if_cured, try_settings
 from capsule.experiment.spec import SourcesSpec
 from capsule.report.progress import SilentReporter
 from tests.diagnosis.conftest import PROGRAM, LocalEngine, locked, parsed
@@ -159,7 +159,8 @@ class Local:
         lock = locked(spec, self.project)
         diagnosis = self.place.diagnose(lock, tmp_path / "runs")
         assert not diagnosis.equal
-        return apply_if_cured(self.spec, lock, diagnosis, self.place, tmp_path / "runs")
+        trial = try_settings(lock, diagnosis, self.place, tmp_path / "runs")
+        return None if trial is None else apply_if_cured(trial, self.spec)
 
 
 @pytest.fixture

@@ -1,0 +1,91 @@
+"""``capsule diagnose --apply``: the diagnosis is shown even if its settings cannot be applied."""
+
+import errno
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from capsule.cli import diagnose
+from capsule.cli.main import app
+from capsule.diagnosis.diagnose import Diagnosis, OperatorCensus
+from capsule.diagnosis.findings import finding
+from capsule.diagnosis.trial import Workplace
+from capsule.experiment.spec import SourcesSpec
+from capsule.host.errors import CapsuleError, ExitCode
+from tests.verification.runs import CARTPOLE, make_lock, merged
+
+FINDING = finding("CAP-D301", "os.urandom")
+SETTING = {"entropy.mode": "virtual"}
+SPEC = """\
+schema: capsule/spec/v1
+name: mine
+seeds: {root: 1}
+environment: {suite: atari, game: breakout}
+trainer: {algorithm: dqn}
+"""
+
+
+def diagnosis(*findings):
+    census = OperatorCensus(calls=0, repeated=0, differing=0, statuses={})
+    return Diagnosis(
+        name="mine", steps=256, equal=not findings, operators=census, findings=findings
+    )
+
+
+def refuse(*_):
+    raise PermissionError(errno.EACCES, "Permission denied")
+
+
+@pytest.fixture
+def apply(monkeypatch, tmp_path):
+    """Diagnose a spec whose runs differ, and apply the settings where no spec can be written."""
+    lock = make_lock(merged(CARTPOLE, {"entropy": {"mode": "system"}}))
+    monkeypatch.setattr(diagnose, "locked", lambda *_, **__: (lock, SourcesSpec()))
+    monkeypatch.setattr("capsule.engine.select.open_engine", lambda *_, **__: None)
+    monkeypatch.setattr("capsule.diagnosis.apply.write_atomic", refuse)
+    spec = tmp_path / "capsule.yaml"
+    spec.write_text(SPEC)
+
+    def call(*arguments, second):
+        results = [diagnosis(FINDING), second]
+
+        def next_result(*_):
+            if isinstance(result := results.pop(0), CapsuleError):
+                raise result
+            return result
+
+        monkeypatch.setattr(Workplace, "diagnose", next_result)
+        done = CliRunner().invoke(app, ["diagnose", str(spec), "--apply", "--quiet", *arguments])
+        assert spec.read_text() == SPEC
+        return done
+
+    return call
+
+
+def test_the_diagnosis_is_printed_although_the_spec_cannot_be_changed(apply):
+    done = apply(second=diagnosis())
+    assert done.exit_code == ExitCode.USAGE
+    assert done.stdout.startswith("CAP-D301  os.urandom")
+    assert "--apply tries entropy.mode: virtual" in done.stdout
+    assert done.stdout.endswith("capsule.yaml was not changed\n")
+    assert done.stderr.startswith("CAP-D004 cannot write spec")
+
+
+def test_the_document_has_the_diagnosis_the_trial_and_the_error(apply):
+    done = apply("--json", second=diagnosis())
+    document = json.loads(done.stdout)
+    assert [item["code"] for item in document["findings"]] == ["CAP-D301"]
+    assert document["trial"]["settings"] == SETTING
+    assert (document["trial"]["diagnosis"]["equal"], document["trial"]["applied"]) == (True, False)
+    assert document["error"]["code"] == "CAP-D004"
+    assert done.exit_code == document["error"]["exit_code"] == ExitCode.USAGE
+    assert "CAP-D004" in done.stderr
+
+
+def test_the_diagnosis_is_printed_although_its_settings_could_not_be_tried(apply):
+    done = apply(second=CapsuleError("CAP-E012", "the run was interrupted", fix="Run it again."))
+    assert done.exit_code == ExitCode.INTERRUPTED
+    assert done.stdout.startswith("CAP-D301  os.urandom")
+    assert "tried " not in done.stdout
+    assert "CAP-E012 the run was interrupted" in done.stderr
