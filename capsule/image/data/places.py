@@ -139,7 +139,7 @@ def _find(
     name: str, pin: LockedData, cache: Cache, progress: Progress, given: Path | None
 ) -> FoundData:
     known = _remembered(pin, cache)
-    path = given.resolve() if given is not None else None if known is None else Path(known.path)
+    path = given.resolve() if given is not None else _place_of(known, pin, cache)
     if path is None or not path.exists():
         raise CapsuleError(
             "CAP-E046",
@@ -156,6 +156,13 @@ def _find(
             raise _differs(name, path, what)
         remember(cache, listing, path, url)
     return FoundData(path, url, listing, cache)
+
+
+def _place_of(known: _Place | None, pin: LockedData, cache: Cache) -> Path | None:
+    """Return where a data set was seen last, or what a bundle carried if that is gone."""
+    seen = None if known is None else Path(known.path)
+    unpacked = unpacked_place(cache, pin)
+    return unpacked if unpacked.exists() and (seen is None or not seen.exists()) else seen
 
 
 def _listed(
@@ -178,8 +185,14 @@ def _differs(name: str, path: Path, what: str) -> CapsuleError:
 
 
 def remember(cache: Cache, listing: Listing, path: Path, url: str | None = None) -> None:
-    """Keep the listing of a data set, and where it lies."""
+    """Keep the listing of a data set, and where it lies.
+
+    What a bundle carried is found by its digest, and may be deleted with the cache. So its place is
+    not remembered, and that of the user's own copy is kept.
+    """
     digest = keep_listing(cache, listing)
+    if path.resolve() == unpacked_place(cache, pin_of(listing)).resolve():
+        return
     place = _Place(path=str(path), url=url)
     write_atomic(cache.data.folder(_PLACES) / digest, place.document())
 

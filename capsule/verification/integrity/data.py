@@ -25,7 +25,6 @@ from capsule.image.data.places import (
     FoundData,
     find_data,
     keep_listing,
-    remember,
     unpacked_place,
 )
 from capsule.verification.integrity.layers import bad_layer, check_ratio, contradiction, unpack
@@ -64,7 +63,7 @@ def supplied_data(
         CapsuleError: As :func:`check_data` and :func:`capsule.image.data.places.find_data`. An
             error of a data set that is missing says where its author downloaded it.
     """
-    addresses = run.observations().data or {}
+    addresses, places = run.observations().data or {}, dict(given)
     for name, pin in (run.lock.data or {}).items():
         listing = _listing(run, name, pin)
         keep_listing(cache, listing)
@@ -76,9 +75,9 @@ def supplied_data(
                 if not place.exists():
                     progress(f"unpacking the data set {name!r} ({pin.size >> 20:,} MiB)")
                     _unpack(run, name, listing, place, cache)
-            remember(cache, listing, place, addresses.get(name))
+            places[name] = place
     try:
-        return find_data(run.lock, cache, progress, given)
+        return find_data(run.lock, cache, progress, places)
     except CapsuleError as error:
         known = [f"{name}: {url}" for name, url in addresses.items() if url is not None]
         if error.code != "CAP-E046" or not known:

@@ -1,5 +1,6 @@
 """Finding data sets on a machine, and checking them before and after a run."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from capsule.experiment.canonical import sha256_file
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
 from capsule.image.data.listing import list_data, pin_of
-from capsule.image.data.places import find_data, parse_places, remember
+from capsule.image.data.places import find_data, parse_places, remember, unpacked_place
 
 
 @pytest.fixture
@@ -41,6 +42,33 @@ def test_a_data_set_that_is_gone_is_asked_for_with_its_place(lock, folder, cache
     with pytest.raises(CapsuleError, match=f"{folder} does not exist any more"):
         find(lock, cache)
     assert find(lock, cache, digits=folder.with_name("elsewhere")).path.name == "elsewhere"
+
+
+def unpack(folder, lock, cache):
+    """Put into the cache what a bundle carried."""
+    place = unpacked_place(cache, lock.data["digits"])
+    return shutil.copytree(folder, place)
+
+
+def test_what_a_bundle_carried_does_not_replace_the_place_of_the_users_copy(lock, folder, cache):
+    find(lock, cache, digits=folder)
+    unpacked = unpack(folder, lock, cache)
+    find(lock, cache, digits=unpacked).check("digits", print)
+    assert find(lock, cache).path == folder
+    # Without the user's copy, it is used, and the copy is still known when it returns.
+    folder.rename(folder.with_name("elsewhere"))
+    assert find(lock, cache).check("digits", print) == lock.data["digits"]
+    assert find(lock, cache).path == unpacked
+    folder.with_name("elsewhere").rename(folder)
+    assert find(lock, cache).path == folder
+
+
+def test_what_a_bundle_carried_is_found_by_its_digest_alone(lock, folder, cache):
+    unpacked = unpack(folder, lock, cache)
+    assert find(lock, cache).check("digits", print) == lock.data["digits"]
+    shutil.rmtree(unpacked)
+    with pytest.raises(CapsuleError, match="is not on this machine$"):
+        find(lock, cache)
 
 
 def test_a_single_file_may_have_another_name(folder, cache, tmp_path):
