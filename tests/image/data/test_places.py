@@ -67,7 +67,7 @@ def test_what_a_bundle_carried_is_found_by_its_digest_alone(lock, folder, cache)
     unpacked = unpack(folder, lock, cache)
     assert find(lock, cache).check("digits", print) == lock.data["digits"]
     shutil.rmtree(unpacked)
-    with pytest.raises(CapsuleError, match="is not on this machine$"):
+    with pytest.raises(CapsuleError, match=r"is not on this machine$"):
         find(lock, cache)
 
 
