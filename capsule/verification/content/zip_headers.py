@@ -38,11 +38,20 @@ class LocalFileHeader(NamedTuple):
     extra_bytes: int
 
 
-class Extra(NamedTuple):
-    """The contents of extra fields, except for sizes."""
+class Stated(NamedTuple):
+    """What the header of a member and the extra fields of header and directory state.
 
-    dates: tuple[bytes, ...]
-    others: tuple[bytes, ...]
+    Attributes:
+        date: The date of the header: year, month, day, hour, minute and second.
+        version: The version of the format that the header requires.
+        extra_dates: The dates in extra fields.
+        extra: What else is in extra fields, except for sizes.
+    """
+
+    date: tuple[int, ...]
+    version: int
+    extra_dates: tuple[bytes, ...]
+    extra: tuple[bytes, ...]
 
 
 class _Records(NamedTuple):
@@ -56,11 +65,11 @@ class _Records(NamedTuple):
     others: tuple[bytes, ...]
 
 
-def checked_extra(data: Data, info: zipfile.ZipInfo, end: int) -> Extra:
+def checked_header(data: Data, info: zipfile.ZipInfo, end: int) -> Stated:
     """Check the header of a member that lies between its offset and ``end``.
 
     Returns:
-        What the extra fields of header and directory say.
+        What it states that :mod:`zipfile` does not read.
 
     Raises:
         NotComparableError: The header says otherwise than the directory, or bytes are left over.
@@ -78,7 +87,16 @@ def checked_extra(data: Data, info: zipfile.ZipInfo, end: int) -> Extra:
     )
     if not sound:
         raise NotComparableError("a header that contradicts the directory, or bytes of no member")
-    return Extra(here.dates + there.dates, here.others + there.others)
+    return Stated(
+        _date(header), header.version, here.dates + there.dates, here.others + there.others
+    )
+
+
+def _date(header: LocalFileHeader) -> tuple[int, ...]:
+    """Return a header's date, which has two seconds' precision (APPNOTE 4.4.6)."""
+    day, time = header.date, header.time
+    date = (day >> 9) + 1980, (day >> 5) & 0xF, day & 0x1F
+    return *date, time >> 11, (time >> 5) & 0x3F, (time & 0x1F) * 2
 
 
 def _agrees(header: LocalFileHeader, info: zipfile.ZipInfo) -> bool:

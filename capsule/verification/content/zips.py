@@ -21,13 +21,26 @@ from capsule.verification.content.parts import (
 from capsule.verification.content.pickles import storage_types
 from capsule.verification.content.reading import Window
 from capsule.verification.content.tensor_comparison import Tensor
-from capsule.verification.content.zip_headers import Extra, checked_extra
+from capsule.verification.content.zip_headers import Stated, checked_header
 
 MAGIC = b"PK\x03\x04"
 MAX_MEMBERS = 20_000
 _PIECE_BYTES = 1 << 20
 _PICKLE = "/data.pkl"  # of a torch file, beside data/0, data/1, …
 _HELD = {True: "present", False: "missing"}
+# What the directory states of a member beside its dates and sizes. The attributes hold the mode: a
+# symbolic link has the same content as a file with its target.
+_FACTS = {
+    "attributes": "external_attr",
+    "internal attributes": "internal_attr",
+    "system": "create_system",
+    "reserved field": "reserved",
+    "disk": "volume",
+    "comment": "comment",
+}
+# The versions of the format that features of an archive need (APPNOTE 4.4.3.2). They follow from
+# how members are stored.
+_VERSIONS = frozenset({10, 11, 20, 21, 25, 27, 45, 46, 50, 51, 52, 61, 62, 63})
 _SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1}
 
 
@@ -39,12 +52,13 @@ def compare_zip(left: Data, right: Data, context: Context) -> Comparison:
     for name in dict.fromkeys([*before, *after]):
         if name not in before or name not in after:
             found.differs(name, (_HELD[name in before], _HELD[name in after]))
-        elif _equal(archives, name, context):
+            continue
+        if _equal(archives, name, context):
             found.same(name)
-            _compare_facts(before[name], after[name], found)
-            _compare_extras(name, archives[0].extras[name], archives[1].extras[name], found)
         else:
             _compare_members(archives, name, found, context)
+        _compare_dates(archives, name, found)
+        _compare_facts(archives, name, found)
     if list(before) != list(after) and before.keys() == after.keys():
         orders = ", ".join(before), ", ".join(after)
         found.differs("order of the members", orders, "packaging")
@@ -66,7 +80,7 @@ class _Archive:
         # zipfile cuts a name at its first NUL and keeps the original beside it.
         if any(info.filename != info.orig_filename for info in infos):
             raise NotComparableError("a name that continues behind its end")
-        self.extras = self._checked_extras()
+        self.stated = self._checked_headers()
         # With several pickles, it is not known which one describes the storages.
         pickles = [name for name in self.members if name.endswith(_PICKLE)]
         self._types = {}
@@ -95,15 +109,20 @@ class _Archive:
             return None
         return Tensor(dtype, (len(data) // _SIZES[dtype],), memoryview(data))
 
-    def _checked_extras(self) -> dict[str, Extra]:
-        """Check that nothing lies before, between or behind the members; return what they add."""
+    def versions(self, name: str) -> tuple[int, ...]:
+        """Return the versions that a member states: of its writer, and those that it requires."""
+        info = self.members[name]
+        return info.create_version, info.extract_version, self.stated[name].version
+
+    def _checked_headers(self) -> dict[str, Stated]:
+        """Check that nothing lies before, between or behind the members; return what they state."""
         members = sorted(self.members.values(), key=lambda info: info.header_offset)
         starts = [*(info.header_offset for info in members), self._zip.start_dir]
         # Readers skip what comes before the first member, so it could be anything.
         if starts[0] != 0:
             raise NotComparableError("bytes that belong to no member")
         ends = zip(members, starts[1:], strict=True)
-        return {info.filename: checked_extra(self._data, info, end) for info, end in ends}
+        return {info.filename: checked_header(self._data, info, end) for info, end in ends}
 
 
 def _equal(archives: tuple[_Archive, _Archive], name: str, context: Context) -> bool:
@@ -134,24 +153,34 @@ def _compare_members(
         note_tensors(name, before, after, found)
 
 
-def _compare_facts(left: zipfile.ZipInfo, right: zipfile.ZipInfo, found: Findings) -> None:
-    """Compare what two archives say of a member with equal content."""
-    if left.date_time != right.date_time:
-        found.differs(f"{left.filename}, date", (_date(left), _date(right)), "date")
-    # They hold the mode: a symbolic link has the same content as a file with its target.
-    if left.external_attr != right.external_attr:
-        modes = f"{left.external_attr:#x}", f"{right.external_attr:#x}"
-        found.differs(f"{left.filename}, attributes", modes)
-    if left.comment != right.comment:
-        found.differs(f"{left.filename}, comment", (left.comment, right.comment))
+def _compare_dates(archives: tuple[_Archive, _Archive], name: str, found: Findings) -> None:
+    """Compare the dates of a member."""
+    listed = tuple(archive.members[name].date_time for archive in archives)
+    left, right = stated = tuple(archive.stated[name] for archive in archives)
+    if listed[0] != listed[1]:
+        found.differs(f"{name}, date", (_date(listed[0]), _date(listed[1])), "date")
+    # The header has the date of the directory, unless one of them was changed.
+    if left.date != right.date and tuple(each.date for each in stated) != listed:
+        found.differs(f"{name}, date in the header", (_date(left.date), _date(right.date)), "date")
+    if left.extra_dates != right.extra_dates:
+        found.differs(f"{name}, extended date", (left.extra_dates, right.extra_dates), "date")
 
 
-def _compare_extras(name: str, left: Extra, right: Extra, found: Findings) -> None:
-    if left.dates != right.dates:
-        found.differs(f"{name}, extended date", (left.dates, right.dates), "date")
-    if left.others != right.others:
-        found.differs(f"{name}, extra field", (left.others, right.others))
+def _compare_facts(archives: tuple[_Archive, _Archive], name: str, found: Findings) -> None:
+    """Compare what else two archives state of a member."""
+    left, right = (archive.members[name] for archive in archives)
+    for what, field in _FACTS.items():
+        pair = getattr(left, field), getattr(right, field)
+        if pair[0] != pair[1]:
+            found.differs(f"{name}, {what}", pair)
+    before, after = (archive.stated[name].extra for archive in archives)
+    if before != after:
+        found.differs(f"{name}, extra field", (before, after))
+    versions = archives[0].versions(name), archives[1].versions(name)
+    if versions[0] != versions[1]:
+        known = _VERSIONS.issuperset((*versions[0], *versions[1]))
+        found.differs(f"{name}, versions", versions, "packaging" if known else "content")
 
 
-def _date(info: zipfile.ZipInfo) -> str:
-    return "{}-{:02}-{:02} {:02}:{:02}:{:02}".format(*info.date_time)
+def _date(date: tuple[int, ...]) -> str:
+    return "{}-{:02}-{:02} {:02}:{:02}:{:02}".format(*date)

@@ -135,6 +135,45 @@ def test_an_extra_field_hides_nothing(extra, nature):
     assert compare(with_extra(), with_extra(**extra)).nature == nature
 
 
+@pytest.mark.parametrize(
+    ("place", "value", "where", "nature"),
+    [
+        (10, b"\x21", "a, date in the header", "date"),  # time
+        (12, b"\x22", "a, date in the header", "date"),  # date
+        (4, bytes([45]), "a, versions", "packaging"),
+        (4, b"s", "a, versions", "content"),
+        (5, b"s", "a, versions", "content"),
+        ("made by", bytes([45]), "a, versions", "packaging"),
+        ("system", b"\0", "a, system", "content"),
+        ("required", bytes([45]), "a, versions", "packaging"),
+        ("reserved", b"\1", "a, reserved field", "content"),
+        ("disk", b"\1", "a, disk", "content"),
+        ("internal", b"\1", "a, internal attributes", "content"),
+    ],
+)
+def test_no_field_about_a_member_is_ignored(place, value, where, nature):
+    plain = zipped({"a": b"1"})
+    offsets = {"made by": 4, "system": 5, "required": 6, "reserved": 7, "disk": 34, "internal": 36}
+    if isinstance(place, str):
+        place = plain.index(b"PK\x01\x02") + offsets[place]
+    found = compare(plain, plain[:place] + value + plain[place + 1 :])
+    assert (found.format, found.equal, summary(found)) == ("zip", ("a",), [(where, nature)])
+
+
+def test_the_fields_about_a_member_are_compared_whatever_its_content():
+    left, right = (zipped({"a": gzip.compress(b"1", mtime=time)}) for time in (5, 6))
+    assert compare(left, right).nature == "date"
+    place = right.index(b"PK\x01\x02") + 38
+    found = compare(left, right[:place] + b"\1" + right[place + 1 :])
+    assert ("a, attributes", "content") in summary(found)
+
+
+def test_a_date_in_the_header_is_shown():
+    plain = zipped({"a": b"1"})
+    (part,) = compare(plain, plain[:12] + zipped({"a": b"1"}, 2025)[12:14] + plain[14:]).parts
+    assert (part.claimed, part.found) == ("2024-01-01 00:00:00", "2025-01-01 00:00:00")
+
+
 def test_arrays_saved_together_have_sizes_in_an_extra_field():
     streams = [io.BytesIO(), io.BytesIO()]
     for stream, save in zip(streams, (np.savez, np.savez_compressed), strict=True):
