@@ -179,6 +179,19 @@ def gpu_warning(spec: Spec, here: Fingerprint) -> str | None:
     return f"GPU {gpu.index} ({gpu.name}) may give wrong results: {'; '.join(gpu.faults)}"
 
 
+def gpu_difference(recorded: Fingerprint, here: Fingerprint, spec: Spec) -> str | None:
+    """Say how the GPU that a run would get differs from the recorded one, if bits may change."""
+    rows = [
+        row
+        for row in compare(recorded, here, spec)
+        if row.field.partition(".")[0] == "gpu" and row.effect in ("gate", "may differ")
+    ]
+    if not rows:
+        return None
+    facts = (f"{row.field} is {row.here} here and was {row.recorded} there" for row in rows)
+    return f"the GPU of this machine may give other bits: {'; '.join(facts)}"
+
+
 def _row(field: str, recorded: Any, here: Any, rule: Rule) -> FactComparison:
     """Build a row whose ``rule`` applies if the two values differ."""
     effect, reason = _EQUAL if recorded == here else rule

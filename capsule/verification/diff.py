@@ -11,17 +11,20 @@ from pathlib import Path
 
 from capsule import execution
 from capsule.bundle.keys import PublicKey
+from capsule.engine.interface import Engine
 from capsule.engine.select import EngineChoice, open_engine
 from capsule.experiment import contract
 from capsule.experiment.dense import is_dense
 from capsule.experiment.lock import Lock
-from capsule.experiment.spec import SourcesSpec
+from capsule.experiment.spec import CudaAccelerator, SourcesSpec
 from capsule.experiment.trace import BEGINNING, Mark
 from capsule.host.errors import CapsuleError, ExitCode
 from capsule.host.owner import temporary_folder
 from capsule.host.reporter import Reporter
 from capsule.image.cache import Cache
 from capsule.image.data.places import find_data
+from capsule.machine.compare import gpu_difference, gpu_warning
+from capsule.machine.fingerprint import take_fingerprint
 from capsule.verification.analysis.bisection import (
     Source,
     bisect,
@@ -148,6 +151,7 @@ def _execute(
         image = recorded is None or recorded.claims.image is not None
         check_unconfined(request.engine, image=image)
         engine = open_engine(request.engine, strange=True, progress=reporter.note)
+        _note_gpu(side, lock, engine, reporter)
         # The base layer and the training code are those of the bundle without further conditions,
         # because they may be the difference that is looked for. So a bisection explains a
         # difference and verifies neither side.
@@ -191,6 +195,18 @@ def _execute(
             "as A, and name FILE here in its place.",
         ) from error
     return mark
+
+
+def _note_gpu(side: ComparedRun, lock: Lock, engine: Engine, reporter: Reporter) -> None:
+    """Say what is known of this machine's GPU because of which a side may not repeat its trace."""
+    if not isinstance(lock.spec.accelerator, CudaAccelerator):
+        return
+    here = take_fingerprint(engine.describe())
+    notes = [gpu_warning(lock.spec, here)]
+    if side.fingerprint is not None:
+        notes.append(gpu_difference(side.fingerprint, here, lock.spec))
+    for note in filter(None, notes):
+        reporter.note(f"{side.name}: {note}")
 
 
 def _go_back(side: ComparedRun, lock: Lock, window: contract.DenseWindow, directory: Path) -> Mark:

@@ -21,6 +21,7 @@ from capsule.machine.compare import (
     check_requirements,
     compare,
     expected_grade,
+    gpu_difference,
     gpu_warning,
     select_gpu,
 )
@@ -344,6 +345,18 @@ def test_a_run_is_warned_of_faults_of_the_gpu_that_it_gets():
     sound = PENDING.model_copy(update={"pending": False})  # one that is remapped is in order
     remapped = H200.model_copy(update={"remapped_rows": sound})
     assert gpu_warning(CUDA, machine(gpus=(remapped,))) is None
+
+
+def test_the_difference_of_two_gpus_is_said_if_bits_may_change():
+    recorded, here = machine(gpus=(H200,)), machine(gpus=(A100,))
+    said = gpu_difference(recorded, here, CUDA)
+    assert "gpu.compute_capability is 8.0 here and was 9.0 there" in said
+    assert "cpu." not in said
+    assert "gpu.name" in gpu_difference(recorded, machine(), CUDA)
+    assert "gpu.name" in gpu_difference(recorded, here, CUDA_H200)
+    another = H200.model_copy(update={"uuid_sha256": "b" * 64, "vbios": "other"})
+    assert gpu_difference(recorded, machine(ZEN3, (another,)), CUDA) is None
+    assert gpu_difference(recorded, here, PORTABLE) is None
 
 
 def test_another_processor_beside_an_equal_gpu_matters_under_native_only():
