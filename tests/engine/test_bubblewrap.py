@@ -46,7 +46,7 @@ def test_a_task_has_the_image_no_privileges_and_no_network(run, image, run_direc
     ended, output = run(
         "cat /text; echo; id -u; hostname; echo $$; ls /sys/class /proc/1/root 2>&1 | head -1;"
         "busybox grep -E 'CapEff|CapBnd|NoNewPrivs|Seccomp:' /proc/self/status;"
-        "busybox grep -c : /proc/net/dev; echo result >/out/made; exit 7"
+        "echo result >/out/made; busybox ifconfig; exit 7"
     )
     assert (ended.status, ended.reason, ended.image) == (7, "exited", image.config_digest)
     lines = output.splitlines()
@@ -57,7 +57,8 @@ def test_a_task_has_the_image_no_privileges_and_no_network(run, image, run_direc
         "1",
         "2",
     ]
-    assert lines[-1] == "1"
+    # Kernels with tunnels make an interface for each kind in every namespace, which is not up.
+    assert [line.split()[0] for line in lines if "Link encap" in line] == ["lo"]
     assert (run_directory / "made").read_text() == "result\n"
 
 
