@@ -163,7 +163,26 @@ void attach(void) {
     open_standard_input();
 }
 
-__attribute__((constructor)) static void begin(void) { attach(); }
+/* Let the launcher look at what is mapped here before the program can end. Without a supervisor,
+ * nothing else says when to look. */
+static void await_launcher(void) {
+    const uint64_t answer = UINT64_C(1) << (CAPSULE_LOADED_SIGNAL - 1);
+    const long size = sizeof answer;
+    uint64_t before;
+    if (strcmp(settings.process, CAPSULE_ROOT_PATH) != 0 || getppid() != settings.launcher) return;
+    system_call(SYS_rt_sigprocmask, SIG_BLOCK, (long)&answer, (long)&before, size, 0, 0);
+    if (system_call(SYS_kill, settings.launcher, CAPSULE_LOADED_SIGNAL, 0, 0, 0, 0) == 0) {
+        long taken;
+        do taken = system_call(SYS_rt_sigtimedwait, (long)&answer, 0, 0, size, 0, 0);
+        while (taken == -EINTR);
+    }
+    system_call(SYS_rt_sigprocmask, SIG_SETMASK, (long)&before, 0, size, 0, 0);
+}
+
+__attribute__((constructor)) static void begin(void) {
+    attach();
+    await_launcher();
+}
 
 /* ---- threads ---- */
 

@@ -261,12 +261,21 @@ static void prepare_numbers(void) {
     kill(run.root, CAPSULE_NUMBERS_SIGNAL);
 }
 
+/* The interposer waits in the first process until its preloads have been seen. */
+static void answer_loaded(const struct signalfd_siginfo *signal) {
+    if (start_channel >= 0) start_channel_ready(NULL, 0);
+    /* A sender can state any number with sigqueue(3), and none if the kernel lacks memory. */
+    bool known = signal->ssi_code == SI_USER && signal->ssi_pid;
+    kill(known ? (pid_t)signal->ssi_pid : run.root, CAPSULE_LOADED_SIGNAL);
+}
+
 static void signal_ready(struct watch *watch, uint32_t ready) {
     struct signalfd_siginfo signal;
     (void)watch, (void)ready;
     if (read(signal_descriptor, &signal, sizeof signal) != sizeof signal) return;
     if (signal.ssi_signo == SIGCHLD) reap();
     else if (signal.ssi_signo == CAPSULE_NUMBERS_SIGNAL) prepare_numbers();
+    else if (signal.ssi_signo == CAPSULE_LOADED_SIGNAL) answer_loaded(&signal);
     else if (signal.ssi_signo == CAPSULE_MISMATCH_SIGNAL) end_run(CAPSULE_MISMATCH_STATUS);
     else kill(run.root, (int)signal.ssi_signo);
 }
@@ -281,6 +290,7 @@ static void take_signals(sigset_t *before) {
     sigaddset(&taken, SIGCHLD);
     sigaddset(&taken, CAPSULE_MISMATCH_SIGNAL);
     sigaddset(&taken, CAPSULE_NUMBERS_SIGNAL);
+    sigaddset(&taken, CAPSULE_LOADED_SIGNAL);
     sigset_t blocked = taken;
     sigaddset(&blocked, SIGPIPE); /* a device's pipe may lose its reader while it is filled */
     sigprocmask(SIG_BLOCK, &blocked, before);

@@ -44,6 +44,10 @@ enum mode { MODE_SYSTEM, MODE_VIRTUAL, MODE_RECORD, MODE_REPLAY };
 #define CAPSULE_PROGRAM_PROCESS 1000
 #define CAPSULE_NUMBERS_SIGNAL 40 /* real-time, and not used by any C library */
 
+/* The signal by which the interposer says in the run's first process that its loader has mapped
+ * every library, and that it gets back when the launcher has looked at them. */
+#define CAPSULE_LOADED_SIGNAL 41
+
 struct capsule_stream {
     uint32_t key[8];
     uint64_t position;                 /* of the next byte */
