@@ -2,6 +2,7 @@
  * use. Threads may choose among these numbers, which then read back, and changes nothing else. */
 #include <limits.h>
 #include <sched.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <sys/sysinfo.h>
@@ -39,11 +40,20 @@ static void all_cores(cpu_set_t *set) {
     for (unsigned i = 0; i < settings.cores; i++) CPU_SET(i, set);
 }
 
+/* Whether whole words can be written, as the kernel finds when it copies a signal mask to them. */
+static bool is_writable(uint64_t *words, size_t size) {
+    for (size_t i = 0; i < size / sizeof *words; i++)
+        if (system_call(SYS_rt_sigprocmask, SIG_BLOCK, 0, (long)&words[i], sizeof *words, 0, 0) < 0)
+            return false;
+    return true;
+}
+
 /* Give what the calling thread chose; what others chose is not known. */
 static long give(bool own, size_t size, void *out) {
     cpu_set_t set = this_thread()->affinity;
     if (!own || CPU_COUNT(&set) == 0) all_cores(&set);
     if (size < set_size() || size % sizeof(uint64_t)) return -EINVAL;
+    if (!is_writable(out, set_size())) return -EFAULT;
     memcpy(out, &set, set_size());
     told();
     return (long)set_size();
