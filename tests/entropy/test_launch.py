@@ -241,6 +241,12 @@ def test_a_short_program_is_seen_without_a_supervisor(tmp_path):
         assert (program.linkage, program.preloaded) == ("glibc", True)
 
 
+def test_without_a_launcher_nothing_waits_for_one():
+    """The parent of a namespace's first process has the number 0 there."""
+    words = ["unshare", "--map-root-user", "--pid", "--fork", "sh", "-c", "exit 7"]
+    assert subprocess.run(words, env={"LD_PRELOAD": str(INTERPOSER)}, timeout=600).returncode == 7
+
+
 @pytest.mark.parametrize("options", [(), ("--no-supervisor", "--preload", INTERPOSER)])
 def test_a_program_that_removes_the_journal_leaves_no_report(directory, options):
     script = 'rm "$CAPSULE_ENTROPY_DIRECTORY/journal"'

@@ -169,7 +169,9 @@ static void await_launcher(void) {
     const uint64_t answer = UINT64_C(1) << (CAPSULE_LOADED_SIGNAL - 1);
     const long size = sizeof answer;
     uint64_t before;
-    if (strcmp(settings.process, CAPSULE_ROOT_PATH) != 0 || getppid() != settings.launcher) return;
+    /* Without a launcher, its number is 0, like that of a parent in another namespace. */
+    if (settings.launcher == 0 || getppid() != settings.launcher) return;
+    if (strcmp(settings.process, CAPSULE_ROOT_PATH) != 0) return;
     system_call(SYS_rt_sigprocmask, SIG_BLOCK, (long)&answer, (long)&before, size, 0, 0);
     if (system_call(SYS_kill, settings.launcher, CAPSULE_LOADED_SIGNAL, 0, 0, 0, 0) == 0) {
         long taken;
