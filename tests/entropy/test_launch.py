@@ -241,10 +241,16 @@ def test_a_short_program_is_seen_without_a_supervisor(tmp_path):
         assert (program.linkage, program.preloaded) == ("glibc", True)
 
 
-def test_without_a_launcher_nothing_waits_for_one():
-    """The parent of a namespace's first process has the number 0 there."""
-    words = ["unshare", "--map-root-user", "--pid", "--fork", "sh", "-c", "exit 7"]
-    assert subprocess.run(words, env={"LD_PRELOAD": str(INTERPOSER)}, timeout=600).returncode == 7
+def test_without_a_launcher_no_process_gets_its_signal():
+    """In a namespace, a parent outside of it has the number 0, which kill(2) takes for a group."""
+    script = (
+        "sleep 600 & first=$!; sleep 600 & other=$!\n"
+        "LD_PRELOAD=$0 sh -c 'exit 7'; status=$?\n"
+        "kill $other; wait $other; [ $? = 143 ] || status=1\n"
+        "kill -9 $first; exit $status\n"
+    )
+    words = ["unshare", "--map-root-user", "--pid", "sh", "-c", script, INTERPOSER]
+    assert subprocess.run(words, start_new_session=True, timeout=600).returncode == 7
 
 
 @pytest.mark.parametrize("options", [(), ("--no-supervisor", "--preload", INTERPOSER)])
