@@ -188,7 +188,7 @@ def remember(cache: Cache, listing: Listing, path: Path, url: str | None = None)
     """Keep the listing of a data set, and where it lies.
 
     What a bundle carried is found by its digest, and may be deleted with the cache. So its place is
-    not remembered, and that of the user's own copy is kept.
+    not remembered, and that of a copy of the user is kept.
     """
     digest = keep_listing(cache, listing)
     if path.resolve() == unpacked_place(cache, pin_of(listing)).resolve():
