@@ -72,5 +72,7 @@ step bash scripts/lint-c.sh
 printf '\n== mypy\n' >&2
 wait "$types" || { cat .cache/mypy.log >&2; exit 1; }
 # Four processes, each with whole groups of tests in the order of tests/conftest.py: one of them mostly
-# waits for containers, and others for processes of a cluster.
-step pytest --numprocesses 4 --dist loadgroup --no-loadscope-reorder --durations 40 -m "$chosen" "$@"
+# waits for containers, and others for processes of a cluster. A test that ends its process ends the
+# run, since pytest-xdist would wait without end for what is left of the group.
+step pytest --numprocesses 4 --dist loadgroup --no-loadscope-reorder --max-worker-restart 0 \
+  --durations 40 -m "$chosen" "$@"

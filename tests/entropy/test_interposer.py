@@ -18,6 +18,7 @@ from tests.entropy.conftest import given
 
 HERE = Path(__file__).parent
 OTHER_KEY = bytes(32)
+LOADED_SIGNAL = 41  # CAPSULE_LOADED_SIGNAL of native/source/shared/entropy.h
 
 
 def replay(interposed, profile, *command, **options):
@@ -351,24 +352,35 @@ def test_a_pool_whose_work_goes_elsewhere_ends_instead_of_respawning(interposed)
     assert "CAP-R221" in refusal(finished, profile)
 
 
+def wait_until(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_the_launcher_is_asked_to_end_the_run(interposed, asked, tmp_path):
     directory = tmp_path / "launched"
     directory.mkdir()
     settings = {"profile": asked, "launcher_pid": str(os.getpid())}
     environment = interposed.environment(directory, "replay", **settings)
-    # A handler, since a signal that this thread alone blocks would end the process of the tests.
+    # Handlers, since signals that this thread alone blocks would end the process of the tests.
     received = []
-    before = signal.signal(signal.SIGUSR2, lambda *_: received.append(True))
+    asked_for = (LOADED_SIGNAL, signal.SIGUSR2)
+    before = {
+        each: signal.signal(each, lambda each, _: received.append(each)) for each in asked_for
+    }
     try:
         command = [sys.executable, "-c", ASK, "9"]
         with subprocess.Popen(command, env=environment, start_new_session=True) as process:
-            deadline = time.monotonic() + 30
-            while not received and time.monotonic() < deadline:
-                time.sleep(0.01)
+            wait_until(lambda: received)
+            os.kill(process.pid, LOADED_SIGNAL)
+            wait_until(lambda: received[1:])
             os.killpg(process.pid, signal.SIGKILL)
     finally:
-        signal.signal(signal.SIGUSR2, before)
-    assert received
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert tuple(received) == asked_for
     assert read_journal(directory).mismatch.requested == (EntropyCall.GETRANDOM, 9)
 
 

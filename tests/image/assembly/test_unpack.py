@@ -47,7 +47,7 @@ def test_layers_lie_over_one_another(make, tmp_path):
     for name in ("usr", "usr/bin/tool", "etc", "out"):
         assert (root / name).stat().st_mtime == EPOCH
     assert {path.name for path in root.iterdir()} == {
-        *("bin", "usr", "etc", "data", "dev", "out", "proc", "sys", "tmp")
+        *("bin", "usr", "etc", "bytecode", "data", "dev", "out", "proc", "sys", "tmp")
     }
     assert "127.0.0.1 localhost" in (root / "etc/hosts").read_text()
 
