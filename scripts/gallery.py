@@ -17,7 +17,6 @@ import argparse
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -89,27 +88,34 @@ def commit_of(code: str) -> str:
     Raises:
         SystemExit: None of the last commits has it.
     """
-    program = "from capsule.image.code import training_code_digest as d; print(d())"
-    listed = ["git", "-C", str(RESULTS.parent), "rev-list", f"--max-count={SEARCHED}", "HEAD"]
-    commits = subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split()
-    native = Path("capsule") / "native" / "lib"  # which is built, and not in the history
-    for commit in commits:
-        with tempfile.TemporaryDirectory() as name:
-            archive = ["git", "-C", str(RESULTS.parent), "archive", commit, "capsule", "images"]
-            packed = subprocess.run(archive, check=True, capture_output=True).stdout
-            subprocess.run(["tar", "-x", "-C", name], input=packed, check=True)
-            shutil.copytree(RESULTS.parent / native, Path(name) / native, dirs_exist_ok=True)
+    listed = ("rev-list", f"--max-count={SEARCHED}", "HEAD")
+    for commit in _git(*listed).decode().split():
+        if training_code_of(commit) == code:
+            return commit[:7]
+    raise SystemExit(f"none of the last {SEARCHED} commits has the training code {code}")
+
+
+def training_code_of(commit: str) -> str:
+    """Return the digest of a commit's training code, with native parts that are built from it."""
+    digest = "from capsule.image.code import training_code_digest as d; print(d())"
+    with tempfile.TemporaryDirectory() as root:
+        packed = _git("archive", commit, "capsule", "images", "hatch_build.py")
+        subprocess.run(["tar", "-x", "-C", root], input=packed, check=True)
+        for words in (["hatch_build.py"], ["-c", digest]):
             told = subprocess.run(
-                [sys.executable, "-c", program],
-                env={**os.environ, "PYTHONPATH": name},
-                cwd=name,
+                [sys.executable, *words],
+                env={**os.environ, "PYTHONPATH": root},
+                cwd=root,
                 check=True,
                 capture_output=True,
                 text=True,
             )
-        if told.stdout.strip() == code:
-            return commit[:7]
-    raise SystemExit(f"none of the last {SEARCHED} commits has the training code {code}")
+    return told.stdout.strip()
+
+
+def _git(*words: str) -> bytes:
+    command = ["git", "-C", str(RESULTS.parent), *words]
+    return subprocess.run(command, check=True, capture_output=True).stdout
 
 
 def section() -> str:
