@@ -14,7 +14,8 @@ from capsule.experiment.errors import CapsuleError
 from capsule.experiment.trace import first_difference, read_trace
 from capsule.training.impala.population_trainer import member_seeds
 from capsule.training.state.streams import Stream
-from tests.training.conftest import kill_when_traced, make_spec, merge, new_run
+from tests.conftest import strictly
+from tests.training.conftest import kill_when_traced, make_spec, merge, new_run, trainers_in
 from tests.training.impala.test_learner import TASK, finish, go_on, state_of
 from tests.training.impala.trainers import Trainers
 
@@ -66,9 +67,13 @@ def without_evolution(make, **changes):
 # --- evolution ------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def grown(make):
-    return train(population(make))
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory):
+    """A trained population, not to be changed."""
+    with trainers_in(tmp_path_factory.mktemp("grown")) as make:
+        with strictly():
+            learner = train(population(make))
+        yield learner
 
 
 @pytest.mark.slow
@@ -160,7 +165,7 @@ def test_without_a_fitness_the_first_member_is_the_network_of_the_run(make):
 @pytest.mark.parametrize("streams", [{}, {"initialization": 5}])
 def test_a_member_is_the_plain_trainer_of_its_seed_and_values(make, streams):
     seeds = {"root": 3, "streams": streams}
-    learner = train(without_evolution(make, seeds=seeds), 300)
+    learner = train(without_evolution(make, seeds=seeds), 160)
     for number, generation in enumerate(ancestry(learner)):
         derived = member_seeds(make_spec(SMALL, seeds=seeds).seeds, number)
         assert derived.root == Stream("population", 3, 1 + number).integer(2**53)
@@ -168,7 +173,7 @@ def test_a_member_is_the_plain_trainer_of_its_seed_and_values(make, streams):
             seeds=derived.model_dump(mode="json", exclude={"random"}),
             trainer={**values_of(generation), "annealing": False},
         )
-        train(plain, 300)
+        train(plain, 160)
         prefix = f"member {number}/"
         own = {n.removeprefix(prefix): a for n, a in learner.tensors().items() if prefix in n}
         assert bits(own) == bits(plain.tensors())
@@ -209,9 +214,10 @@ def test_every_hyperparameter_acts_from_the_next_update_on(make, name, value):
 
 @pytest.mark.slow
 def test_processes_change_nothing(make):
-    expected = train(population(make), 160)
+    two = {"trainer": {"population": {"members": 2}}}
+    expected = train(population(make, **two), 160)
     assert len(ancestry(expected)) > 3
-    assert results(train(population(make, workers=2), 160)) == results(expected)
+    assert results(train(population(make, workers=2, **two), 160)) == results(expected)
 
 
 @pytest.mark.slow
@@ -299,14 +305,14 @@ def test_a_first_difference_names_the_generation(make, monkeypatch, grown):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [40, 220, 300])
-def test_a_snapshot_continues_to_the_same_bits(make, step):
+def test_a_snapshot_continues_to_the_same_bits(make, grown):
     """Also in the middle of a trace record, and with returns of an unfinished fitness."""
-    first = train(population(make), step)
-    saved = state_of(first)
-    train(first)
-    second = train(go_on(population(make), first, step, saved))
-    assert results(second) == results(first)
+    first, continued = population(make), []
+    for step in (40, 220, 300):
+        train(first, step)
+        continued.append(go_on(population(make), first, step, state_of(first)))
+    for learner in (first, *continued):
+        assert results(train(learner)) == results(grown)
 
 
 @pytest.mark.slow
