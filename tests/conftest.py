@@ -2,6 +2,7 @@
 
 import functools
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -92,6 +93,22 @@ def strictly():
     finally:
         torch.use_deterministic_algorithms(False)
         torch.set_num_threads(before)
+
+
+@contextmanager
+def one_processor():
+    """Have children use one processor only, unless in containers.
+
+    Trainers with actors then have no processes for them, which changes no result. The start of each
+    takes as long as a small run. Other processes of the tests do the same at the time, so it may be
+    any processor.
+    """
+    usable = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {secrets.choice([*usable])})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, usable)
 
 
 @pytest.fixture

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
+import shutil
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,22 +73,6 @@ def capsule(*arguments: object, cwd: Path) -> Done:
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-@contextmanager
-def one_processor() -> Iterator[None]:
-    """Have commands and their runs, unless in containers, use one processor only.
-
-    Trainers with actors then have no processes for them, which changes no result. The start of each
-    takes as long as a small run. Other processes of the tests do the same at the time, so it may be
-    any processor.
-    """
-    usable = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {secrets.choice([*usable])})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, usable)
-
-
 @dataclass(frozen=True)
 class Run:
     """A finished run."""
@@ -121,8 +103,12 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(workplace: Path, *arguments: object, spec: str = "micro.yaml") -> Run:
+    return finished(workplace, spec, *arguments, spec=workplace / spec)
+
+
+def finished(workplace: Path, *arguments: object, spec: Path) -> Run:
     key = workplace / "alice"
-    done = capsule("run", spec, "--key", key, "--json", *arguments, cwd=workplace)
+    done = capsule("run", *arguments, "--key", key, "--json", cwd=workplace)
     assert done.status == 0, done.errors
     facts = done.document
     return Run(
@@ -130,7 +116,7 @@ def run(workplace: Path, *arguments: object, spec: str = "micro.yaml") -> Run:
         directory=workplace / facts["run_directory"],
         claim_id=facts["claim_id"],
         key=key,
-        spec=workplace / spec,
+        spec=spec,
     )
 
 
@@ -141,10 +127,13 @@ def micro(workplace: Path) -> Run:
 
 @pytest.fixture(scope="session")
 def again(workplace: Path, micro: Run) -> Run:
-    """Another run of the same spec, which Bob signs as well, with its image in the bundle."""
+    """The same run, packed again: Bob signs it as well, with its image in the bundle."""
     make = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", workplace / "bob"]
     subprocess.run(make, check=True)
-    return run(workplace, "--ssh-key", workplace / "bob", "--embed-image", "--output", "again")
+    directory = workplace / "again"
+    shutil.copytree(micro.directory, directory, ignore=shutil.ignore_patterns(micro.bundle.name))
+    options = ("--resume", directory, "--ssh-key", workplace / "bob", "--embed-image")
+    return finished(workplace, *options, spec=micro.spec)
 
 
 Change = Callable[[dict[str, bytes]], None]

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from tests.end_to_end.conftest import one_processor, run
+from tests.conftest import one_processor
+from tests.end_to_end.conftest import run
 from tests.end_to_end.test_run import containers, docker, traced, wait_for
 
 pytestmark = [pytest.mark.engine, pytest.mark.network]

@@ -9,7 +9,8 @@ from capsule.bundle import run_bundle
 from capsule.bundle.bundle import open_bundle
 from capsule.bundle.claims import TrainingClaims
 from capsule.experiment.schedule_log import parse_schedule
-from tests.end_to_end.conftest import Run, capsule, edit_json, forge, one_processor
+from tests.conftest import one_processor
+from tests.end_to_end.conftest import Run, capsule, edit_json, forge
 from tests.end_to_end.test_run import containers, docker, resume, start, traced, wait_for
 
 pytestmark = [pytest.mark.engine, pytest.mark.network]
@@ -64,7 +65,8 @@ def put(files, log):
 
 
 def test_an_asynchronous_run_is_resumed_and_its_schedule_replayed_bit_for_bit(resumed, tmp_path):
-    done = resumed.verify(resumed.bundle, cwd=tmp_path)
+    with one_processor():
+        done = resumed.verify(resumed.bundle, "--engine", "bwrap", cwd=tmp_path)
     assert (done.status, done.document["verdict"]) == (0, "reproduced-bitwise")
     assert done.document["claim_id"] == resumed.claim_id
 

@@ -19,7 +19,8 @@ from capsule.experiment.lock import Lock
 from capsule.experiment.spec import CodeSpec
 from capsule.image.cache import Cache
 from capsule.image.resolution.project import capture_project
-from tests.end_to_end.conftest import capsule, edit_json, forge, one_processor, run
+from tests.conftest import one_processor
+from tests.end_to_end.conftest import capsule, edit_json, forge, run
 
 pytestmark = pytest.mark.network
 
