@@ -18,6 +18,7 @@ from capsule.cli.main import app
 from capsule.image.code import training_code_digest
 from capsule.image.releases import release_of, releases
 from scripts import corpus
+from tests.conftest import one_processor
 from tests.format import reader
 from tests.verification.runs import Machine
 
@@ -47,7 +48,8 @@ def command(*arguments, status=0):
 def verify(name, folder, *options, status=0):
     report = folder / "report.json"
     fixed = ("--key", KEY, "--quiet", "--report", report)
-    command("verify", bundle(name), *fixed, *options, status=status)
+    with one_processor():
+        command("verify", bundle(name), *fixed, *options, status=status)
     return json.loads(report.read_text())
 
 
