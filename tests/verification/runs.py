@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 import subprocess
 import sys
@@ -28,8 +27,11 @@ from capsule.host.run_directory import LOCK, WORK
 from capsule.host.spec_file import parse_spec
 from capsule.image.cache import Cache
 from capsule.machine.fingerprint import take_fingerprint
+from capsule.native import native_part
 from capsule.report.progress import SilentReporter
+from tests.conftest import one_processor
 from tests.hostile.genuine import rederive
+from tests.training.warm_start import SERVERS_OF_THIS_PROCESS
 
 PACKAGE = Path(capsule.__file__).parent
 NATIVE = str(PACKAGE / "native" / "lib").removeprefix("/")
@@ -118,22 +120,22 @@ def make_lock(document, code="code", wheels=None):
     )
 
 
-def one_processor():
-    """Run on any one processor: small runs are faster without processes of their own for actors."""
-    os.sched_setaffinity(0, {secrets.choice([*os.sched_getaffinity(0)])})
-
-
 @dataclass(frozen=True)
 class Machine:
     """Executes tasks with the packages of the tests (an engine), maybe in its own way.
 
+    Runs have one processor: small ones are faster without processes of their own for actors. Those
+    of the usual packages and variables are forked from a process that has imported torch.
+
     Attributes:
         path: Folder with ``capsule`` and the tests' modules.
         variables: What only this machine has set.
+        forks: Whether such runs are forked. Each run has a new interpreter otherwise.
     """
 
     path: str = str(PACKAGE.parent)
     variables: dict[str, str] = field(default_factory=dict)
+    forks: bool = True
     name: str = "process"
 
     def describe(self):
@@ -149,19 +151,24 @@ class Machine:
         command = replace(task, native=NATIVE).command(
             run_directory=str(task.run_directory), prefix=""
         )
-        with (task.run_directory / contract.LOG).open("wb") as log:
-            done = subprocess.run(
-                [sys.executable if word == "python3.11" else word for word in command],
-                env={
-                    **task.environment,
-                    **self.variables,
-                    "PATH": f"{Path(sys.executable).parent}:{os.defpath}",
-                    "PYTHONPATH": f"{self.path}:{PACKAGE.parent}",
-                },
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                preexec_fn=one_processor,
-            )
+        variables = {
+            **task.environment,
+            **self.variables,
+            "PATH": f"{Path(sys.executable).parent}:{os.defpath}",
+            "PYTHONPATH": f"{self.path}:{PACKAGE.parent}",
+        }
+        with (task.run_directory / contract.LOG).open("w") as log, one_processor():
+            usual = self.path == str(PACKAGE.parent) and not self.variables
+            if self.forks and usual and "capsule.training" in command:
+                shim = {"LD_PRELOAD": str(native_part("libcapsule-math.so"))}
+                run = SERVERS_OF_THIS_PROCESS.start(task.run_directory, variables | shim)
+                log.write(run.communicate()[1])
+                log.flush()
+                # The launcher, which sets the shim, reports on a program that ends as the run did.
+                launcher = command[: command.index("--") + 1]
+                command = [*launcher, "sh", "-c", f"exit {run.returncode}"]
+            words = [sys.executable if word == "python3.11" else word for word in command]
+            done = subprocess.run(words, env=variables, stdout=log, stderr=subprocess.STDOUT)
         on_poll()
         return Exit(done.returncode, "exited")
 
@@ -196,8 +203,9 @@ def train(folder, lock, machine=None, schedule=None):
 
 @pytest.fixture(scope="session")
 def honest(tmp_path_factory):
-    """A DQN run, not to be changed."""
-    return train(tmp_path_factory.mktemp("runs") / "honest", make_lock(CARTPOLE))
+    """A DQN run in a new interpreter, not to be changed."""
+    folder = tmp_path_factory.mktemp("runs") / "honest"
+    return replace(train(folder, make_lock(CARTPOLE), Machine(forks=False)), machine=Machine())
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,8 @@ from tests.verification.runs import (
     train,
 )
 
+pytestmark = pytest.mark.xdist_group("verification")  # they share runs
+
 
 def compared(a, b):
     """Compare two runs by the paths of their folders or bundles."""

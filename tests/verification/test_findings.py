@@ -16,6 +16,8 @@ from capsule.verification.request import Mode, VerifyRequest
 from capsule.verification.verdict import Report
 from tests.verification.runs import Machine
 
+pytestmark = pytest.mark.xdist_group("verification")  # they share runs
+
 ALWAYS = {"bundle", "mode", "verdict", "summary", "seconds", "error"}
 # Each stage with the fields of the report that are known once it has ended.
 STAGES = {

@@ -16,6 +16,8 @@ from capsule.verification.vary import VariedResult, conclude, judge_variation, v
 from capsule.verification.verdict import Report, RunSurroundings
 from tests.verification.runs import IMPALA, Machine, bundled, make_lock, merged, train
 
+pytestmark = pytest.mark.xdist_group("verification")  # they share runs
+
 LOCKSTEP = merged(IMPALA, {"trainer": {"schedule": {"mode": "lockstep"}}})
 USUAL = RunSurroundings(
     locale="C",
@@ -157,7 +159,7 @@ def test_what_the_engine_cannot_vary_is_refused_by_name_before_anything_runs(tri
 @pytest.mark.slow
 def test_an_impala_run_is_varied_as_far_as_its_trainer_lets_it(key, tmp_path, monkeypatch):
     bundle = bundled(train(tmp_path / "run", make_lock(LOCKSTEP)), key, tmp_path)
-    monkeypatch.setattr(verification, "open_engine", lambda *_, **__: Machine())
+    monkeypatch.setattr(verification, "open_engine", lambda *_, **__: Machine(forks=False))
     trust = load_policy(keys=[f"{key}.pub"])
     request = VerifyRequest(bundle, trust, Mode("full"), engine="process", code="supplied")
     found = vary(replace(request), Wanted(NAMES, True), Cache(tmp_path / "cache"), SilentReporter())

@@ -19,6 +19,8 @@ from capsule.verification.request import Mode, VerifyRequest
 from capsule.verification.verify import verify
 from tests.verification.runs import Machine, edit_json, forged
 
+pytestmark = pytest.mark.xdist_group("verification")  # they share runs
+
 
 @pytest.fixture
 def verified(key, monkeypatch, tmp_path):

@@ -24,6 +24,8 @@ from capsule.verification.analysis.runs import directory_side
 from capsule.verification.diff import DiffRequest, diff
 from tests.verification.runs import CARTPOLE, IMPALA, Machine, bundled, make_lock, merged, train
 
+pytestmark = pytest.mark.xdist_group("verification")  # they share runs
+
 
 @pytest.fixture(scope="module")
 def execute():
