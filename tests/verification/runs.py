@@ -161,7 +161,7 @@ class Machine:
             usual = self.path == str(PACKAGE.parent) and not self.variables
             if self.forks and usual and "capsule.training" in command:
                 shim = {"LD_PRELOAD": str(native_part("libcapsule-math.so"))}
-                run = SERVERS_OF_THIS_PROCESS.start(task.run_directory, variables | shim)
+                run = SERVERS_OF_THIS_PROCESS.start(task.run_directory, variables | shim, {})
                 log.write(run.communicate()[1])
                 log.flush()
                 # The launcher, which sets the shim, reports on a program that ends as the run did.
