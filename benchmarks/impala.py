@@ -1,20 +1,27 @@
-"""Environment frames per second: IMPALA under its schedules, in turn beside a shared queue.
+r"""Environment frames per second: IMPALA under its schedules, in turn beside its competitors.
 
 All play Breakout with the shallow network (Espeholt et al. 2018, figure 3), in unrolls of 20 steps,
 16 to an update, always learning: Capsule in lockstep with a lag of 0, 1 and 2 and asynchronously,
-recording its schedule; and the same algorithm as one writes it with ``torch.nn``, after MonoBeast's
-design (Kuettler et al. 2019, arXiv:1910.03552): a process for each actor, which evaluates its own
-observations one at a time, unrolls in shared memory, their numbers in two queues, and a learner.
+recording its schedule; and the same algorithm as one writes it with ``torch.nn``, with a process
+for each actor (``plain_impala.py``). ``--baseline`` adds stable-baselines3's A2C, from an
+environment of its own as for ``dqn.py``. ``--competitors`` adds EnvPool with a torch learner and
+Sample Factory, from an environment with both (``competitors.py``): all of their settings take turns
+first, and the fastest of each takes part in the comparison.
+
+The emulators, the actors and the learner of Capsule also take part alone (``impala_parts.py``),
+which shows the speed that the whole could have at best.
 
 Every contender stands still, with its processes, while it is not its turn (``turns.py``), and
-ratios are medians over the rounds. ``--baseline`` adds stable-baselines3's A2C, from an environment
-of its own as for ``dqn.py``, and ``--gpu`` the asynchronous trainer with its learner on an NVIDIA
-GPU (gpu.md); ``--cost`` prints instead what more actors and more processes do, and writes a table
-and a figure into ``results``. On a machine that is busy otherwise, where a contender of many
+ratios are medians over the rounds. ``--gpu`` adds the asynchronous trainer with its learner on an
+NVIDIA GPU (gpu.md); ``--cost`` prints instead what more actors and more processes do, and writes a
+table and a figure into ``results``. On a machine that is busy otherwise, where a contender of many
 processes gets more of it, ``--processor-time`` is the fair clock, though it does not see who
 waits::
 
-    python benchmarks/impala.py --baseline /tmp/sb3/bin/python
+    python -m venv /tmp/competitors
+    /tmp/competitors/bin/pip install envpool sample-factory ale-py torch
+    python benchmarks/impala.py --baseline /tmp/sb3/bin/python --competitors \
+        /tmp/competitors/bin/python
     python benchmarks/impala.py --cost --processor-time
 """
 
@@ -30,20 +37,18 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import competitors
 from gpu import DETERMINISTIC, OFF, accelerator_of, determinism_of
+from plain_impala import BATCH, FRAMES, GAME, UNROLL, WARM_UP, shallow_torso, shared_queue
 from turns import median_ratio, serve, start, take_turns
 
-GAME = "breakout"
-FRAMES = 4  # a step
-UNROLL = 20
-BATCH = 16
 ACTORS = 32
-WARM_UP = 3  # updates
+TRIES = 2  # rounds of a competitor's settings
 RESULTS = Path(__file__).parent / "results"
 COST_ACTORS = (1, 4, 16, 64, 256)
 COST_PROCESSES = (1, 2, 4)
@@ -55,12 +60,13 @@ class Contender:
 
     Attributes:
         name: In the table.
-        role: ``lockstep``, ``asynchronous``, ``recording``, ``shared queue`` or ``a2c``.
+        role: One of ``CAPSULE``, ``PARTS``, ``COMPETITORS``, ``shared queue`` or ``a2c``.
         lag: Of the schedule; for the asynchronous one the most.
         actors: How many.
         workers: Capsule's processes, and the threads that learn.
         batch: Unrolls of an update.
         gpu: Where and how Capsule learns: one of ``gpu.GPU_KINDS``, or on the CPU.
+        settings: Of a competitor.
     """
 
     name: str
@@ -70,6 +76,12 @@ class Contender:
     workers: int = 2
     batch: int = BATCH
     gpu: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+CAPSULE = ("lockstep", "asynchronous", "recording")
+PARTS = ("emulators", "actors", "learner")  # functions of impala_parts.py
+COMPETITORS = ("envpool", "envpool_alone", "sample_factory")  # functions of competitors.py
 
 
 LOCKSTEP = tuple(Contender(f"capsule, lockstep, lag {lag}", "lockstep", lag) for lag in (0, 1, 2))
@@ -80,11 +92,28 @@ QUEUES = tuple(
     for threads in (1, 2)
 )
 A2C = Contender("stable-baselines3, A2C", "a2c", actors=BATCH)
+EMULATORS, ACTING, LEARNING = (Contender(f"capsule, {part} alone", part) for part in PARTS)
+POOL_ALONE = Contender("EnvPool alone", "envpool_alone", settings={"num_envs": ACTORS})
+
+
+def in_words(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in settings.items())
+
+
+POOLS = tuple(
+    Contender(f"EnvPool, torch: {in_words(each)}", "envpool", settings=each)
+    for each in competitors.ENVPOOL_SETTINGS
+)
+FACTORIES = tuple(
+    Contender(f"Sample Factory: {in_words(each)}", "sample_factory", settings=each)
+    for each in competitors.SAMPLE_FACTORY_SETTINGS
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Plain)
     parser.add_argument("--baseline", help="python of the environment with stable-baselines3")
+    parser.add_argument("--competitors", help="python of the environment with its competitors")
     parser.add_argument("--cost", action="store_true", help="cost of actors and of processes")
     parser.add_argument("--gpu", action="store_true", help="also learn on the NVIDIA GPU")
     parser.add_argument("--actors", type=int, default=ACTORS, help="of the contenders on the GPU")
@@ -114,10 +143,14 @@ class _Plain(argparse.RawDescriptionHelpFormatter):
 
 
 def compare(options: argparse.Namespace) -> None:
-    """Run every contender in turn and print a table."""
-    contenders = [*LOCKSTEP, ASYNCHRONOUS, *QUEUES, *([A2C] if options.baseline else [])]
+    """Run every contender in turn and print tables."""
+    rivals = [*QUEUES, *([A2C] if options.baseline else [])]
+    others = [EMULATORS, ACTING, LEARNING]
+    if options.competitors:
+        rivals += [fastest(settings, options) for settings in (POOLS, FACTORIES)]
+        others.append(POOL_ALONE)
     if options.gpu:
-        contenders += [
+        others += [
             Contender(
                 f"capsule, asynchronous, {kind}",
                 "asynchronous",
@@ -128,20 +161,55 @@ def compare(options: argparse.Namespace) -> None:
             )
             for kind in (DETERMINISTIC, OFF)
         ]
+    contenders = [*LOCKSTEP, ASYNCHRONOUS, *rivals, *others]
     processes = {each.name: start_contender(each, options) for each in contenders}
     speeds = take_turns(processes, options.rounds)
-    queue = max((speeds[each.name] for each in QUEUES), key=statistics.median)
-    free = speeds[ASYNCHRONOUS.name]
-    title = f"frames/s, {options.clock} clock"
-    print(f"{title:44} {'median':>8} {'best':>8} {'/ asynchronous':>15} {'/ queue':>8}")
-    for name, values in speeds.items():
-        print(
-            f"{name:44} {statistics.median(values):8.0f} {max(values):8.0f} "
-            f"{median_ratio(values, free):15.2f} {median_ratio(values, queue):8.2f}"
-        )
+    print(f"frames/s, {options.clock} clock, {options.rounds} rounds\n")
+    print(speed_table(speeds, [each.name for each in rivals]))
+    print(f"\n{ceiling(speeds)}")
     shares = take_turns({"": start_contender(RECORDING, options)}, options.rounds)[""]
     print(f"recording: {statistics.median(shares):.3%} of the asynchronous trainer's time")
     print(f"load of the machine, last minute and last quarter: {load()}")
+
+
+def fastest(contenders: Sequence[Contender], options: argparse.Namespace) -> Contender:
+    """Let all settings of a competitor take turns, print their speeds, return the fastest."""
+    processes = {each.name: start_contender(each, options) for each in contenders}
+    speeds = {name: statistics.median(v) for name, v in take_turns(processes, TRIES).items()}
+    for name, speed in speeds.items():
+        print(f"{speed:8.0f} frames/s: {name}", flush=True)
+    return max(contenders, key=lambda each: speeds[each.name])
+
+
+def speed_table(speeds: Mapping[str, Sequence[float]], rivals: Sequence[str]) -> str:
+    """Return speeds as Markdown, beside the asynchronous trainer, the queue, the fastest rival."""
+    queue, rival = (
+        max((speeds[name] for name in names), key=statistics.median)
+        for names in ([each.name for each in QUEUES], rivals)
+    )
+    lines = [
+        "| contender | median | best | / asynchronous | / queue | / fastest competitor |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, values in speeds.items():
+        columns = (speeds[ASYNCHRONOUS.name], queue, rival)
+        ratios = " | ".join(f"{median_ratio(values, each):.2f}" for each in columns)
+        median = statistics.median(values)
+        lines.append(f"| {name} | {median:.0f} | {max(values):.0f} | {ratios} |")
+    return "\n".join(lines)
+
+
+def ceiling(speeds: Mapping[str, Sequence[float]]) -> str:
+    """Say what share of the speeds of its parts the asynchronous trainer has."""
+    parts = zip(speeds[ACTING.name], speeds[LEARNING.name], strict=True)
+    best = [1 / (1 / acting + 1 / learning) for acting, learning in parts]
+    whole = speeds[ASYNCHRONOUS.name]
+    return (
+        f"ceiling of actors and learner on the same processors: {statistics.median(best):.0f}, "
+        f"of which the trainer has {median_ratio(whole, best):.1%}; "
+        f"of the emulators' speed it has {median_ratio(whole, speeds[EMULATORS.name]):.1%}, "
+        f"and its actors {median_ratio(speeds[ACTING.name], speeds[EMULATORS.name]):.1%}"
+    )
 
 
 def load() -> str:
@@ -153,10 +221,11 @@ def start_contender(
     contender: Contender, options: argparse.Namespace, segment: int | None = None
 ) -> subprocess.Popen[str]:
     """Start a contender, which then waits for its turn; its segments may be others."""
-    python = options.baseline if contender.role == "a2c" else sys.executable
+    pythons = {"a2c": options.baseline, **dict.fromkeys(COMPETITORS, options.competitors)}
+    python = pythons.get(contender.role, sys.executable)
     command = [python, str(Path(__file__).resolve()), "--worker", json.dumps(vars(contender))]
     environment = dict(os.environ)
-    if contender.role in ("lockstep", "asynchronous", "recording"):
+    if contender.role in (*CAPSULE, *PARTS):
         environment |= variables_of(contender)
     command += ["--segment", str(segment or options.segment)]
     command += ["--processor-time"] if options.clock == "processor" else []
@@ -176,8 +245,7 @@ def work(contender: Contender, segment: int, clock: str) -> None:
 
     Of ``recording`` it tells instead which part of the time goes into it.
     """
-    runs = {"shared queue": shared_queue, "a2c": a2c}
-    steps = runs.get(contender.role, capsule)(contender, segment * BATCH * UNROLL)
+    steps = segments(contender, segment * BATCH * UNROLL)
     watch = None
     if contender.role == "recording":
         next(steps)  # torch comes after the determinism of the run
@@ -194,6 +262,21 @@ def work(contender: Contender, segment: int, clock: str) -> None:
         serve(measure)
     finally:
         signal_processes(signal.SIGKILL)  # nothing that they do is wanted any more
+
+
+def segments(contender: Contender, segment: int) -> Iterator[int]:
+    """Begin to run a contender; yield the number of steps of each segment."""
+    role = contender.role
+    if role in COMPETITORS:
+        return getattr(competitors, role)(segment, **contender.settings)
+    if role in PARTS:
+        spec = prepared(contender)
+        import impala_parts  # after the determinism of the run, because it imports torch
+
+        return getattr(impala_parts, role)(segment, spec, contender.workers)
+    if role == "shared queue":
+        return shared_queue(segment, actors=contender.actors, threads=contender.workers)
+    return a2c(contender, segment) if role == "a2c" else capsule(contender, segment)
 
 
 @contextlib.contextmanager
@@ -229,11 +312,7 @@ def signal_processes(number: signal.Signals) -> None:
 
 def capsule(contender: Contender, segment: int) -> Iterator[int]:
     """Run Capsule's trainer; yield the number of steps of each segment."""
-    from capsule.training.determinism import flags
-
-    spec = spec_of(contender)
-    flags.prepare(spec)
-    flags.apply(spec)
+    spec = prepared(contender)
     from learners import make_learner
 
     learner = make_learner(spec, workers=contender.workers)
@@ -244,6 +323,16 @@ def capsule(contender: Contender, segment: int) -> Iterator[int]:
             learner.train_step()
         yield learner.step - before
         until = learner.step + segment
+
+
+def prepared(contender: Contender) -> Any:
+    """Return a contender's spec, with this process made ready for it."""
+    from capsule.training.determinism import flags
+
+    spec = spec_of(contender)
+    flags.prepare(spec)
+    flags.apply(spec)
+    return spec
 
 
 def spec_of(contender: Contender) -> Any:
@@ -307,178 +396,6 @@ def watch_recording() -> Stopwatch:
     from capsule.training.impala.schedule.recorder import ScheduleRecorder
 
     return Stopwatch((ScheduleRecorder, "append"), (Unroll, "digest"))
-
-
-# A shared queue
-
-
-def shared_queue(contender: Contender, segment: int) -> Iterator[int]:
-    """Learn from processes that put unrolls into shared memory; yield as ``capsule`` does."""
-    import torch
-
-    context = multiprocessing.get_context("fork")
-    torch.set_num_threads(1)
-    acting = make_torch_network().share_memory()
-    learning = make_torch_network()
-    learning.load_state_dict(acting.state_dict())
-    optimizer = torch.optim.RMSprop(learning.parameters(), lr=0.0006, alpha=0.99, eps=0.01)
-    buffers = [make_buffer() for _ in range(2 * contender.actors)]
-    free, full = context.SimpleQueue(), context.SimpleQueue()
-    for index in range(len(buffers)):
-        free.put(index)
-    for seed in range(contender.actors):
-        arguments = (seed, acting, buffers, free, full)
-        context.Process(target=act, args=arguments, daemon=True).start()
-    torch.set_num_threads(contender.workers)
-    update, until = BATCH * UNROLL, WARM_UP * BATCH * UNROLL
-    while True:
-        for _ in range(until // update):
-            indices = [full.get() for _ in range(BATCH)]
-            batch = {
-                name: torch.stack([buffers[index][name] for index in indices], 1)
-                for name in buffers[0]
-            }
-            for index in indices:
-                free.put(index)
-            optimizer.zero_grad()
-            torch_loss(learning, batch).backward()
-            torch.nn.utils.clip_grad_norm_(learning.parameters(), 40.0)
-            optimizer.step()
-            acting.load_state_dict(learning.state_dict())
-        yield until
-        until = segment
-
-
-def make_buffer() -> dict[str, Any]:
-    """Return shared memory for an unroll: a row for each step, and one for the next."""
-    import torch
-
-    rows = UNROLL + 1
-    buffer = {
-        "observations": torch.zeros(rows, 4, 84, 84, dtype=torch.uint8),
-        "rewards": torch.zeros(rows),
-        "ended": torch.zeros(rows, dtype=torch.bool),
-        "actions": torch.zeros(rows, dtype=torch.int64),
-        "log_behaviour": torch.zeros(rows),
-    }
-    return {name: tensor.share_memory_() for name, tensor in buffer.items()}
-
-
-def shallow_torso() -> Any:
-    """Return the shallow network of figure 3 up to its dense layer, as one writes it in torch."""
-    from torch import nn
-
-    return nn.Sequential(
-        nn.Conv2d(4, 16, 8, 4),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, 4, 2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(32 * 9 * 9, 256),
-        nn.ReLU(),
-    )
-
-
-def make_torch_network() -> Any:
-    """Return the shallow network without an LSTM: observations to logits and baselines."""
-    from torch import nn
-
-    actions = len(minimal_actions())
-
-    class Shallow(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.torso = shallow_torso()
-            self.policy = nn.Linear(256, actions)
-            self.baseline = nn.Linear(256, 1)
-
-        def forward(self, observations: Any) -> Any:
-            hidden = self.torso(observations.flatten(0, -4).float() / 255)
-            shape = observations.shape[:-3]
-            return self.policy(hidden).view(*shape, -1), self.baseline(hidden).view(shape)
-
-    return Shallow()
-
-
-def minimal_actions() -> Sequence[Any]:
-    import ale_py
-    from ale_py import roms
-
-    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
-    emulator = ale_py.ALEInterface()
-    emulator.loadROM(roms.get_rom_path(GAME))
-    return emulator.getMinimalActionSet()
-
-
-def act(seed: int, network: Any, buffers: Any, free: Any, full: Any) -> None:
-    """Be an actor: fill buffers as they get free."""
-    import torch
-
-    torch.set_num_threads(1)
-    torch.manual_seed(seed)
-    environment = make_gymnasium_game()
-    seen = torch.from_numpy(environment.reset(seed=seed)[0])
-    reward, ended = 0.0, True
-    while True:
-        index = free.get()
-        buffer = buffers[index]
-        for row in range(UNROLL + 1):
-            buffer["observations"][row] = seen
-            buffer["rewards"][row], buffer["ended"][row] = reward, ended
-            if row == UNROLL:
-                break
-            with torch.no_grad():
-                logits, _ = network(seen.unsqueeze(0))
-                policy = torch.distributions.Categorical(logits=logits[0])
-                action = policy.sample()
-                buffer["log_behaviour"][row] = policy.log_prob(action)
-            buffer["actions"][row] = action
-            observation, gained, terminated, truncated, _ = environment.step(int(action))
-            reward, ended = max(-1.0, min(float(gained), 1.0)), terminated or truncated
-            if ended:
-                observation, _ = environment.reset()
-            seen = torch.from_numpy(observation)
-        full.put(index)
-
-
-def make_gymnasium_game() -> Any:
-    """Return the game as Gymnasium's wrappers make it what Capsule's is."""
-    import ale_py
-    import gymnasium
-    import numpy as np
-    from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TransformObservation
-
-    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
-    gymnasium.register_envs(ale_py)
-    game = gymnasium.make(f"ALE/{GAME.capitalize()}-v5", frameskip=1, repeat_action_probability=0)
-    stacked = FrameStackObservation(AtariPreprocessing(game, terminal_on_life_loss=True), 4)
-    return TransformObservation(stacked, np.asarray, stacked.observation_space)
-
-
-def torch_loss(network: Any, batch: dict[str, Any]) -> Any:
-    """Return the loss of unrolls, ``[UNROLL + 1, BATCH]``."""
-    import torch
-
-    logits, baselines = network(batch["observations"])
-    policy = torch.distributions.Categorical(logits=logits[:-1])
-    log_target = policy.log_prob(batch["actions"][:-1])
-    rewards, discounts = batch["rewards"][1:], 0.99 * ~batch["ended"][1:]
-    with torch.no_grad():
-        ratios = (log_target - batch["log_behaviour"][:-1]).exp().clamp(max=1)
-        errors = ratios * (rewards + discounts * baselines[1:] - baselines[:-1])
-        differences = [torch.zeros(BATCH)]
-        for error, ratio, discount in zip(
-            reversed(errors), reversed(ratios), reversed(discounts), strict=True
-        ):
-            differences.append(error + discount * ratio * differences[-1])
-        targets = baselines + torch.stack(differences[::-1])
-        advantages = ratios * (rewards + discounts * targets[1:] - baselines[:-1])
-    missed = targets[:-1] - baselines[:-1]
-    return (
-        -(log_target * advantages).sum()
-        + 0.5 * 0.5 * missed.square().sum()
-        - 0.01 * policy.entropy().sum()
-    )
 
 
 # stable-baselines3

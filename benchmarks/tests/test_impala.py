@@ -13,6 +13,7 @@ import gymnasium
 import impala
 import learning
 import numpy as np
+import plain_impala
 import pytest
 import torch
 from chart import COLOURS, Axis, Panel, draw
@@ -210,7 +211,7 @@ def test_more_lines_than_colours_are_refused(tmp_path):
 
 def noise_batch():
     draw = torch.Generator().manual_seed(0)
-    rows = impala.UNROLL + 1, impala.BATCH
+    rows = plain_impala.UNROLL + 1, plain_impala.BATCH
     batch = {
         "observations": torch.randint(0, 256, (*rows, 4, 84, 84), generator=draw).byte(),
         "rewards": torch.randint(-1, 2, rows, generator=draw).float(),
@@ -223,7 +224,7 @@ def noise_batch():
 @pytest.mark.slow
 def test_the_shared_queue_learns_with_the_same_loss():
     torch.manual_seed(0)
-    network, batch = impala.make_torch_network(), noise_batch()
+    network, batch = plain_impala.make_torch_network(), noise_batch()
     with torch.no_grad():
         logits, baselines = network(batch["observations"])
         policy = softmax_policy(logits[:-1])
@@ -236,7 +237,9 @@ def test_the_shared_queue_learns_with_the_same_loss():
             baselines,
         )
         expected = impala_losses(log_target, policy.entropies, baselines[:-1], targets).total
-        assert impala.torch_loss(network, batch).item() == pytest.approx(expected.item(), rel=1e-4)
+        assert plain_impala.torch_loss(network, batch).item() == pytest.approx(
+            expected.item(), rel=1e-4
+        )
 
 
 def test_the_shared_queue_has_the_same_network():
@@ -247,21 +250,21 @@ def test_the_shared_queue_has_the_same_network():
         "shallow",
         frame_stack=4,
         layout=FrameLayout((84, 84)),
-        actions=len(impala.minimal_actions()),
+        actions=len(plain_impala.minimal_actions()),
         recurrent_units=0,
         hidden_units=256,
         products=FIXED_ORDER,
     )
-    theirs = impala.make_torch_network().parameters()
+    theirs = plain_impala.make_torch_network().parameters()
     sizes = sorted(int(np.prod(shape)) for shape in ours.shapes.values())
     assert sizes == sorted(parameter.numel() for parameter in theirs)
 
 
 def test_the_shared_queue_plays_the_same_game():
-    game = impala.make_gymnasium_game()
+    game = plain_impala.make_gymnasium_game()
     observation, _ = game.reset(seed=0)
     assert (observation.shape, observation.dtype) == ((4, 84, 84), np.uint8)
-    assert game.action_space.n == len(impala.minimal_actions())
+    assert game.action_space.n == len(plain_impala.minimal_actions())
 
 
 def test_contenders_differ_by_what_their_names_say():

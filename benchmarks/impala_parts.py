@@ -1,0 +1,131 @@
+"""The parts of Capsule's IMPALA by themselves, for ``impala.py``: emulators, actors, learner.
+
+Each yields the number of steps of a segment, as the whole trainer does. The processors that the
+trainer shares between actors and learner are all given to the part. So if frames cost ``1 / a`` in
+the actors and ``1 / l`` in the learner, both together make ``1 / (1 / a + 1 / l)`` at best.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import count, cycle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from learners import make_context
+from plain_impala import BATCH, UNROLL
+
+from capsule.experiment.inference import Inference
+from capsule.training.acting.actor_worker import ActorRequest, actor_streams
+from capsule.training.environments import make_environment
+from capsule.training.impala.factory import (
+    make_learners,
+    make_network,
+    make_schedule,
+    make_settings,
+    make_transport,
+)
+from capsule.training.impala.learner import Impala
+from capsule.training.impala.schedule.executor import Executor, Item
+from capsule.training.networks.feedforward import Parameters, initialize
+from capsule.training.state.streams import make_streams
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from capsule.experiment.spec import TrainingSpec
+    from capsule.training.impala.actors.actor_worker import UnrollSettings
+    from capsule.training.trainer import TrainerContext
+
+
+def emulators(segment: int, spec: TrainingSpec, workers: int) -> Iterator[int]:
+    """Step the games with their preprocessing at random, in a process for each of ``workers``."""
+    context = multiprocessing.get_context("fork")
+    asked, done = context.SimpleQueue(), context.SimpleQueue()
+    for number in range(workers):
+        played = range(number, spec.trainer.actors, workers)
+        context.Process(target=emulate, args=(spec, played, asked, done), daemon=True).start()
+    while True:
+        for _ in range(segment // UNROLL):
+            asked.put(UNROLL)
+        yield sum(done.get() for _ in range(segment // UNROLL))
+
+
+def emulate(spec: TrainingSpec, played: Sequence[int], asked: Any, done: Any) -> None:
+    """Be a process of :func:`emulators`: step a game as often as asked, each game in turn."""
+    games = [
+        make_environment(spec.environment, actor_streams(spec.seeds, actor), training=True)
+        for actor in played
+    ]
+    for game in games:
+        game.reset()
+    noise = np.random.default_rng(played[0])
+    for game in cycle(games):
+        steps = asked.get()
+        for action in noise.integers(game.actions, size=steps).tolist():
+            game.step(action)
+            if game.ended:
+                game.reset()
+        done.put(steps)
+
+
+def actors(segment: int, spec: TrainingSpec, workers: int) -> Iterator[int]:
+    """Let the actors play unrolls that no learner learns."""
+    context = make_context(spec, workers=workers)
+    settings, theta = playing(context)
+    schedule = make_schedule(context, spec.trainer)
+    transport = make_transport(context, spec.trainer, settings, schedule.lag)
+    executor = Executor(schedule, transport, spec.trainer.actors)
+    updates = count()
+    while True:
+        for _ in range(segment // (BATCH * UNROLL)):
+            update = next(updates)
+            executor.publish(update, theta)
+            executor.collect(update)
+        yield segment
+
+
+def learner(segment: int, spec: TrainingSpec, workers: int) -> Iterator[int]:
+    """Let the learner learn the same unrolls again and again."""
+    context = make_context(spec, workers=workers)
+    trainer, (settings, theta) = spec.trainer, playing(context)
+    requests = [ActorRequest(actor, 0) for actor in range(BATCH)]
+    played = settings.make_worker(range(BATCH)).play(requests, {0: theta}, 0)
+    items = [Item(each.actor, 0, 0, each.made) for each in played]
+    example = make_environment(spec.environment, make_streams(spec.seeds), training=True)
+    network = make_network(trainer, example, spec.accelerator)
+    learners = partial(make_learners, context, network, example.frame_stack)
+    inference = Inference(rows=settings.rows, independent=True, tested_rows=0, replicas=0)
+    impala = Impala(context, trainer, network, learners, Repeated(items), None, None, inference)  # type: ignore[arg-type]
+    while True:
+        before = impala.step
+        while impala.step < before + segment:
+            impala.train_step()
+        yield impala.step - before
+
+
+class Repeated:
+    """An executor whose actors have always finished the same unrolls."""
+
+    def __init__(self, items: list[Item]) -> None:
+        self._items = items
+
+    def publish(self, version: int, parameters: NDArray[np.float32]) -> None:
+        """Take a version of the policy, with which no actor plays."""
+
+    def collect(self, update: int) -> list[Item]:  # noqa: ARG002
+        """Return the unrolls of an update."""
+        return self._items
+
+
+def playing(context: TrainerContext) -> tuple[UnrollSettings, NDArray[np.float32]]:
+    """Return what makes the actors of a run, and the first version of their policy."""
+    spec = context.spec
+    example = make_environment(spec.environment, make_streams(spec.seeds), training=True)
+    settings = make_settings(context, spec.trainer, example)
+    theta = Parameters(settings.network.shapes, torch.device("cpu"))
+    initialize(theta, context.streams["initialization"], spec.trainer.initialization)
+    return settings, theta.flat.numpy()
