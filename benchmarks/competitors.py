@@ -288,7 +288,7 @@ def make_batched_games(_name: str, config: Any, place: Any, _render_mode: str | 
     agents, threads = config.env_agents, max(1, 2 // config.num_workers)
     seed = place.env_id if place else 0  # it has no place where only its spaces are read
     pool = make_pool(agents, agents, threads, seed)
-    pool.closed = False  # Gymnasium 0.29 sets it in a constructor that EnvPool does not call
+    pool.closed = True  # there is nothing to close, and Gymnasium 0.29 would look for a viewer
     games = EnvPoolResetFixWrapper(pool)
     games.num_agents = agents
     return games
