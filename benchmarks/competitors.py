@@ -5,10 +5,11 @@ their own that has no Capsule. A contender's settings are the keyword arguments 
 each is tried with all of ``ENVPOOL_SETTINGS`` or ``SAMPLE_FACTORY_SETTINGS``, for two processors.
 
 EnvPool (Weng et al. 2022, arXiv:2206.10558) plays in threads of C++. The learner is plain torch, of
-``plain_impala.py``. Sample Factory (Petrenko et al. 2020, arXiv:2006.11751) runs its APPO with
-V-trace and one epoch, which is IMPALA's update with a clipped ratio. Its Atari example has another
-preprocessing (it resizes in colour) and does not find the games of ale-py 0.12, so the game is
-registered as an environment of the user: that of Gymnasium's wrappers, or EnvPool's in batches.
+``plain_impala.py``. Sample Factory (Petrenko et al. 2020, arXiv:2006.11751) runs its APPO with one
+epoch and generalised advantages, because the learner of version 2.1.1 fails with V-trace. Its Atari
+example has another preprocessing (it resizes in colour) and does not find the games of ale-py 0.12,
+so the game is registered as an environment of the user: that of Gymnasium's wrappers, or EnvPool's
+in batches.
 """
 
 from __future__ import annotations
@@ -197,6 +198,8 @@ def sample_factory(segment: int, **settings: Any) -> Iterator[int]:
     _, runner = make_runner(sample_factory_config(directory, settings))
     runner.register_observer(Segments())
     runner.init()
+    # None in its serial mode.
+    processes = [*getattr(runner, "processes", ()), *getattr(runner.sampler, "processes", ())]
     running = True
 
     def learn() -> None:
@@ -209,7 +212,9 @@ def sample_factory(segment: int, **settings: Any) -> Iterator[int]:
     threading.Thread(target=learn, daemon=True).start()
     for steps in chain([WARM_UP * update], repeat(segment)):
         go.release()
-        done.acquire()
+        # Its runner would wait for ever for a process that has failed.
+        while not done.acquire(timeout=1.0) and running:
+            running = not any(each.exitcode for each in processes)
         if not running:
             os.dup2(errors, 2)
             raise RuntimeError(f"Sample Factory has stopped:\n{log.read_text()[-5_000:]}")
@@ -237,11 +242,10 @@ def sample_factory_config(directory: Path, settings: dict[str, Any]) -> Any:
         "worker_num_splits": 1,
         "num_envs_per_worker": 1,
         "rollout": UNROLL,
-        "recurrence": UNROLL,
         "batch_size": BATCH * UNROLL,
         "num_batches_per_epoch": 1,
         "num_epochs": 1,
-        "with_vtrace": True,
+        "with_vtrace": False,  # its summaries fail with V-trace: they read advantages of GAE
         "use_rnn": False,
         "nonlinearity": "relu",
         "normalize_input": False,
