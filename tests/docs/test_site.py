@@ -56,6 +56,8 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 def browser(tmp_path_factory):
     opened = Browser(tmp_path_factory.mktemp("profile"))
     opened.driver.set_window_size(1280, 900)
+    opened.driver.get("about:blank")
+    opened.requested()  # by the page that a browser begins with
     yield opened
     opened.driver.quit()
 
