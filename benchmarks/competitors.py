@@ -1,8 +1,8 @@
 """The competitors of IMPALA's benchmark: EnvPool with a learner in torch, and Sample Factory.
 
-Both play the game of ``impala.py`` with its network, unrolls and batches, in an environment of
-their own that has no Capsule. A contender's settings are the keyword arguments of its function;
-each is tried with all of ``ENVPOOL_SETTINGS`` or ``SAMPLE_FACTORY_SETTINGS``, for two processors.
+Both play the game of ``impala.py`` with its network, unrolls and batches, in a virtual environment
+without Capsule. A contender's settings are the keyword arguments of its function; each is tried
+with all of ``ENVPOOL_SETTINGS`` or ``SAMPLE_FACTORY_SETTINGS``, for two processors.
 
 EnvPool (Weng et al. 2022, arXiv:2206.10558) plays in threads of C++. The learner is plain torch, of
 ``plain_impala.py``. Sample Factory (Petrenko et al. 2020, arXiv:2006.11751) runs its APPO with one
@@ -18,7 +18,6 @@ import atexit
 import os
 import shutil
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, repeat
@@ -31,6 +30,7 @@ from plain_impala import (
     GAME,
     UNROLL,
     WARM_UP,
+    Pauses,
     make_torch_learner,
     make_torch_network,
     shallow_torso,
@@ -168,7 +168,7 @@ def play(network: Any, games: Any, num_envs: int) -> Iterator[dict[str, Any]]:
 
 
 def sample_factory(segment: int, **settings: Any) -> Iterator[int]:
-    """Run Sample Factory in a thread of its own; yield the number of steps of each segment.
+    """Run Sample Factory in another thread, and yield the number of steps of each segment.
 
     Args:
         segment: Steps of each segment after the first.
@@ -183,42 +183,23 @@ def sample_factory(segment: int, **settings: Any) -> Iterator[int]:
     errors = os.dup(2)
     with log.open("w") as file:
         os.dup2(file.fileno(), 2)  # of all its processes, which write a line for every event
-    go, done = threading.Semaphore(0), threading.Semaphore(0)
-    update = BATCH * UNROLL
+    pauses = Pauses(segment)
 
     class Segments(AlgoObserver):  # type: ignore[misc]
-        until = WARM_UP
-
         def on_training_step(self, _runner: Any, updates: int) -> None:
-            if updates >= self.until:
-                self.until += segment // update
-                done.release()
-                go.acquire()
+            pauses.reached(updates * BATCH * UNROLL)
 
     _, runner = make_runner(sample_factory_config(directory, settings))
     runner.register_observer(Segments())
     runner.init()
     # None in its serial mode.
     processes = [*getattr(runner, "processes", ()), *getattr(runner.sampler, "processes", ())]
-    running = True
-
-    def learn() -> None:
-        nonlocal running
-        go.acquire()
-        runner.run()
-        running = False
-        done.release()
-
-    threading.Thread(target=learn, daemon=True).start()
-    for steps in chain([WARM_UP * update], repeat(segment)):
-        go.release()
-        # Its runner would wait for ever for a process that has failed.
-        while not done.acquire(timeout=1.0) and running:
-            running = not any(each.exitcode for each in processes)
-        if not running:
-            os.dup2(errors, 2)
-            raise RuntimeError(f"Sample Factory has stopped:\n{log.read_text()[-5_000:]}")
-        yield steps
+    try:
+        # The runner waits without end for a process that has failed.
+        yield from pauses.segments(runner.run, lambda: any(each.exitcode for each in processes))
+    except RuntimeError as error:
+        os.dup2(errors, 2)
+        raise RuntimeError(f"Sample Factory has stopped:\n{log.read_text()[-5_000:]}") from error
 
 
 def sample_factory_config(directory: Path, settings: dict[str, Any]) -> Any:

@@ -3,10 +3,10 @@ r"""Environment frames per second: IMPALA under its schedules, in turn beside it
 All play Breakout with the shallow network (Espeholt et al. 2018, figure 3), in unrolls of 20 steps,
 16 to an update, always learning: Capsule in lockstep with a lag of 0, 1 and 2 and asynchronously,
 recording its schedule; and the same algorithm as one writes it with ``torch.nn``, with a process
-for each actor (``plain_impala.py``). ``--baseline`` adds stable-baselines3's A2C, from an
-environment of its own as for ``dqn.py``. ``--competitors`` adds EnvPool with a torch learner and
-Sample Factory, from an environment with both (``competitors.py``): all of their settings take turns
-first, and the fastest of each takes part in the comparison.
+for each actor (``plain_impala.py``). ``--baseline`` adds A2C of stable-baselines3, which is
+installed in another virtual environment, as for ``dqn.py``. ``--competitors`` adds EnvPool with a
+torch learner, and Sample Factory (``competitors.py``), from a virtual environment that has both.
+All of their settings take turns first, and the fastest of each takes part in the comparison.
 
 The emulators, the actors and the learner of Capsule also take part alone (``impala_parts.py``),
 which shows the speed that the whole could have at best.
@@ -44,7 +44,7 @@ from typing import Any
 
 import competitors
 from gpu import DETERMINISTIC, OFF, accelerator_of, determinism_of
-from plain_impala import BATCH, FRAMES, GAME, UNROLL, WARM_UP, shallow_torso, shared_queue
+from plain_impala import BATCH, FRAMES, GAME, UNROLL, WARM_UP, Pauses, shallow_torso, shared_queue
 from turns import median_ratio, serve, start, take_turns
 
 ACTORS = 32
@@ -402,9 +402,7 @@ def watch_recording() -> Stopwatch:
 
 
 def a2c(contender: Contender, segment: int) -> Iterator[int]:
-    """Run stable-baselines3's A2C in a thread of control of its own; yield as ``capsule`` does."""
-    import threading
-
+    """Run stable-baselines3's A2C in another thread, and yield as ``capsule`` does."""
     import ale_py
     import gymnasium
     import stable_baselines3
@@ -424,16 +422,11 @@ def a2c(contender: Contender, segment: int) -> Iterator[int]:
         def forward(self, observations: Any) -> Any:
             return self.layers(observations)
 
-    go, done = threading.Semaphore(0), threading.Semaphore(0)
+    pauses = Pauses(segment)
 
     class Segments(BaseCallback):
-        until = WARM_UP * BATCH * UNROLL
-
         def _on_step(self) -> bool:
-            if self.num_timesteps == self.until:
-                self.until += segment
-                done.release()
-                go.acquire()
+            pauses.reached(self.num_timesteps)
             return True
 
     environments = VecFrameStack(
@@ -458,16 +451,9 @@ def a2c(contender: Contender, segment: int) -> Iterator[int]:
 
     def learn() -> None:
         torch.set_num_threads(contender.workers)  # OpenMP keeps the count per thread
-        go.acquire()
         model.learn(10**9, callback=Segments())
 
-    threading.Thread(target=learn, daemon=True).start()
-    taken = WARM_UP * BATCH * UNROLL
-    while True:
-        go.release()
-        done.acquire()
-        yield taken
-        taken = segment
+    yield from pauses.segments(learn)
 
 
 # Cost of actors and processes

@@ -1,5 +1,7 @@
 """IMPALA as it is written with ``torch.nn``: the network, the game and the loss of all competitors.
 
+:class:`Pauses` is how a library whose training loop is its own takes part in turns.
+
 The shared queue has the design of MonoBeast (Kuettler et al. 2019, arXiv:1910.03552): a process for
 each actor, which evaluates its own observations one at a time, unrolls in shared memory, their
 numbers in two queues, and a learner. ``impala.py`` runs it, and ``competitors.py`` uses its parts.
@@ -9,7 +11,9 @@ Neither imports Capsule, because competitors run in an environment without it.
 from __future__ import annotations
 
 import multiprocessing
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, repeat
 from typing import Any
 
 GAME = "breakout"
@@ -17,6 +21,41 @@ FRAMES = 4  # a step
 UNROLL = 20
 BATCH = 16  # unrolls of an update
 WARM_UP = 3  # updates
+
+
+class Pauses:
+    """Lets the training loop of a library, in a thread of its own, run one segment at a time."""
+
+    def __init__(self, segment: int) -> None:
+        """Let the first segment be the warm-up; each further one has ``segment`` steps."""
+        self._segment, self._until = segment, WARM_UP * BATCH * UNROLL
+        self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
+
+    def reached(self, steps: int) -> None:
+        """Wait at the end of a segment; the loop calls this with the steps that it has made."""
+        if steps >= self._until:
+            self._until += self._segment
+            self._done.release()
+            self._go.acquire()
+
+    def segments(
+        self, learn: Callable[[], object], failed: Callable[[], bool] = lambda: False
+    ) -> Iterator[int]:
+        """Run the loop; yield the number of steps of each segment.
+
+        Raises:
+            RuntimeError: The loop has ended, or ``failed`` is true.
+        """
+        thread = threading.Thread(target=learn, daemon=True)
+        for steps in chain([WARM_UP * BATCH * UNROLL], repeat(self._segment)):
+            if thread.ident is None:
+                thread.start()
+            else:
+                self._go.release()
+            while not self._done.acquire(timeout=1.0):
+                if failed() or not thread.is_alive():
+                    raise RuntimeError("the training loop has stopped")
+            yield steps
 
 
 def shared_queue(segment: int, *, actors: int, threads: int) -> Iterator[int]:

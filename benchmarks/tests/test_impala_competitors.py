@@ -2,12 +2,14 @@
 
 import argparse
 import statistics
+import threading
 from itertools import islice
 
 import competitors
 import impala
 import impala_parts
 import numpy as np
+import plain_impala
 import pytest
 import torch
 from plain_impala import BATCH, UNROLL, WARM_UP
@@ -241,3 +243,28 @@ def test_every_role_has_its_function():
         assert callable(getattr(competitors, role))
     for role in impala.PARTS:
         assert callable(getattr(impala_parts, role))
+
+
+# Turns of a library
+
+
+def test_a_library_s_loop_stands_still_between_its_segments():
+    pauses, made = plain_impala.Pauses(2 * UPDATE), []
+
+    def learn():
+        for step in range(UPDATE, 100 * UPDATE, UPDATE):
+            made.append(step)
+            pauses.reached(step)
+
+    taken = pauses.segments(learn)
+    assert [next(taken) for _ in range(3)] == [WARM_UP * UPDATE, 2 * UPDATE, 2 * UPDATE]
+    assert made[-1] == (WARM_UP + 4) * UPDATE
+
+
+def test_a_loop_that_ends_or_fails_ends_the_benchmark():
+    with pytest.raises(RuntimeError, match="has stopped"):
+        next(plain_impala.Pauses(UPDATE).segments(lambda: None))
+    forever = threading.Event()
+    with pytest.raises(RuntimeError, match="has stopped"):
+        next(plain_impala.Pauses(UPDATE).segments(forever.wait, lambda: True))
+    forever.set()
