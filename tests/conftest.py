@@ -6,6 +6,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -109,6 +110,14 @@ def one_processor():
         yield
     finally:
         os.sched_setaffinity(0, usable)
+
+
+def wait_until(condition, seconds=60.0):
+    """Wait until a condition is true, and fail after many seconds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "what is waited for did not happen"
+        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ from capsule.training.networks.actor_critic import make_actor_critic_network
 from capsule.training.networks.feedforward import Parameters, initialize
 from capsule.training.state.streams import Stream
 from tests.cluster.ray_cluster import HEAD, cluster_of, ray_token
+from tests.conftest import one_processor
 from tests.training.conftest import (
     BREAKOUT,
     CARTPOLE,
@@ -39,7 +40,6 @@ from tests.training.conftest import (
     make_spec,
     merge,
     new_run,
-    on_one_core,
     read,
     start_run,
 )
@@ -303,7 +303,7 @@ def test_an_address_without_a_cluster_is_refused(address, token):
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """What a run without a cluster claims."""
-    with on_one_core():
+    with one_processor():
         return whole_run(tmp_path_factory.mktemp("alone") / "run")
 
 
@@ -337,7 +337,7 @@ def test_a_run_reaches_a_cluster_from_outside(cluster, tmp_path):
     outside = {contract.CLUSTER_VARIABLE: cluster.client_address}
     variables = {**variables_of(cluster), **outside, contract.CLUSTER_HOSTS_VARIABLE: "2"}
     found = whole_run(tmp_path / "run", SHORT_RUN, added=variables, warm=False)
-    with on_one_core():
+    with one_processor():
         assert found == whole_run(tmp_path / "alone", SHORT_RUN)
 
 
@@ -400,7 +400,7 @@ def test_a_run_whose_cluster_loses_its_head_is_resumed_without_it(alone, tmp_pat
     failure = read(directory, contract.FAILURE)
     assert failure["code"] == "CAP-T353"
     assert 2_000 <= failure["step"] < 20_000
-    with on_one_core():
+    with one_processor():
         assert whole_run(directory) == alone
 
 

@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from capsule.entropy.journal import EntropyCall, read_journal
 from capsule.entropy.profile import check_consumed, describe, merge, parse, serialize
 from capsule.experiment.errors import CapsuleError
+from tests.conftest import wait_until
 from tests.entropy.conftest import given
 
 HERE = Path(__file__).parent
@@ -350,13 +350,6 @@ def test_a_pool_whose_work_goes_elsewhere_ends_instead_of_respawning(interposed)
     profile = interposed.record(sys.executable, "-c", code, "1")[1]
     finished = interposed.python(code, "2", mode="replay", profile=profile, check=False)
     assert "CAP-R221" in refusal(finished, profile)
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_the_launcher_is_asked_to_end_the_run(interposed, asked, tmp_path):

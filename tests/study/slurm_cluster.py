@@ -7,9 +7,10 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+from tests.conftest import wait_until
 
 PATIENCE = 60.0
 CONFIGURATION = """\
@@ -115,13 +116,6 @@ def _running(command, environment, log):
 def _output(command, environment):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     return done.stdout.strip()
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "the cluster is not in the state that is waited for"
-        time.sleep(0.1)
 
 
 def processes_of(configuration):

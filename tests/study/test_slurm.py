@@ -16,8 +16,9 @@ from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.study.directory import OUTCOME, Outcome, StudyDirectory
 from capsule.study.running import RunOptions, run_locally
 from capsule.study.slurm import Slurm, SlurmArray
+from tests.conftest import wait_until
 from tests.study.short_runs import write_study
-from tests.study.slurm_cluster import one_node_cluster, processes_of, wait_until
+from tests.study.slurm_cluster import one_node_cluster, processes_of
 from tests.study.studies import BASE, make_lock
 
 pytestmark = pytest.mark.xdist_group("slurm")

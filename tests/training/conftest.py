@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import secrets
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import Spec
 from capsule.experiment.variables import environment_variables
 from capsule.native import native_part
+from tests.conftest import one_processor
 from tests.training.warm_start import SERVERS_OF_THIS_PROCESS
 
 ROOT = Path(__file__).parents[2]
@@ -181,24 +181,10 @@ def claimed(directory):
     return result, {path.name: path.read_bytes() for path in paths if path.exists()}
 
 
-@contextmanager
-def on_one_core():
-    """Have children run on one core, and so in one process.
-
-    On any core, because other processes of the tests do the same at the time.
-    """
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {secrets.choice([*cores])})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, cores)
-
-
 @pytest.fixture
 def one_core():
-    """See :func:`on_one_core`."""
-    with on_one_core():
+    """See :func:`tests.conftest.one_processor`."""
+    with one_processor():
         yield
 
 

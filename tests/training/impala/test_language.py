@@ -30,6 +30,7 @@ from capsule.training.networks.actor_critic import ActorCriticNetwork
 from capsule.training.networks.feedforward import Parameters, initialize
 from capsule.training.networks.language import BABYAI_WORDS, NO_WORD, make_vocabulary
 from capsule.training.state.streams import Stream, make_streams
+from tests.conftest import one_processor
 from tests.training.conftest import (
     CARTPOLE,
     claimed,
@@ -38,7 +39,6 @@ from tests.training.conftest import (
     make_spec,
     merge,
     new_run,
-    on_one_core,
 )
 from tests.training.r2d2.test_learner import TASK as R2D2
 
@@ -363,7 +363,7 @@ def test_a_learner_goes_on_from_its_state(make):
 def babyai_run(tmp_path_factory):
     """A finished run in one process; not to be changed."""
     directory = new_run(tmp_path_factory.mktemp("language") / "one", make_spec(BABYAI))
-    with on_one_core():
+    with one_processor():
         status, errors = finish_run(directory, warm=False)
     assert status == 0, errors
     return directory

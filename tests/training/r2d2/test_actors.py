@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +34,7 @@ from capsule.training.r2d2.cutting import SequenceLayout
 from capsule.training.r2d2.priorities import PriorityRule
 from capsule.training.r2d2.replay import Frames, SequenceReplay
 from capsule.training.state.streams import Stream
+from tests.conftest import wait_until
 from tests.training.acting.actor_networks import CountingNetwork, PlacedNetwork, TellingNetwork
 from tests.training.conftest import BREAKOUT, CARTPOLE, ROOT, make_spec, start_variables
 
@@ -580,10 +580,7 @@ def test_no_process_outlives_the_trainer(end, status, tmp_path):
 
 def wait_for_end(processes):
     assert len(processes) == 2
-    deadline = time.monotonic() + 600
-    while any(running(process) for process in processes):
-        assert time.monotonic() < deadline, "a process was left behind"
-        time.sleep(0.1)
+    wait_until(lambda: not any(running(process) for process in processes), seconds=600)
 
 
 def running(process):
