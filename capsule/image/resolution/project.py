@@ -14,7 +14,7 @@ import stat
 import subprocess
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import count, takewhile
 from pathlib import Path, PurePosixPath
 
 from capsule.experiment import contract
@@ -46,6 +46,7 @@ _DIFF_OPTIONS = (
     *("--binary", "--full-index", "--submodule=diff", "--relative"),
     "--irreversible-delete",  # what a deleted file held is no part of the tree
 )
+_COMMITS = 1_000  # that git is asked for at a time
 # What Capsule itself leaves beside a spec must not change the tree's identity.
 _OWN_FILES = (
     *("*.capsule.tar", "*.capsule-study.tar", "*.lock.json", "*.receipt.json", "*.sshsig"),
@@ -321,7 +322,7 @@ def _git_facts(tree: _Tree, names: list[str], cache: Cache) -> LockedGit | None:
     tracked = set(_git_names(tree.root, "ls-files", "-z", "--recurse-submodules"))
     untracked = tuple(name for name in names if name not in tracked)
     return LockedGit(
-        commit=_last_commit(tree),
+        commit=_last_commit(tree, names),
         dirty=bool(diff or untracked),
         diff=sha256_hex(diff) if diff else None,
         untracked=untracked,
@@ -343,16 +344,29 @@ def _git_diff(tree: _Tree, names: list[str]) -> bytes:
     return b"".join(diffs)
 
 
-def _last_commit(tree: _Tree) -> str:
-    """Return the last commit that changed more than what is left out: a lock may follow it."""
-    own = [f":(exclude){pattern}" for pattern in _OWN_FILES]
-    own += [
-        f":(exclude,literal){path.relative_to(tree.root)}"
-        for path in sorted(tree.leave_out)
-        if path.is_relative_to(tree.root)
-    ]
-    found = _git(tree.root, "log", "-1", "--format=%H", "--", ".", *own)
-    return (found or _git(tree.root, "rev-parse", "HEAD")).decode().strip()
+def _last_commit(tree: _Tree, names: list[str]) -> str:
+    """Return the last commit that changed a file of the tree, or a submodule with such a file."""
+    folders = {str(folder) for name in names for folder in PurePosixPath(name).parents}
+    for commit, changed in _commits(tree.root):
+        if any(tree.takes(name) or name in folders for name in changed):
+            return commit
+    return _git(tree.root, "rev-parse", "HEAD").decode().strip()
+
+
+def _commits(root: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield the commits that changed a folder, newest first, with the paths that each changed."""
+    options = ("-z", "--name-only", "--no-renames", "--relative", "--no-show-signature", "-c")
+    for skipped in count(0, _COMMITS):
+        found: list[tuple[str, list[str]]] = []
+        page = (f"--max-count={_COMMITS}", f"--skip={skipped}")
+        for word in _git_names(root, "log", *options, "--format=/%H", *page, "--", "."):
+            if word.startswith("/"):  # as no path does
+                found.append((word[1:], []))
+            elif path := word.removeprefix("\n"):  # before the first path, or alone for a merge
+                found[-1][1].append(path)
+        yield from found
+        if len(found) < _COMMITS:
+            return
 
 
 def _git_names(root: Path, *arguments: str) -> list[str]:

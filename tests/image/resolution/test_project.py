@@ -183,6 +183,39 @@ def test_a_subfolder_of_a_repository_is_a_tree_of_its_own(tree, cache):
     assert not found.git.dirty
 
 
+def commit_all(tree, message):
+    git(tree, "add", "--all", ".")
+    git(tree, "commit", "--quiet", "--allow-empty", "-m", message)
+    return git(tree, "rev-parse", "HEAD")
+
+
+@pytest.mark.parametrize("at_a_time", [1, 1_000])
+def test_only_commits_that_change_a_file_of_the_tree_count(tree, cache, monkeypatch, at_a_time):
+    monkeypatch.setattr(project, "_COMMITS", at_a_time)
+    git(tree, "init", "--quiet")
+    write(tree, "package/old model.py")
+    first = commit_all(tree, "first")
+    pattern = "package/*.py"
+    before = capture(tree, cache, pattern)
+    assert before.git.commit == first
+    write(tree, "train.py", "other")
+    write(tree, "package/notes.txt")
+    commit_all(tree, "files that are not of the tree")
+    commit_all(tree, "nothing")
+    assert capture(tree, cache, pattern) == before
+    (tree / "package/old model.py").rename(tree / "old model.py")
+    removed = commit_all(tree, "a file leaves the tree")
+    commit_all(tree, "nothing")
+    assert capture(tree, cache, pattern).git.commit == removed
+    write(tree, "package/model.py", "new")
+    changed = commit_all(tree, "a change")
+    git(tree, "checkout", "--quiet", "-b", "other", first)
+    write(tree, "train.py", "another")
+    commit_all(tree, "elsewhere")
+    git(tree, "merge", "--quiet", "--strategy-option", "ours", "-m", "merge", changed)
+    assert capture(tree, cache, pattern).git.commit == changed
+
+
 def test_a_repository_without_a_commit_has_no_git_facts(tree, cache):
     git(tree, "init", "--quiet")
     assert capture(tree, cache).git is None
