@@ -60,13 +60,13 @@ static long give(bool own, size_t size, void *out) {
 }
 
 /* The kernel is asked for its errors only: there may be no such process. */
-static long find(pid_t id) {
+static long ask_kernel(pid_t id) {
     cpu_set_t set;
     return system_call(SYS_sched_getaffinity, id, sizeof set, (long)&set, 0, 0, 0);
 }
 
 static long get_affinity(pid_t id, size_t size, void *out) {
-    long found = find(id);
+    long found = ask_kernel(id);
     return found < 0 ? found : give(is_own(id), size, out);
 }
 
@@ -75,7 +75,7 @@ static long set_affinity(pid_t id, size_t size, const void *wanted) {
     /* The kernel reads the set before it finds that there is never such a process. */
     long readable = system_call(SYS_sched_setaffinity, INT_MAX, (long)size, (long)wanted, 0, 0, 0);
     if (readable == -EFAULT) return readable;
-    long found = find(id);
+    long found = ask_kernel(id);
     if (found < 0) return found;
     CPU_ZERO(&set);
     memcpy(&set, wanted, size < set_size() ? size : set_size());

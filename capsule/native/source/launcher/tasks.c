@@ -32,7 +32,7 @@ static struct {
 
 static struct task **bucket_of(pid_t id) { return &buckets[(unsigned)id % BUCKETS]; }
 
-static struct task *find(pid_t id) {
+static struct task *find_task(pid_t id) {
     struct task *task = *bucket_of(id);
     while (task && task->id != id) task = task->next;
     return task;
@@ -83,7 +83,7 @@ static struct task *remember(pid_t id, uint64_t start, pid_t process_id, const c
 
 /* Thoroughly, an id that was given to a new task after the known one had ended is not known. */
 static bool is_known(pid_t id, bool thorough) {
-    struct task *task = find(id);
+    struct task *task = find_task(id);
     struct proc_stat stat;
     return task && (!thorough || (proc_stat(id, &stat) && stat.start == task->start));
 }
@@ -147,7 +147,7 @@ static bool adopt_created(bool thorough) {
 
 /* It failed, or a signal interrupted it and it will be asked for again. */
 static void withdraw_creation(void) {
-    struct task *creator = find(creation.creator);
+    struct task *creator = find_task(creation.creator);
     creation.open = false;
     if (creator == NULL) return;
     if (creation.thread) creator->threads--;
@@ -207,7 +207,7 @@ static void read_image(pid_t thread, struct image *image) {
 }
 
 void tasks_execution(struct task *caller) {
-    struct task *leader = find(caller->process_id);
+    struct task *leader = find_task(caller->process_id);
     if (leader == NULL || leader->executing) return;
     leader->executing = true;
     read_image(caller->id, &leader->image);
@@ -244,7 +244,7 @@ static struct task *known_caller(pid_t id) {
     struct proc_stat stat;
     if (!proc_stat(id, &stat)) return NULL; /* it was killed */
     if (creation.open && creation.creator == id) settle_creation(true);
-    struct task *task = find(id);
+    struct task *task = find_task(id);
     if (task && task->start == stat.start) return task;
     if (!creation.open) fail("CAP-R110", "task %d came without the supervisor's knowledge", id);
     return adopt(id, stat.start);
@@ -254,7 +254,7 @@ struct task *tasks_caller(pid_t id, bool *executed) {
     struct task *task = known_caller(id);
     *executed = false;
     if (task == NULL) return NULL;
-    struct task *leader = find(task->process_id);
+    struct task *leader = find_task(task->process_id);
     if (leader && has_executed(leader, id)) {
         become_image(leader);
         *executed = true;
