@@ -9,10 +9,8 @@ GPU_KINDS = (DETERMINISTIC, GRAPHS, OFF)
 
 
 def accelerator_of(kind: str) -> dict[str, Any]:
-    """Return the section ``accelerator`` of one of :data:`GPU_KINDS`, for this machine's torch."""
-    import torch
-
-    versions = {"cuda": str(torch.version.cuda), "cudnn": ">=9", "driver": ">=1"}
+    """Return the section ``accelerator`` of one of :data:`GPU_KINDS`, for any torch with CUDA."""
+    versions = {"cuda": ">=12", "cudnn": ">=9", "driver": ">=1"}
     return {"kind": "cuda", **versions, **({"cuda_graphs": True} if kind == GRAPHS else {})}
 
 

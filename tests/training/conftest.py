@@ -189,6 +189,15 @@ def one_core():
 
 
 @pytest.fixture
+def no_tf32(monkeypatch):
+    """Have cuDNN and cuBLAS multiply in float32, as runs do; cuDNN does not by default."""
+    import torch
+
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+
+
+@pytest.fixture
 def warm_workers(monkeypatch):
     """Have trainers in this process fork their workers; see :mod:`tests.training.warm_workers`."""
     from tests.training.warm_workers import fork_workers

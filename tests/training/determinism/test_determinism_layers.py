@@ -470,11 +470,12 @@ import json, sys, warnings
 import torch
 from capsule.training.determinism import child_processes, torch_flags
 
-def cumulate():
+def select():
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
-            torch.ones(4, device="cuda").cumsum(0)
+            x = torch.ones(4, device="cuda")
+            x.put_(torch.zeros(2, dtype=torch.long, device="cuda"), torch.ones(2, device="cuda"))
         except RuntimeError:
             return "error"
     return "warn" if warned else "off"
@@ -483,7 +484,7 @@ factors = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).cuda()
 results = []
 for determinism in json.loads(sys.argv[1]):
     torch_flags.apply(torch_flags.TorchFlags.of(determinism))
-    results.append([cumulate(), (factors @ factors).cpu().double().sum().item().hex()])
+    results.append([select(), (factors @ factors).cpu().double().sum().item().hex()])
 print(json.dumps(results))
 """
 

@@ -309,6 +309,8 @@ def test_it_learns_cartpole(make, tmp_path):
 
 @pytest.mark.gpu
 def test_two_runs_on_a_gpu_are_equal(make, tmp_path):
+    accelerator = {"kind": "cuda", "cuda": str(torch.version.cuda), "cudnn": ">=9", "driver": ">=1"}
+    device = torch.device("cuda", 0)
     for name in ("a", "b"):
-        train(make(tmp_path / name, BREAKOUT, device=torch.device("cuda", 0)), 240)
+        train(make(tmp_path / name, BREAKOUT, device=device, accelerator=accelerator), 240)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()

@@ -451,6 +451,7 @@ def test_every_parameter_gets_a_gradient(name, recurrent):
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("no_tf32")
 @EACH
 @LSTM
 def test_a_gpu_comes_close_to_the_cpu(name, recurrent):

@@ -303,6 +303,7 @@ def test_missions_of_babyai_have_features_of_their_own(missions):
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("no_tf32")
 def test_a_gpu_comes_close_to_the_cpu():
     net, results = channel(LIBRARY), []
     for device in (CPU, torch.device("cuda")):

@@ -518,6 +518,7 @@ def test_a_cell_and_its_gradient_are_the_formulas_bit_for_bit(units):
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("no_tf32")
 @pytest.mark.parametrize("name", KINDS)
 @FEED_FORWARD
 def test_a_gpu_comes_close_to_the_cpu(name, recurrent):
