@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu import GPU_KINDS, accelerator_of, determinism_of
+from gpu import GPU_KINDS, accelerator_of, determinism_of, speed_table
 from turns import median_ratio, serve, start, take_turns
 
 WARM_UP_STEPS = 1_200
@@ -73,6 +73,7 @@ def main() -> None:
     parser.add_argument("--task", choices=["breakout", "cartpole"], default="breakout")
     parser.add_argument("--baseline", help="python of the environment with stable-baselines3")
     parser.add_argument("--gpu", action="store_true", help="also on the machine's NVIDIA GPU")
+    parser.add_argument("--gpu-only", action="store_true", help="only the contenders on the GPU")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--segment", type=int, default=200, help="agent steps per segment")
     parser.add_argument("--shards", default="20,12", help="micro_batches, e.g. 18,14")
@@ -91,6 +92,11 @@ class _Plain(argparse.RawDescriptionHelpFormatter):
 
 def compare(options: argparse.Namespace) -> None:
     """Run every contender in turn and print a table."""
+    if options.gpu_only:
+        baseline = [BASELINE_ON_GPU] if options.baseline else []
+        processes = {each.name: start_contender(each, options) for each in (*ON_GPU, *baseline)}
+        print(speed_table(take_turns(processes, options.rounds), "agent steps/s"))
+        return
     ours = (*CONTENDERS, *ON_GPU) if options.gpu else CONTENDERS
     baselines = (*BASELINES, BASELINE_ON_GPU) if options.gpu else BASELINES
     contenders = [*ours, *(baselines if options.baseline else ())]

@@ -43,7 +43,7 @@ from pathlib import Path
 from typing import Any
 
 import competitors
-from gpu import DETERMINISTIC, OFF, accelerator_of, determinism_of
+import gpu
 from plain_impala import BATCH, FRAMES, GAME, UNROLL, WARM_UP, Pauses, shallow_torso, shared_queue
 from turns import median_ratio, serve, start, take_turns
 
@@ -116,6 +116,7 @@ def main() -> None:
     parser.add_argument("--competitors", help="python of the environment with its competitors")
     parser.add_argument("--cost", action="store_true", help="cost of actors and of processes")
     parser.add_argument("--gpu", action="store_true", help="also learn on the NVIDIA GPU")
+    parser.add_argument("--gpu-only", action="store_true", help="only the contenders on the GPU")
     parser.add_argument("--actors", type=int, default=ACTORS, help="of the contenders on the GPU")
     parser.add_argument("--workers", type=int, default=2, help="of the contenders on the GPU")
     parser.add_argument("--rounds", type=int, default=6)
@@ -144,23 +145,17 @@ class _Plain(argparse.RawDescriptionHelpFormatter):
 
 def compare(options: argparse.Namespace) -> None:
     """Run every contender in turn and print tables."""
+    if options.gpu_only:
+        processes = {each.name: start_contender(each, options) for each in on_gpu(options)}
+        print(gpu.speed_table(take_turns(processes, options.rounds), "frames/s"))
+        return
     rivals = [*QUEUES, *([A2C] if options.baseline else [])]
     others = [EMULATORS, ACTING, LEARNING]
     if options.competitors:
         rivals += [fastest(settings, options) for settings in (POOLS, FACTORIES)]
         others.append(POOL_ALONE)
     if options.gpu:
-        others += [
-            Contender(
-                f"capsule, asynchronous, {kind}",
-                "asynchronous",
-                max(8, 2 * options.actors // BATCH),
-                options.actors,
-                options.workers,
-                gpu=kind,
-            )
-            for kind in (DETERMINISTIC, OFF)
-        ]
+        others += on_gpu(options)
     contenders = [*LOCKSTEP, ASYNCHRONOUS, *rivals, *others]
     processes = {each.name: start_contender(each, options) for each in contenders}
     speeds = take_turns(processes, options.rounds)
@@ -170,6 +165,21 @@ def compare(options: argparse.Namespace) -> None:
     shares = take_turns({"": start_contender(RECORDING, options)}, options.rounds)[""]
     print(f"recording: {statistics.median(shares):.3%} of the asynchronous trainer's time")
     print(f"load of the machine, last minute and last quarter: {load()}")
+
+
+def on_gpu(options: argparse.Namespace) -> list[Contender]:
+    lag = max(8, 2 * options.actors // BATCH)
+    return [
+        Contender(
+            f"capsule, asynchronous, {kind}",
+            "asynchronous",
+            lag,
+            options.actors,
+            options.workers,
+            gpu=kind,
+        )
+        for kind in (gpu.DETERMINISTIC, gpu.OFF)
+    ]
 
 
 def fastest(contenders: Sequence[Contender], options: argparse.Namespace) -> Contender:
@@ -344,8 +354,8 @@ def spec_of(contender: Contender) -> Any:
     document = {
         "schema": "capsule/spec/v1",
         "name": "benchmark",
-        "accelerator": accelerator_of(contender.gpu) if contender.gpu else {"kind": "cpu"},
-        "determinism": determinism_of(contender.gpu),
+        "accelerator": gpu.accelerator_of(contender.gpu) if contender.gpu else {"kind": "cpu"},
+        "determinism": gpu.determinism_of(contender.gpu),
         "environment": {"suite": "atari", "game": GAME},
         "trainer": {
             "algorithm": "impala",

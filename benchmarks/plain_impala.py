@@ -24,7 +24,7 @@ WARM_UP = 3  # updates
 
 
 class Pauses:
-    """Lets the training loop of a library, in a thread of its own, run one segment at a time."""
+    """Pauses the training loop of a library, which runs in another thread, after each segment."""
 
     def __init__(self, segment: int) -> None:
         """Let the first segment be the warm-up; each further one has ``segment`` steps."""

@@ -36,7 +36,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from gpu import GPU_KINDS, accelerator_of, determinism_of
+from gpu import GPU_KINDS, accelerator_of, determinism_of, speed_table
 from turns import median_ratio, serve, start, take_turns
 
 SEQUENCES = 256  # in the replay memory
@@ -75,6 +75,7 @@ def main() -> None:
     parser.add_argument("--only", choices=["learner", "actors"], help="leave the other out")
     parser.add_argument("--processor-time", action="store_true", help="of learners, one thread")
     parser.add_argument("--gpu", action="store_true", help="also learners on the NVIDIA GPU")
+    parser.add_argument("--gpu-only", action="store_true", help="only the learners on the GPU")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -91,13 +92,18 @@ def compare(options: argparse.Namespace) -> None:
     """Run every contender in turn and print what they did."""
     if options.processor_time:
         options.workers, options.only = 1, "learner"
+    on_gpu = [Contender(LEARNER, 1, kind) for kind in GPU_KINDS]
+    if options.gpu_only:
+        learners = {each.name: start_contender(each) for each in on_gpu}
+        print(speed_table(take_turns(learners, options.rounds), "updates/s"))
+        return
     counts = sorted({1, options.workers})
     contenders: list[Contender] = []
     if options.only != "actors":
         contenders += [Contender(role, options.workers) for role in (*CEILINGS, LEARNER)]
         contenders += [Contender(PLAIN_LEARNER, count) for count in counts]
         if options.gpu:
-            contenders += [Contender(LEARNER, 1, kind) for kind in GPU_KINDS]
+            contenders += on_gpu
     if options.only != "learner":
         contenders += [Contender(r, count) for r in (ACTING, PLAIN_ACTING) for count in counts]
     if options.processor_time:

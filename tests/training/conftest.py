@@ -77,6 +77,8 @@ BREAKOUT = merge(
     },
 )
 BREAKOUT["environment"].pop("id")
+# The section ``accelerator`` for the GPU of this machine, whatever it is.
+ANY_GPU = {"kind": "cuda", "cuda": ">=12", "cudnn": ">=9", "driver": ">=1"}
 
 
 def make_spec(document, **changes):

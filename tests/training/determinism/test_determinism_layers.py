@@ -470,7 +470,7 @@ import json, sys, warnings
 import torch
 from capsule.training.determinism import child_processes, torch_flags
 
-def select():
+def overwrite():
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
@@ -484,7 +484,7 @@ factors = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).cuda()
 results = []
 for determinism in json.loads(sys.argv[1]):
     torch_flags.apply(torch_flags.TorchFlags.of(determinism))
-    results.append([select(), (factors @ factors).cpu().double().sum().item().hex()])
+    results.append([overwrite(), (factors @ factors).cpu().double().sum().item().hex()])
 print(json.dumps(results))
 """
 

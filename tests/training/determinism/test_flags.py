@@ -18,6 +18,7 @@ from capsule.training.determinism.flags import (
     check_architectures,
 )
 from tests.training.conftest import (
+    ANY_GPU,
     CARTPOLE,
     ROOT,
     finish_run,
@@ -238,9 +239,7 @@ def test_a_library_is_checked_by_its_wheel_as_in_the_lock(
 
 @pytest.mark.gpu
 def test_the_gpu_is_described_and_its_libraries_named():
-    spec = make_spec(
-        CARTPOLE, accelerator={"kind": "cuda", "cuda": ">=12", "cudnn": ">=9", "driver": ">=500"}
-    )
+    spec = make_spec(CARTPOLE, accelerator=ANY_GPU)
     code = "import json\nprint(flags.apply(spec).model_dump_json())"
     runtime = json.loads(python(code, spec, LD_LIBRARY_PATH="", PATH="/usr/bin"))
     assert runtime["device"]["kind"] == "cuda"

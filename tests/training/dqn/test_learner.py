@@ -16,7 +16,7 @@ from capsule.training.environments import make_environment
 from capsule.training.state.streams import make_streams
 from capsule.training.state.trace import Trace
 from capsule.training.trainer import TrainerContext
-from tests.training.conftest import BREAKOUT, CARTPOLE, make_spec
+from tests.training.conftest import ANY_GPU, BREAKOUT, CARTPOLE, make_spec
 
 pytestmark = pytest.mark.usefixtures("deterministic")
 
@@ -309,8 +309,7 @@ def test_it_learns_cartpole(make, tmp_path):
 
 @pytest.mark.gpu
 def test_two_runs_on_a_gpu_are_equal(make, tmp_path):
-    accelerator = {"kind": "cuda", "cuda": str(torch.version.cuda), "cudnn": ">=9", "driver": ">=1"}
     device = torch.device("cuda", 0)
     for name in ("a", "b"):
-        train(make(tmp_path / name, BREAKOUT, device=device, accelerator=accelerator), 240)
+        train(make(tmp_path / name, BREAKOUT, device=device, accelerator=ANY_GPU), 240)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
