@@ -28,12 +28,15 @@ def load_spec(path: Path, overrides: Sequence[str] = ()) -> Spec:
             CAP-S004 a bad override, CAP-S010 evaluation.start_set does not name a start set.
     """
     document = YamlDocument.load(path, "spec")
-    return _parsed(document, overrides, path.parent)
+    _apply(overrides, document)
+    return spec_of(document, path.parent)
 
 
 def parse_spec(data: bytes, name: str, overrides: Sequence[str] = ()) -> Spec:
     """Parse spec ``data`` (YAML or JSON), which may not name files. See :func:`load_spec`."""
-    return _parsed(YamlDocument(data, name, "spec"), overrides, None)
+    document = YamlDocument(data, name, "spec")
+    _apply(overrides, document)
+    return validate(document, Spec)
 
 
 def spec_of(document: YamlDocument, folder: Path) -> Spec:
@@ -55,25 +58,19 @@ def schema_document() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
-def _parsed(document: YamlDocument, overrides: Sequence[str], folder: Path | None) -> Spec:
+def _apply(overrides: Sequence[str], document: YamlDocument) -> None:
+    """Set dotted fields as ``--set`` gives them."""
     for override in overrides:
-        _apply_override(document, override)
-    # Overrides come first, since one of them may name a start set.
-    return validate(document, Spec) if folder is None else spec_of(document, folder)
-
-
-def _apply_override(document: YamlDocument, override: str) -> None:
-    """Set one dotted field as ``--set`` gives it."""
-    name, separator, text = override.partition("=")
-    if not separator or not all(name.split(".")):
-        raise CapsuleError(
-            "CAP-S004",
-            f"override {override!r} is not section.field=value",
-            fix="--set seeds.root=1",
-        )
-    # By the rules of the file, so that a value means the same on the command line and in it.
-    given = YamlDocument(f"value: {text}".encode(), f"--set {name}", "spec")
-    document.set(name, given.tree["value"], "set on the command line")
+        name, separator, text = override.partition("=")
+        if not separator or not all(name.split(".")):
+            raise CapsuleError(
+                "CAP-S004",
+                f"override {override!r} is not section.field=value",
+                fix="--set seeds.root=1",
+            )
+        # By the rules of the file, so that a value means the same on the command line and in it.
+        given = YamlDocument(f"value: {text}".encode(), f"--set {name}", "spec")
+        document.set(name, given.tree["value"], "set on the command line")
 
 
 def read_start_set(path: Path, field: str = "start set") -> StartSet:
