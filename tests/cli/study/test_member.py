@@ -1,24 +1,39 @@
 """capsule study member: what a job of a scheduler calls."""
 
-from typer.testing import CliRunner
+import pytest
 
 from capsule.bundle.keys import generate
-from capsule.cli import main
+from capsule.host.errors import ExitCode
 from capsule.study.directory import OUTCOME, Outcome, StudyDirectory
+from tests.cli.study.conftest import plan, run, study
 from tests.study.studies import make_lock
 
 DONE = Outcome(bundle="x.capsule.tar", claim_id="a" * 64)
 
 
 def test_a_member_that_is_done_is_left_as_it_is(tmp_path):
-    study = StudyDirectory.create(tmp_path / "study", make_lock(), resume=False)
-    name = study.missing()[0]
-    with study.held(name) as (folder, _):
-        (folder / DONE.bundle).touch()
-        (folder / OUTCOME).write_bytes(DONE.document())
+    folder = StudyDirectory.create(tmp_path / "study", make_lock(), resume=False)
+    name = folder.missing()[0]
+    with folder.held(name) as (member, _):
+        (member / DONE.bundle).touch()
+        (member / OUTCOME).write_bytes(DONE.document())
     generate(tmp_path / "alice")
-    command = ["study", "member", str(study.path), name, "--key", str(tmp_path / "alice")]
-    done = CliRunner().invoke(main.app, command)
+    done = study("member", folder.path, name, "--key", tmp_path / "alice")
     assert done.exit_code == 0, done.output
     assert f"claim id  {DONE.claim_id}" in done.output
-    assert study.outcome(name) == DONE
+    assert folder.outcome(name) == DONE
+
+
+@pytest.mark.slow
+def test_member_runs_one_member(place):
+    run("--only", "deterministic")
+    done = study("member", "studies/tiny", "exploration.2", "--key", "alice")
+    assert done.stdout.splitlines()[0] == f"claim id  {'a' * 64}"
+    plan(place, exploration_1="refused")
+    done = study("member", "studies/tiny", "exploration.1", "--key", "alice")
+    assert (done.exit_code, "CAP-E007" in done.stderr) == (ExitCode.TRAINING_FAILED, True)
+    plan(place, exploration_1="killed")
+    done = study("member", "studies/tiny", "exploration.1", "--key", "alice")
+    assert done.exit_code == ExitCode.INTERRUPTED
+    done = study("member", "studies/tiny", "exploration.3", "--key", "alice")
+    assert (done.exit_code, "CAP-Y008" in done.stderr) == (ExitCode.USAGE, True)

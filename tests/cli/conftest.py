@@ -1,0 +1,41 @@
+"""For all tests of commands."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from capsule.cli.main import app
+from capsule.image import lockfile
+from tests.hostile import genuine
+from tests.study.small_studies import Resolutions, write
+
+SPECS = Path(__file__).parents[2] / "specs"
+SMALL = SPECS / "dqn-breakout-small.yaml"
+
+
+def capsule(*words, **settings):
+    """Call the command line in this process."""
+    return CliRunner().invoke(app, [*map(str, words)], **settings)
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    """The bundle of a training, signed by the signer of all genuine bundles."""
+    return genuine.packed(genuine.training(), tmp_path / "run.capsule.tar")
+
+
+@pytest.fixture
+def resolutions(monkeypatch):
+    found = Resolutions(monkeypatch)
+    monkeypatch.setattr(lockfile, "resolve", found.resolve)
+    return found
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch, resolutions):
+    """A folder with a spec, a study of it and a key, in which no pin is looked up."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path)
+    assert capsule("keygen", "alice").exit_code == 0
+    return tmp_path
