@@ -1,15 +1,16 @@
 """'capsule prune': what is shown, asked and deleted. No engine is asked."""
 
+import io
 import json
 import os
+import time
 
 import pytest
-from typer.testing import CliRunner
+import typer.testing
 
-from capsule.cli import main
 from capsule.host.owner import temporary_folder
 from capsule.image.cache import Cache
-from capsule.pruning import abandoned_folders
+from tests.cli.conftest import capsule
 
 
 @pytest.fixture
@@ -34,8 +35,35 @@ def no_engines(monkeypatch):
     monkeypatch.setattr("capsule.pruning.removable_images", lambda: iter(()))
 
 
+class Terminal(io.BytesIO):
+    """Standard input of a user who types an answer once something was done."""
+
+    def __init__(self, answer, before):
+        super().__init__(answer)
+        self._before = before
+
+    def isatty(self):
+        return True
+
+    def read1(self, size=-1):
+        self._before()
+        return super().read1(size)
+
+
+@pytest.fixture
+def answer(monkeypatch):
+    """Return a function that has the user type an answer, after something else was done."""
+
+    def answer(text, before=lambda: None):
+        monkeypatch.setattr(
+            typer.testing, "make_input_stream", lambda *_: Terminal(text.encode(), before)
+        )
+
+    return answer
+
+
 def prune(*options, **settings):
-    return CliRunner().invoke(main.app, ["prune", *options], **settings)
+    return capsule("prune", *options, **settings)
 
 
 def files(cache):
@@ -61,17 +89,28 @@ def test_nothing_is_deleted_without_a_terminal_to_ask_on(cache):
     assert files(cache) == before
 
 
-@pytest.mark.parametrize(("answer", "left"), [("y\n", 1), ("n\n", 3)])
-def test_the_answer_counts(cache, monkeypatch, answer, left):
-    monkeypatch.setattr("capsule.cli.prune._agreed", lambda: answer == "y\n")
-    assert prune().exit_code == 0
-    assert len(files(cache)) == left
+@pytest.mark.parametrize(
+    ("text", "left", "said"), [("y\n", 1, "deleted"), ("n\n", 3, "nothing was deleted")]
+)
+def test_the_answer_counts(cache, answer, text, left, said):
+    answer(text)
+    done = prune()
+    assert (done.exit_code, len(files(cache))) == (0, left)
+    assert done.stderr == f"Delete this? [y/N]:{said}\n"
+    assert "layers" in done.stdout
 
 
-def test_the_question_of_json_is_about_what_was_shown(cache, monkeypatch):
-    monkeypatch.setattr("capsule.cli.prune._agreed", lambda: False)
+def test_an_interruption_of_the_question_deletes_nothing(cache, answer):
+    answer("")
+    assert prune().exit_code == 130
+    assert len(files(cache)) == 3
+
+
+def test_the_question_of_json_is_about_what_was_shown(cache, answer):
+    answer("n\n")
     done = prune("--json")
-    assert not json.loads(done.stdout)["deleted"]
+    document = done.stdout.partition("\n")[2]  # after the answer, which the runner prints
+    assert not json.loads(document)["deleted"]
     assert "layers" in done.stderr
     assert prune("--json", "--dry-run").stderr == ""
 
@@ -97,26 +136,107 @@ def test_a_cache_in_use_is_left_alone(cache):
     assert prune("--dry-run").exit_code == 0
 
 
-def test_other_commands_do_not_wait_while_the_user_is_asked(cache, monkeypatch):
-    def answer():
-        Cache().folder("derived")  # would wait for ever
-        return True
+def test_other_commands_do_not_wait_while_the_user_is_asked(cache, answer):
+    asked = []
 
-    monkeypatch.setattr("capsule.cli.prune._agreed", answer)
+    def use():
+        asked.append(Cache().folder("derived"))  # would wait for ever
+
+    answer("y\n", before=use)
     assert prune().exit_code == 0
+    assert asked
     assert len(files(cache)) == 1
 
 
+def layers(*options):
+    """Return how many layers would be deleted."""
+    kinds = json.loads(prune("--dry-run", "--json", *options).stdout)["kinds"]
+    return kinds.get("layers", {"number": 0})["number"]
+
+
+@pytest.mark.parametrize("size", ["5", "0", "99K", "99KB", "99KiB", "0M", "0T"])
+def test_the_cache_is_brought_to_a_size(cache, size):
+    """Its one layer takes at least 100,000 bytes, so 99 KiB of 1024 bytes are too few for both."""
+    assert layers("--keep-size", size) == 1
+
+
+@pytest.mark.parametrize("size", ["1M", "1MB", "1MiB", "1G", "1T", "999999T", "999999K"])
+def test_a_cache_that_is_small_enough_stays(cache, size):
+    assert layers("--keep-size", size) == 0
+
+
+@pytest.mark.parametrize("age", ["59m", "59h", "6d", "3w"])
+def test_what_was_used_before_an_age_is_deleted(cache, age):
+    """The layer was used 60 minutes, 60 hours, a week or four weeks ago."""
+    unused = {"m": 3600, "h": 216_000, "d": 604_800, "w": 4 * 604_800}[age[-1]]
+    use_layer(cache, unused)
+    assert layers("--older-than", age) == 1
+    use_layer(cache, unused // 2)
+    assert layers("--older-than", age) == 0
+
+
+def use_layer(cache, seconds_ago):
+    moment = time.time() - seconds_ago
+    for path in (cache.root / "derived").iterdir():
+        os.utime(path, (moment, moment))
+
+
 @pytest.mark.parametrize(
-    "options", [("--keep-size", "5"), ("--keep-size", "x"), ("--older-than", "5")]
+    ("option", "value", "what"),
+    [
+        *(
+            ("--keep-size", value, "a size")
+            for value in ("x", "", "5X", "-5G", "5 G", "1.5G", "5g")
+        ),
+        *(("--keep-size", value, "a size") for value in ("1234567G", "5GG", "5iBG", "５G")),
+        *(("--older-than", value, "an age") for value in ("5", "", "1y", "-1d", "30D", "1h30m")),
+        *(("--older-than", value, "an age") for value in ("1.5d", "1234567d", "30d\n")),
+    ],
 )
-def test_sizes_and_ages_have_units(cache, options):
-    done = prune("--dry-run", *options)
-    if options == ("--keep-size", "5"):
-        assert "layers" in done.stdout
-    else:
-        assert done.exit_code == 2
-        assert "Write, for example," in done.output
+def test_a_malformed_size_or_age_is_named_with_examples(cache, option, value, what):
+    before = files(cache)
+    done = prune("--yes", "--json", option, value)
+    document = json.loads(done.stdout)
+    assert (done.exit_code, document["code"]) == (2, "CAP-I310")
+    assert document["message"] == f"{option} {value!r} is not {what}"
+    assert document["fix"].startswith("Write, for example, ")
+    assert files(cache) == before
+
+
+@pytest.mark.parametrize(("option", "good"), [("--keep-size", 3), ("--older-than", 4)])
+def test_the_examples_of_the_message_are_accepted(cache, option, good):
+    fix = json.loads(prune("--dry-run", "--json", option, "x").stdout)["fix"]
+    examples = (
+        fix.removeprefix("Write, for example, ").rstrip(".").replace(" or ", ", ").split(", ")
+    )
+    assert len(examples) == good
+    for example in examples:
+        assert prune("--dry-run", option, example).exit_code == 0
+
+
+def test_images_of_engines_stay_if_only_the_unused_is_deleted(cache, monkeypatch):
+    monkeypatch.setattr("capsule.pruning.removable_images", lambda: pytest.fail("they were listed"))
+    assert prune("--dry-run", "--older-than", "1h").exit_code == 0
+    assert prune("--dry-run", "--keep-size", "1G").exit_code == 0
+    assert prune("--dry-run", "--only", "cache").exit_code == 0
+    assert prune("--dry-run", "--only", "folders").exit_code == 0
+
+
+def test_the_table_has_the_sum_of_its_rows(cache):
+    lines = [line.split() for line in prune("--dry-run", "--all").stdout.splitlines()]
+    assert lines[0] == ["what", "number", "size"]
+    assert sorted(line[0] for line in lines[1:-1]) == ["layers", "packages"]
+    assert lines[-1][0] == "all"
+    document = json.loads(prune("--dry-run", "--all", "--json").stdout)
+    assert document["schema"] == "capsule/pruned/v1"
+    assert document["bytes"] == sum(kind["bytes"] for kind in document["kinds"].values())
+
+
+def test_without_anything_to_delete_nothing_is_asked(tmp_path, monkeypatch):
+    monkeypatch.setenv("CAPSULE_CACHE", str(tmp_path / "absent"))
+    done = prune("--only", "cache")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "nothing to delete\n")
+    assert not (tmp_path / "absent").exists()
 
 
 def test_lately_used_layers_stay(cache):
@@ -131,7 +251,6 @@ def test_folders_of_killed_processes_are_deleted_and_others_stay(cache, tmp_path
     left.mkdir()
     (left / "file").write_bytes(bytes(5000))
     with temporary_folder("capsule-verify-") as held:
-        assert [folder for folder, _ in abandoned_folders()] == [left]
         assert prune("--yes", "--only", "folders").exit_code == 0
         assert held.exists()
     assert not left.exists()

@@ -1,0 +1,99 @@
+"""Items of the cache, images and folders that are counted by kind, and deleted together."""
+
+import pytest
+
+from capsule.host.owner import temporary_folder
+from capsule.image.cache_items import CacheItem
+from capsule.pruning import Pruning, Row, abandoned_folders
+
+
+class Engine:
+    """An engine with images, some of which containers have taken since they were listed."""
+
+    engine = "docker"
+
+    def __init__(self, *taken):
+        self.removed, self._taken = [], taken
+
+    def freed(self, images):
+        return 1000 * len(images) - 1  # images share layers
+
+    def remove(self, image):
+        if image.id in self._taken:
+            return False
+        self.removed.append(image.id)
+        return True
+
+
+class EngineImage:
+    def __init__(self, name):
+        self.id = name
+
+
+def item(kind, size, *paths):
+    return CacheItem(kind=kind, paths=paths, bytes=size, last_used=0.0)
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """A folder for temporary files, in which a killed process left one."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    left = tmp_path / "capsule-verify-x.capsule-held"
+    left.mkdir()
+    (left / "file").write_bytes(bytes(5000))
+    return left
+
+
+def test_only_folders_of_killed_processes_are_abandoned(temporary):
+    with temporary_folder("capsule-verify-"):
+        ((folder, size),) = abandoned_folders()
+    assert folder == temporary
+    assert size >= 5000
+
+
+def test_rows_count_each_kind_and_skip_what_is_not_there(tmp_path):
+    images = [(Engine(), [EngineImage("a"), EngineImage("b")]), (Engine(), [])]
+    pruning = Pruning(
+        items=[item("layers", 10), item("packages", 5), item("layers", 7)],
+        images=images,
+        folders=[(tmp_path, 3), (tmp_path, 4)],
+    )
+    assert pruning.rows == [
+        Row("layers", 2, 17),
+        Row("packages", 1, 5),
+        Row("images in docker", 2, 1999),
+        Row("folders of killed processes", 2, 7),
+    ]
+    assert pruning.document() == {
+        "bytes": 17 + 5 + 1999 + 7,
+        "kinds": {
+            "layers": {"number": 2, "bytes": 17},
+            "packages": {"number": 1, "bytes": 5},
+            "images in docker": {"number": 2, "bytes": 1999},
+            "folders of killed processes": {"number": 2, "bytes": 7},
+        },
+    }
+
+
+def test_without_anything_there_are_no_rows():
+    assert (Pruning().rows, Pruning().document()) == ([], {"bytes": 0, "kinds": {}})
+
+
+def test_everything_is_deleted_but_images_that_a_container_has_by_now(tmp_path, temporary):
+    (tmp_path / "layer").touch()
+    (tmp_path / "kept").touch()
+    engine, notes = Engine("b"), []
+    Pruning(
+        items=[item("layers", 0, tmp_path / "layer", tmp_path / "absent")],
+        images=[(engine, [EngineImage("a"), EngineImage("b")])],
+        folders=abandoned_folders(),
+    ).delete(notes.append)
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    assert engine.removed == ["a"]
+    assert notes == ["docker keeps b, which a container has"]
+
+
+def test_folders_stay_if_they_were_not_chosen(temporary):
+    Pruning().delete(pytest.fail)
+    assert temporary.exists()
