@@ -1,9 +1,8 @@
-"""'capsule doctor': each check on machines that lack something, what is mended, the exit status."""
+"""The checks of 'capsule doctor' on machines that lack something, and what is mended."""
 
 import errno
 import json
 import shutil
-import sys
 from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
@@ -240,17 +239,6 @@ def test_nothing_is_written_unless_it_is_to_be_mended(machine, monkeypatch):
     assert "key alice" in names
 
 
-@pytest.mark.slow
-def test_the_own_key_of_the_user_is_checked(machine, monkeypatch):
-    monkeypatch.setenv("CAPSULE_CONFIG", str(machine / "configuration"))
-    assert "key " not in doctor().stdout
-    generate(machine / "configuration" / "key")
-    (machine / "configuration" / "key").chmod(0o640)
-    names = {each["name"]: each["status"] for each in json.loads(doctor("--json").stdout)["checks"]}
-    assert names[f"key {machine}/configuration/key"] == "problem"
-    assert doctor("--fix").exit_code == 0
-
-
 def test_the_key_of_another_user_is_not_read(machine, monkeypatch):
     generate(Path("theirs"))
     opened = Path.open
@@ -287,33 +275,6 @@ def test_a_key_of_another_format_is_not_touched(machine):
 def test_numerics(status, expected):
     test = SelfTest(profile="portable-v3", status=status, answers=3, different=("a",))
     assert numerics_check(test).status == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("status", "code"), [("as expected", 0), ("differs", 1), ("unchecked", 4)])
-def test_the_exit_status_says_whether_numerics_differ(machine, monkeypatch, status, code):
-    monkeypatch.setattr(
-        "capsule.machine.self_test.self_test",
-        lambda name: SelfTest(profile=name, status=status, answers=3),
-    )
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    done = CliRunner().invoke(main.app, ["doctor"])
-    assert done.exit_code == code
-    assert done.stdout.count("portable-v3") == 2
-
-
-@pytest.mark.slow
-def test_without_torch_everything_else_is_checked(machine, monkeypatch):
-    found = sys.modules["importlib.util"].find_spec
-    monkeypatch.setattr(
-        "importlib.util.find_spec", lambda name: None if name == "torch" else found(name)
-    )
-    done = CliRunner().invoke(main.app, ["doctor"])
-    assert done.exit_code == 0
-    assert "unchecked  numerics: this Python has no torch" in done.stdout
-    named = CliRunner().invoke(main.app, ["doctor", "--profile", "portable-v3"])
-    assert named.exit_code == 4
-    assert "CAP-M007" in named.output
 
 
 def test_the_output_fits_a_terminal(machine):

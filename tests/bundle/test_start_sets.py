@@ -5,9 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from capsule.bundle import run_bundle
 from capsule.cli.main import app
-from capsule.experiment.evaluation import StartSet, digest_of_starts
 from capsule.host.spec_file import load_spec
 from tests.hostile import genuine
 
@@ -27,22 +25,6 @@ def capsule_starts(*arguments):
 @pytest.fixture
 def ranked(tmp_path):
     return genuine.packed(genuine.training(), tmp_path / "run.capsule.tar")
-
-
-def test_the_starts_of_a_run_are_written_with_what_made_them(ranked, tmp_path):
-    done = capsule_starts(ranked, "-o", tmp_path / "starts.json", "--json")
-    assert done.exit_code == 0, done.stderr
-    found = StartSet.model_validate_json((tmp_path / "starts.json").read_bytes())
-    claims = json.loads(genuine.training().files[run_bundle.CLAIMS])
-    assert found.starts == ((0,),)
-    assert (found.task, found.full_action_set) == ("CartPole-v1", False)
-    assert (found.candidates, found.shortlist) == (1000, 250)
-    printed = json.loads(done.stdout)
-    assert printed["run"] == found.run
-    assert printed["sha256"] == digest_of_starts(found.starts)
-    manifest = genuine.manifest_of(genuine.training())
-    assert found.run == manifest["claimId"]
-    assert claims["evaluation"]["starts"] == [[0]]
 
 
 def test_a_spec_pins_them_by_what_is_in_the_file(ranked, tmp_path):

@@ -1,14 +1,11 @@
 """Whose signatures count: keys, trust files, revocation, thresholds, signatures beside a bundle."""
 
-import json
-import shutil
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from typer.testing import CliRunner
 
 from capsule.bundle import sshsig
 from capsule.bundle.bundle import open_bundle, pack
@@ -16,7 +13,6 @@ from capsule.bundle.cosign import cosign
 from capsule.bundle.keys import PrivateKey, generate, load_private
 from capsule.bundle.sshsig import NAMESPACE
 from capsule.bundle.trust import Detached, TrustPolicy, load_policy, load_trusted
-from capsule.cli.main import app
 from capsule.experiment.errors import CapsuleError, ExitCode
 from tests.bundle.conftest import private_key
 
@@ -368,27 +364,6 @@ def test_cosigning(doubly, bundle, tmp_path, alice):
     with pytest.raises(CapsuleError, match="CAP-B143") as caught:
         cosign(bundle, by(tmp_path / "dan"), tmp_path / "1.sshsig")
     assert caught.value.exit_code == ExitCode.USAGE
-
-
-def test_the_sign_command(bundle, tmp_path, claim_id):
-    generate(tmp_path / "dan")
-    shutil.copy(bundle, tmp_path / "b.tar")
-    command = ["sign", str(tmp_path / "b.tar"), "--key", str(tmp_path / "dan")]
-    done = CliRunner().invoke(app, [*command, "--json"])
-    assert done.exit_code == 0, done.output
-    public = load_trusted([tmp_path / "dan.pub"])[0]
-    assert json.loads(done.stdout) == {
-        "schema": "capsule/signed/v1",
-        "signature": str(tmp_path / "b.tar.dan.sshsig"),
-        "fingerprint": public.fingerprint,
-        "claim_id": claim_id,
-    }
-    done = CliRunner().invoke(app, [*command, "-o", str(tmp_path / "other")])
-    assert public.fingerprint in done.stdout
-    assert (tmp_path / "other").read_bytes() == (tmp_path / "b.tar.dan.sshsig").read_bytes()
-    done = CliRunner().invoke(app, [*command, "--ssh-key", str(tmp_path / "dan")])
-    assert done.exit_code == 2
-    assert "CAP-B156" in done.stderr
 
 
 def test_a_bundle_that_is_not_intact_is_not_cosigned(bundle, tmp_path):

@@ -60,15 +60,6 @@ def test_a_program_shows_what_it_claims(bundles):
     assert "2 files, 5 bytes of standard output" in show(bundles["own"])
 
 
-def test_a_changed_bundle_is_not_shown(bundles, tmp_path):
-    data = bytearray(bundles["dqn"].read_bytes())
-    data[-3000] ^= 1
-    (tmp_path / "changed.capsule.tar").write_bytes(data)
-    done = CliRunner().invoke(main.app, ["show", str(tmp_path / "changed.capsule.tar")])
-    assert done.exit_code == 3
-    assert not done.stdout
-
-
 def test_text_of_a_bundle_cannot_move_the_cursor(tmp_path):
     processor = runs.MACHINE.cpu.model_copy(update={"name": "\x1b[2Jfast"})
     machine = runs.MACHINE.model_copy(update={"cpu": processor})
@@ -90,13 +81,3 @@ def test_a_lock_shows_its_packages(tmp_path):
     assert "ale-py 0.12.1" in text
     assert "22 wheels, 25 Debian packages" in text
     assert json.loads(show(tmp_path / "dqn.lock.json", "--json"))["digest"] in text
-
-
-@pytest.mark.parametrize("name", ["capsule.yaml", "empty"])
-def test_specs_and_other_folders_lead_to_the_right_command(tmp_path, name):
-    (tmp_path / "capsule.yaml").touch()
-    (tmp_path / "empty").mkdir()
-    done = CliRunner().invoke(main.app, ["show", str(tmp_path / name)])
-    assert done.exit_code == 2
-    assert "CAP-P106" in done.output
-    assert "capsule list FOLDER" in done.output
