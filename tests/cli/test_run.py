@@ -1,13 +1,12 @@
 """'capsule run', as far as it comes without an engine."""
 
 import pytest
-from typer.testing import CliRunner
 
 from capsule.bundle.keys import generate
-from capsule.cli import main
 from capsule.engine.supervise import exclusive
 from capsule.host.run_directory import LOCK, WORK
 from capsule.image.lockfile import write_lock
+from tests.cli.conftest import SMALL, capsule
 from tests.verification.runs import make_lock
 
 PROGRAM = {"name": "program", "trainer": {"command": ["true"], "outputs": ["one"]}}
@@ -27,8 +26,36 @@ def test_a_run_that_another_process_executes_is_not_resumed(directory, tmp_path)
     words += ["--set", "trainer.outputs=[other]", "--metrics", f"csv:{tmp_path}/metrics.csv"]
     before = (directory / LOCK).read_bytes()
     with exclusive(directory / WORK):
-        done = CliRunner().invoke(main.app, [*map(str, words)])
+        done = capsule(*words)
     assert done.exit_code == 2
     assert "CAP-E008: another Capsule process is running" in done.output
     assert (directory / LOCK).read_bytes() == before
     assert not (tmp_path / "metrics.csv").exists()
+
+
+def test_run_refuses_an_unusable_key_before_it_does_anything(tmp_path):
+    key = tmp_path / "key"
+    key.write_text("no key")
+    key.chmod(0o600)
+    done = capsule("run", SMALL, "--key", key, "--output", tmp_path / "runs")
+    assert done.exit_code == 2
+    assert "CAP-B132" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_public_key_does_not_sign(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert capsule("keygen", "alice").exit_code == 0
+    done = capsule("run", SMALL, "--key", "alice.pub")
+    assert done.exit_code == 2
+    assert "alice.pub is a public key" in done.stderr
+
+
+def test_run_tries_the_ssh_key_before_it_does_anything(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert capsule("keygen", "alice").exit_code == 0
+    options = ("--key", "alice", "--ssh-key", "missing", "--output", "runs")
+    done = capsule("run", SMALL, *options)
+    assert done.exit_code == 2
+    assert "CAP-B156" in done.stderr
+    assert not (tmp_path / "runs").exists()

@@ -1,6 +1,7 @@
 """One table of error codes: every code that is raised is in it, and the other way about."""
 
 import ast
+import errno
 import re
 import runpy
 from pathlib import Path
@@ -103,3 +104,8 @@ def test_a_refusal_of_the_operating_system_is_coded():
     refusal = refusal_of(OSError(28, "No space left on device", "/somewhere"))
     assert (refusal.code, refusal.exit_code) == ("CAP-X003", ExitCode.INCONCLUSIVE)
     assert refusal_of(OSError(2, "No such file or directory")) is None
+
+
+def test_a_missing_temporary_folder_is_a_refusal():
+    missing = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/x']")
+    assert refusal_of(missing).code == "CAP-X003"

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from capsule.bundle.trust import Signer
-from capsule.cli.common import print_json
 from capsule.entropy.ledger import Ledger, LedgerRow, compare_ledgers
 from capsule.experiment.contract import Event
 from capsule.report.progress import PlainReporter, event_line, open_reporter
@@ -169,8 +168,3 @@ def test_a_live_line_does_not_take_text_of_a_stranger_for_markup(monkeypatch):
         reporter.event(make_event(message="[/] [link=file:///]click[/link] \x1b]8;;x\a"))
     assert "[link=file:///]click[/link]" in terminal.getvalue()
     assert "\x1b]8" not in terminal.getvalue()  # neither its own hyperlink nor one by markup
-
-
-def test_json_for_a_terminal_is_ascii(capsys):
-    print_json({"name": "\x9b31m\u202e\x1b]0;x\a \u2066é"})
-    assert capsys.readouterr().out.isascii()
