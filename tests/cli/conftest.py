@@ -6,8 +6,11 @@ import pytest
 from typer.testing import CliRunner
 
 from capsule.cli.main import app
+from capsule.host.network import CERTIFICATES
 from capsule.image import lockfile
 from tests.hostile import genuine
+from tests.image.conftest import Tiny
+from tests.own_registry import running_registry
 from tests.study.small_studies import Resolutions, write
 
 SPECS = Path(__file__).parents[2] / "specs"
@@ -39,3 +42,20 @@ def place(tmp_path, monkeypatch, resolutions):
     write(tmp_path)
     assert capsule("keygen", "alice").exit_code == 0
     return tmp_path
+
+
+@pytest.fixture
+def image(tmp_path):
+    """A tiny image, whose files are in a folder of its own."""
+    (tmp_path / "image").mkdir()
+    return Tiny(tmp_path / "image").assemble()
+
+
+@pytest.fixture
+def registry(tmp_path, monkeypatch):
+    """Host and port of an empty registry on this machine, which asks for no login."""
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", *CERTIFICATES):
+        monkeypatch.delenv(name, raising=False)
+    with running_registry(tmp_path / "registry") as host:
+        yield host

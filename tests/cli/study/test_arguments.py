@@ -2,9 +2,13 @@
 
 import pytest
 
-from capsule.host.errors import ExitCode
+from capsule.cli.study.arguments import locked_study
+from capsule.host.errors import CapsuleError, ExitCode
+from capsule.image.cache import Cache
+from capsule.study.lock import read_study_lock
 from tests.cli.conftest import capsule
 from tests.cli.study.conftest import run, study
+from tests.study.small_studies import STUDY
 
 
 @pytest.mark.slow
@@ -33,3 +37,67 @@ def test_an_edited_lock_is_not_overwritten(place):
     done = run()
     assert (done.exit_code, "CAP-Y003" in done.stderr) == (ExitCode.USAGE, True)
     assert path.read_bytes() == edited
+
+
+@pytest.fixture
+def lock_of(place):
+    """Return a function that locks the study: its file, its lock, and what was reported."""
+
+    def lock_of(**options):
+        notes = []
+        path = place / "tiny.yaml"
+        return *locked_study(path, Cache(), progress=notes.append, **options), notes
+
+    return lock_of
+
+
+def test_the_lock_is_written_once_and_follows_the_study(lock_of, place):
+    path = place / "tiny.study.lock.json"
+    file, lock, notes = lock_of()
+    assert (file.study.name, notes) == ("tiny", [f"wrote {path}"])
+    assert path.read_bytes() == lock.document() + b"\n"
+    assert read_study_lock(path) == lock
+    before = path.stat().st_mtime_ns
+    assert lock_of()[1:] == (lock, [])
+    assert path.stat().st_mtime_ns == before
+    (place / "tiny.yaml").write_text(STUDY.replace("runs: 2", "runs: 3"))
+    _, more, notes = lock_of()
+    assert (len(more.members), len(lock.members), len(notes)) == (6, 4, 1)
+    assert more.pins == lock.pins
+    assert path.read_bytes() == more.document() + b"\n"
+
+
+def test_a_refreshed_lock_has_new_pins(lock_of, resolutions):
+    _, lock, _ = lock_of()
+    _, other, notes = lock_of(refresh=True)
+    assert (len(resolutions.made), len(notes)) == (2, 1)
+    assert other.pins != lock.pins
+
+
+def test_a_refresh_replaces_a_damaged_lock(lock_of, place):
+    (place / "tiny.study.lock.json").write_text("{}")
+    with pytest.raises(CapsuleError) as caught:
+        lock_of()
+    assert caught.value.code == "CAP-Y003"
+    _, lock, _ = lock_of(refresh=True)
+    assert read_study_lock(place / "tiny.study.lock.json") == lock
+
+
+def test_without_the_starts_that_it_asks_for_no_lock_is_written(lock_of, place):
+    (place / "tiny.yaml").write_text(STUDY + "starts: {set: {seeds.root: 1000}}\n")
+    with pytest.raises(CapsuleError) as caught:
+        lock_of()
+    assert caught.value.code == "CAP-Y004"
+    assert "tiny.starts.json" in caught.value.message
+    assert f"capsule study starts {place / 'tiny.yaml'}" in caught.value.fix
+    assert not (place / "tiny.study.lock.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "word"),
+    [("lock", "STUDY"), ("starts", "STUDY"), ("status", "FOLDER"), ("report", "RESULTS")],
+)
+def test_a_missing_argument_is_named_as_in_the_help(command, word):
+    done = study(command)
+    assert (done.exit_code, f"Missing argument '{word}'" in done.stderr) == (ExitCode.USAGE, True)
+    assert f" study {command} [OPTIONS] {word}" in done.stderr
