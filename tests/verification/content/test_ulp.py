@@ -1,4 +1,4 @@
-"""Distances in ulp and tensors on the host, against numpy and safetensors."""
+"""Distances in ulp on the host, against numpy."""
 
 import math
 import struct
@@ -7,15 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import array_shapes, arrays
-from safetensors.numpy import save_file
 
-from capsule.experiment.errors import CapsuleError
-from capsule.verification.content.tensor_comparison import (
-    PIECE_BYTES,
-    compare_tensors,
-    map_tensors,
-)
 from capsule.verification.content.ulp import Distance, distance
 
 TINY = math.ulp(0.0)
@@ -87,46 +79,3 @@ def test_sequences_are_the_sum_of_their_pairs(pairs):
     assert whole.nonfinite == sum(each.nonfinite for each in single)
     assert whole.ulp == max((each.ulp for each in single), default=0)
     assert whole.relative == max((each.relative for each in single), default=0.0)
-
-
-@pytest.mark.slow
-@given(
-    arrays(np.float32, array_shapes(max_dims=2, max_side=5), elements=st.floats(width=32)),
-    st.integers(0, 24),
-)
-def test_tensors_are_read_as_safetensors_wrote_them(tmp_path_factory, array, place):
-    folder = tmp_path_factory.mktemp("tensors")
-    other = array.copy()
-    index = place % array.size
-    other.view(np.int32).flat[index] ^= 1
-    save_file({"w": array, "n": np.arange(3)}, folder / "a")
-    save_file({"w": other, "n": np.arange(3)}, folder / "b")
-    tensors = map_tensors(folder / "a")
-    assert tensors["w"].data == array.tobytes()
-    assert tensors["w"].shape == array.shape
-    assert compare_tensors(folder / "a", folder / "a") == ()
-    (found,) = compare_tensors(folder / "a", folder / "b")
-    assert (found.name, found.elements, found.differing) == ("w", array.size, 1)
-    assert found.ulp == int(np.isfinite(array.flat[index]) and np.isfinite(other.flat[index]))
-
-
-def test_tensors_of_other_kinds_shapes_and_sizes(tmp_path):
-    big = np.zeros(PIECE_BYTES // 2, np.float32)
-    end = big.copy()
-    end[-1] = 1.0
-    left = {"big": big, "count": np.arange(4), "gone": np.zeros(2), "shape": np.zeros((2, 3))}
-    right = {"big": end, "count": np.array([0, 1, 9, 9]), "shape": np.zeros((3, 2))}
-    save_file(left, tmp_path / "a")
-    save_file(right, tmp_path / "b")
-    found = {each.name: each for each in compare_tensors(tmp_path / "a", tmp_path / "b")}
-    assert found["big"].relative == 1.0
-    assert (found["count"].differing, found["count"].ulp) == (2, None)
-    assert (found["gone"].differing, found["shape"].differing) == (2, 6)
-
-
-def test_what_cannot_be_compared_is_refused(tmp_path):
-    (tmp_path / "bad").write_bytes(b"\xff" * 8)
-    for name, code in (("bad", "CAP-V011"), ("missing", "CAP-V072")):
-        with pytest.raises(CapsuleError) as caught:
-            compare_tensors(tmp_path / name, tmp_path / name)
-        assert caught.value.code == code
