@@ -6,11 +6,8 @@ import pytest
 
 from capsule.bundle.trust import TrustPolicy
 from capsule.experiment.errors import CapsuleError
-from capsule.verification.receipt import check_receipt
 from capsule.verification.request import Expectation, Mode, VerifyRequest, parse_image
 from tests.hostile.genuine import SIGNER
-
-KEY, RECEIPT = Path("alice"), Path("run.receipt.json")
 
 
 @pytest.mark.parametrize(
@@ -51,22 +48,6 @@ def test_an_image_is_rebuilt_embedded_or_pulled():
     assert (choice, str(reference)) == ("registry", "registry.example/a/b:tag")
     with pytest.raises(CapsuleError, match="CAP-V068"):
         parse_image("embedded", "registry.example/a/b:tag")
-
-
-@pytest.mark.parametrize(
-    ("sign", "receipt", "vary", "code"),
-    [(None, RECEIPT, None, "CAP-V081"), (KEY, None, "all", "CAP-V065")],
-)
-def test_options_that_no_receipt_can_come_of_are_rejected(sign, receipt, vary, code):
-    with pytest.raises(CapsuleError, match=code):
-        check_receipt(sign, receipt, vary)
-
-
-@pytest.mark.parametrize(
-    "options", [(None, None, None), (KEY, RECEIPT, None), (KEY, None, None), (None, None, "all")]
-)
-def test_other_options_for_receipts_are_accepted(options):
-    check_receipt(*options)
 
 
 def test_an_expectation_is_parsed():

@@ -1,4 +1,4 @@
-"""The rules for classes of causes on made-up facts, and the alignment of made-up traces."""
+"""The rules for classes of causes on made-up facts, and the comparison of dense records."""
 
 import json
 
@@ -6,12 +6,11 @@ import pytest
 
 from capsule.experiment.dense import is_dense, read_updates
 from capsule.experiment.errors import CapsuleError
-from capsule.experiment.spec import RecordingSpec
 from capsule.experiment.trace import Difference
 from capsule.verification.analysis.bisection import compare_dense
 from capsule.verification.analysis.causes import Facts, explain
 from capsule.verification.analysis.pin_differences import Change
-from capsule.verification.analysis.trace_alignment import TraceAlignment, align_traces
+from capsule.verification.analysis.trace_alignment import TraceAlignment
 from capsule.verification.content.ulp import distance
 from capsule.verification.verdict import (
     Bisection,
@@ -19,8 +18,6 @@ from capsule.verification.verdict import (
     OperatorDivergence,
     OperatorInvocation,
 )
-
-EVERY = RecordingSpec(trace_interval=4, tensor_interval=8)
 
 
 def parting(component, *also, step=40, last_equal=36):
@@ -102,80 +99,6 @@ def test_equal_traces_and_other_results():
 def test_without_evidence_nothing_is_named():
     assert name(parting("loss")) == [("unexplained", None)]
     assert name(None, change("code")) == [("unexplained", None)]
-
-
-def write(path, records):
-    path.write_text("".join(json.dumps(each, separators=(",", ":")) + "\n" for each in records))
-    return path
-
-
-def record(step, **changes):
-    tensors = {"parameters": {"w": "p"}} if step % 8 == 0 else {}
-    loss = {"last": (0.5).hex(), "digest": "l"}
-    return {"step": step, "actions": "a", "loss": loss, **tensors, **changes}
-
-
-@pytest.fixture
-def aligned(tmp_path):
-    """Align two traces, given as changes of the second one's records by their steps."""
-
-    def alignment(changes=None, steps=24, recordings=(EVERY, EVERY), prefix=False):
-        left = [record(step) for step in range(4, 25, 4)]
-        right = [record(step, **(changes or {}).get(step, {})) for step in range(4, steps + 1, 4)]
-        paths = write(tmp_path / "a", left), write(tmp_path / "b", right)
-        return align_traces(*paths, recordings, prefix=prefix)
-
-    return alignment
-
-
-def test_equal_traces(aligned):
-    alignment = aligned()
-    assert (alignment.first, alignment.last_equal, alignment.records, alignment.reconverged) == (
-        None,
-        24,
-        6,
-        False,
-    )
-    assert alignment.equal_until == {"actions": 24, "loss": 24, "parameters": 24}
-    assert alignment.map().components == {"actions": (), "loss": (), "parameters": ()}
-
-
-def test_intervals_losses_and_what_was_equal(aligned):
-    other = {"loss": {"last": (0.75).hex(), "digest": "m"}}
-    alignment = aligned({8: other, 12: other, 20: {"actions": "b"}})
-    assert (alignment.first.step, alignment.first.component, alignment.last_equal) == (8, "loss", 4)
-    assert alignment.losses == (8, 0.5, 0.75)
-    assert alignment.map().components == {
-        "loss": ((8, 12),),
-        "actions": ((20, 20),),
-        "parameters": (),
-    }
-    assert alignment.equal_until == {"loss": 4, "actions": 16, "parameters": 24}
-    assert alignment.differing == 3
-    assert alignment.reconverged  # by the record of step 24, which has tensors
-
-
-def test_a_difference_in_the_last_record_is_not_healed(aligned):
-    assert not aligned({24: {"actions": "b"}}).reconverged
-    assert not aligned({20: {"actions": "b"}}, steps=20).reconverged
-
-
-def test_only_a_prefix_may_end_early(aligned):
-    assert aligned(steps=16).first.component == "end"
-    assert aligned(steps=16, prefix=True).first is None
-
-
-def test_other_intervals_leave_the_tensors_to_compare(aligned):
-    coarse = RecordingSpec(trace_interval=8, tensor_interval=8)
-    alignment = aligned({16: {"actions": "b"}}, recordings=(EVERY, coarse))
-    assert alignment.first is None
-    assert alignment.equal_until == {"parameters": 24}
-    alignment = aligned({16: {"parameters": {"w": "q"}}}, recordings=(EVERY, coarse))
-    assert (alignment.first.component, alignment.first.name) == ("parameters", "w")
-
-
-def test_a_loss_that_is_none_is_not_measured(aligned):
-    assert aligned({8: {"loss": {"last": "0xnone"}}}).losses is None
 
 
 HEADER = {"schema": "capsule/dense/v1", "spec": "0" * 64, "first": 4, "last": 8}

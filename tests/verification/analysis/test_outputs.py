@@ -11,8 +11,6 @@ from capsule.verification.analysis.causes import Facts, explain
 from capsule.verification.analysis.comparison import compare_claims
 from capsule.verification.analysis.outputs import STANDARD_OUTPUT, compare_outputs
 from capsule.verification.content.times import Span, Times
-from capsule.verification.execution.grading import judge_program
-from capsule.verification.findings import ComparisonFinding
 
 ZERO = "0" * 64
 CLAIMED, FOUND = 1_732_262_000, 1_763_798_000
@@ -110,21 +108,6 @@ def test_a_file_called_like_the_standard_output_is_not_taken_for_it(two_runs):
     for name in ("standard output", "dev/stdout", STANDARD_OUTPUT.lstrip("/")):
         found, _ = two_runs({name: b"score 500\n"}, {name: b"score 3\n"}, printed=(b"1", b"1"))
         assert [(each.path, each.nature) for each in found.files] == [(name, "content")]
-
-
-def judged(claimed, found, outputs):
-    return judge_program(claimed, ComparisonFinding(compare_claims(claimed, found), outputs))
-
-
-def test_a_difference_that_no_comparison_accounts_for_is_a_difference(tmp_path):
-    """Claims of what neither run left, as if the comparison of the files had overlooked them."""
-    file = make_output(tmp_path, "a", b"1")
-    honest = make_claims({"a": file})
-    assert judged(honest, honest, None).verdict == "reproduced-bitwise"
-    for others in ({"deleted": ("b",)}, {"empty_folders": ("b",)}):
-        assert judged(make_claims({"a": file}, **others), honest, None).verdict == "not-reproduced"
-    other = make_claims({"a": make_output(tmp_path, "a", b"2")})
-    assert judged(other, honest, None).verdict == "not-reproduced"
 
 
 def test_the_executable_bit_is_content(tmp_path):

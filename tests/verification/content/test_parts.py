@@ -1,7 +1,7 @@
 """What a comparison finds is counted, kept within bounds and judged by its gravest part."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -53,6 +53,7 @@ def test_only_packaging_and_dates_are_harmless():
     assert {nature for nature in GRAVITY if GRAVITY[nature] <= 1} == HARMLESS
 
 
+@settings(max_examples=50)
 @given(NOTES, NOTES)
 def test_the_parts_within_a_part_are_included_under_its_name(outer, inner):
     found = noted(outer)

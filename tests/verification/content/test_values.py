@@ -7,7 +7,7 @@ import pickle
 import zipfile
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capsule.verification.content.parts import NotComparableError
@@ -74,6 +74,7 @@ def test_json_written_otherwise_is_packaging_and_numbers_of_other_types_are_not(
 # --- parsing --------------------------------------------------------------------------------------
 
 
+@settings(max_examples=50)
 @given(JSON)
 def test_json_is_read_as_it_was_written(value):
     found = parse(json.dumps(value))
@@ -103,6 +104,7 @@ def test_text_that_is_not_json_is_an_error_of_its_value(text):
 # --- leaves ---------------------------------------------------------------------------------------
 
 
+@settings(max_examples=50)
 @given(JSON, JSON)
 def test_values_differ_if_and_only_if_their_json_with_sorted_names_does(left, right):
     equal = json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
@@ -111,6 +113,7 @@ def test_values_differ_if_and_only_if_their_json_with_sorted_names_does(left, ri
     assert there.count == back.count
 
 
+@settings(max_examples=50)
 @given(st.dictionaries(st.text(max_size=3), JSON, max_size=5))
 def test_the_order_of_names_does_not_count(value):
     assert collected(compare_values, "", value, dict(reversed(value.items()))).count == 0

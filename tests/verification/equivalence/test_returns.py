@@ -10,8 +10,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from scipy import stats
 
-from capsule.experiment.contract import Evaluation, EvaluationPoint, StreamProfile
-from capsule.experiment.errors import ExitCode
+from capsule.experiment.contract import Evaluation, EvaluationPoint
 from capsule.experiment.evaluation import EvaluationSpec, ToleranceSpec
 from capsule.experiment.spec import (
     AtariEnvironment,
@@ -21,9 +20,7 @@ from capsule.experiment.spec import (
 from capsule.experiment.trainers import DqnTrainer
 from capsule.report.terminal import show_report
 from capsule.verification.equivalence.returns import compare_returns, minimum_starts, outcome_of
-from capsule.verification.execution.grading import beyond_arithmetic, grade_replica, inconsistent
-from capsule.verification.verdict import Cause, Divergence, Report, TraceDifference
-from tests.verification.analysis.test_comparison import ONE, ZERO, make_claims
+from capsule.verification.verdict import Report
 
 CARTPOLE = GymnasiumEnvironment(suite="gymnasium", id="CartPole-v1")
 CLAIM = "ab" * 32
@@ -265,100 +262,6 @@ def test_the_terminal_tells_numbers_bounds_and_what_is_not_shown():
     assert "a high p shows nothing" in text
     assert ": within" in text
     assert "not shown: " in text
-
-
-# --- what a verdict needs -------------------------------------------------------------------------
-
-
-def graded(by, expected="statistical", unexplained=None, **tolerance):
-    found = statistics_of(by, **tolerance)
-    declared = ToleranceSpec(**tolerance) if tolerance else None
-    return grade_replica("they differ", expected, declared, unexplained, found)
-
-
-def test_equivalent_returns_reproduce_where_bits_are_not_expected():
-    verdict, summary = graded(0, relative=0.1)
-    assert verdict == "reproduced-statistical"
-    assert "lies within the declared" in summary
-    assert "50 starts of CartPole-v1, the same in both runs" in summary
-
-
-def test_a_worse_network_is_not_reproduced():
-    assert graded(-60, relative=0.1)[0] == "not-reproduced"
-
-
-def test_nothing_makes_up_for_bits_that_were_expected():
-    assert graded(0, "bitwise", relative=0.1) == ("not-reproduced", "they differ")
-
-
-def test_a_tolerance_must_have_been_declared():
-    verdict, summary = graded(0)
-    assert verdict == "not-reproduced"
-    assert "evaluation.tolerance" in summary
-
-
-def test_what_arithmetic_cannot_explain_is_not_excused():
-    verdict, summary = graded(0, unexplained="streams differ", relative=0.1)
-    assert (verdict, summary) == ("not-reproduced", "they differ; streams differ")
-
-
-RECORD = TraceDifference(step=8, component="loss", claimed="1", found="2")
-
-
-def analysed(*causes):
-    named = tuple(Cause(name=name, certainty="possible", evidence=("x",)) for name in causes)
-    return Divergence(a="a", b="b", equal=False, causes=named)
-
-
-def test_equal_traces_with_other_results_are_never_a_matter_of_arithmetic():
-    assert "equal traces" in inconsistent(None, analysed("arithmetic"))
-
-
-def test_what_the_analysis_takes_for_tampering_is_never_a_matter_of_arithmetic():
-    assert inconsistent(RECORD, analysed("arithmetic", "tampering")) == "x"
-    assert inconsistent(RECORD, analysed("arithmetic")) is None
-
-
-def test_returns_that_cannot_be_compared_decide_nothing():
-    found = grade_replica("they differ", "statistical", ToleranceSpec(relative=0.1), None, None)
-    assert found[0] == "inconclusive"
-
-
-def stream(**changes):
-    facts = {"name": "exploration", "seed": 1, "key": "0" * 32, "draws": 8, "digest": ZERO}
-    return StreamProfile(**facts | changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "suspect"),
-    [
-        ({"parameters": ONE, "steps": 9, "episodes": 7}, None),
-        ({"flags": {"threads": "1", "onednn.isa": "Intel AVX2"}}, None),
-        ({"streams": (stream(draws=9, digest=ONE),)}, None),
-        ({"streams": (stream(seed=2),)}, "streams"),
-        ({"streams": (stream(key="1" * 32),)}, "streams"),
-        ({"streams": ()}, "streams"),
-        ({"flags": {"threads": "2"}}, "flags"),
-        ({"libraries": {"torch": "2.12.0"}}, "libraries"),
-        ({"schedule": ONE}, "schedule"),
-        ({"lock": ONE}, "lock"),
-        ({"data": {"digits": ONE}}, "data"),
-        ({"relaxations": ("engine=process",)}, "relaxations"),
-    ],
-)
-def test_what_another_processor_may_change(changes, suspect):
-    claimed = make_claims(streams=(stream(),))
-    said = beyond_arithmetic(claimed, make_claims(**{"streams": (stream(),)} | changes))
-    assert said == (suspect and f"no other arithmetic explains that {suspect} differs")
-
-
-def test_the_exit_status_is_of_the_grade_that_was_asked_for():
-    facts = {"bundle": "b", "mode": "full", "verdict": "reproduced-statistical", "summary": "s"}
-    assert Report(**facts).exit_code == ExitCode.DIFFERS
-    assert Report(**facts, required="bitwise").exit_code == ExitCode.DIFFERS
-    assert Report(**facts, required="statistical").exit_code == ExitCode.OK
-    better = facts | {"verdict": "reproduced-bitwise"}
-    assert Report(**better, required="statistical").exit_code == ExitCode.OK
 
 
 # --- the declaration ------------------------------------------------------------------------------

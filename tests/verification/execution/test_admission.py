@@ -4,10 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from capsule import execution
 from capsule.engine.containers import ContainerEngine
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import CudaAccelerator
 from capsule.host.errors import CapsuleError, ExitCode
+from capsule.verification.execution import admission
 from capsule.verification.execution.admission import check_embedded, check_gpu_host
 from capsule.verification.integrity.layers import embedded_image
 
@@ -56,3 +58,28 @@ def test_a_bundle_without_an_image_cannot_lend_one(on_gpu):
     with pytest.raises(CapsuleError) as caught, embedded_image(run):
         pass
     assert (caught.value.code, caught.value.exit_code) == ("CAP-V051", ExitCode.INCONCLUSIVE)
+
+
+@pytest.mark.xdist_group("verification")  # they share runs
+@pytest.mark.slow
+def test_other_training_code_is_executed_only_if_the_user_accepts_it(
+    verified, honest_bundle, monkeypatch
+):
+    monkeypatch.setattr(execution, "execute", lambda *_, **__: pytest.fail("it was executed"))
+    report = verified(honest_bundle, code="own")
+    assert (report.verdict, report.exit_code) == ("inconclusive", 4)
+    assert report.error["code"] == "CAP-V014"
+    assert "--code supplied" in report.error["fix"]
+    monkeypatch.undo()
+    report = verified(honest_bundle)
+    assert (report.verdict, report.own_code) == ("reproduced-bitwise", False)
+    assert "the training code was the signer's own" in report.summary
+
+
+@pytest.mark.xdist_group("verification")  # they share runs
+@pytest.mark.slow
+def test_the_code_of_a_release_is_executed_and_named(verified, honest_bundle, monkeypatch):
+    monkeypatch.setattr(admission, "release_of", lambda _: "0.0.9")
+    report = verified(honest_bundle, code="own")
+    assert (report.verdict, report.own_code) == ("reproduced-bitwise", True)
+    assert report.summary.endswith("; the training code was that of Capsule 0.0.9")
