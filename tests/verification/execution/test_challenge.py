@@ -8,16 +8,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import hypergeom
 
 from capsule.bundle import packing, run_bundle
 from capsule.bundle.claims import collect_claims
-from capsule.bundle.manifest import parse_document
 from capsule.bundle.run_bundle import RecordedRun
 from capsule.experiment import contract
-from capsule.experiment.canonical import canonical_json, parse_canonical_json, sha256_hex
+from capsule.experiment.canonical import canonical_json, parse_canonical_json
 from capsule.experiment.contract import CheckpointIndex, Job, StreamProfile
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.states import BLOCK_BYTES, RESUME, StateIndex
@@ -38,6 +37,7 @@ from capsule.verification.execution.segment_states import lay_out
 from capsule.verification.request import Mode
 from tests.hostile.genuine import write_entropy_report
 from tests.training.conftest import ROOT
+from tests.verification.execution.files import Files
 from tests.verification.forked import FAILED, SPECS, Forks, lock_of, spec_of
 
 STEPS = {"dqn": [400, 800, 1_000], "r2d2": [300, 600, 900], "impala": [160, 320, 480]}
@@ -62,19 +62,6 @@ def run_of(forks, tmp_path_factory):
         return runs[name]
 
     return run
-
-
-class Files:
-    """The files of a bundle, which a test may change after they were checked."""
-
-    def __init__(self, files):
-        self.files = files
-
-    def member(self, path):
-        return self.files[path]
-
-    def read(self, path, model):
-        return parse_document(self.files[path].read_bytes(), model, path, "CAP-B144")
 
 
 @pytest.fixture
@@ -302,189 +289,7 @@ def test_another_environment_differs(lie):
     assert "state.trainer" in segment.differences[0].component
 
 
-# Lies about an index or a pack
-
-
-def member(recorded, step, kind):
-    return recorded.bundle.files[run_bundle.state_members(step)[kind]]
-
-
-def refused_layout(recorded, tmp_path, steps=(400,)):
-    folder = tmp_path / "inner" / "state"
-    folder.mkdir(parents=True)
-    with pytest.raises(CapsuleError) as refusal:
-        lay_out(recorded, steps, folder)
-    assert refusal.value.code in ("CAP-V061", "CAP-B144")
-    assert refusal.value.exit_code == ExitCode.TAMPERED
-    assert [path.name for path in tmp_path.glob("inner/*")] == ["state"]
-    return refusal.value.message
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "path",
-    [
-        "../x",
-        "/x",
-        "a/../../x",
-        ".hidden",
-        "a//b",
-        "a/",
-        "",
-        "-x",
-        "a\\b",
-        "a\nb",
-        "é",
-        "a" * 101,
-    ],
-)
-def test_a_path_that_leads_elsewhere_is_refused(run_of, opened, tmp_path, path):
-    recorded = opened(run_of("dqn"), "dqn")
-    index = member(recorded, 400, 0)
-    document = parse_canonical_json(index.read_bytes())
-    document["files"][path] = document["files"][RESUME]
-    index.write_bytes(canonical_json(document))
-    assert "index" in refused_layout(recorded, tmp_path) or path != "a"
-
-
-def test_a_file_that_is_a_folder_as_well_is_refused(run_of, opened, tmp_path):
-    recorded = opened(run_of("dqn"), "dqn")
-    index = member(recorded, 400, 0)
-    document = parse_canonical_json(index.read_bytes())
-    document["files"][f"{RESUME}/x"] = document["files"][RESUME]
-    index.write_bytes(canonical_json(document))
-    assert "as a file and as a folder" in refused_layout(recorded, tmp_path)
-
-
-def change_index(recorded, step, change):
-    index = member(recorded, step, 0)
-    document = parse_canonical_json(index.read_bytes())
-    change(document)
-    index.write_bytes(canonical_json(document))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda it: it["packed"].append(it["packed"][0]),
-        lambda it: it["packed"].append("0" * 64),
-        lambda it: it["packed"].pop(),
-        lambda it: it["packed"].reverse(),
-        lambda it: it["files"][RESUME]["blocks"].append("0" * 64),
-        lambda it: it["files"][RESUME].update(size=it["files"][RESUME]["size"] + 1),
-        lambda it: it["files"][RESUME].update(size=-1),
-        lambda it: it["files"][RESUME].update(size=1 << 50),
-        lambda it: it.update(step=401),
-        lambda it: it.update(files={}),
-        lambda it: it.update(more=1),
-    ],
-)
-def test_an_index_that_does_not_fit_its_pack_is_refused(run_of, opened, tmp_path, change):
-    recorded = opened(run_of("dqn"), "dqn")
-    change_index(recorded, 400, change)
-    refused_layout(recorded, tmp_path)
-
-
-def unpacked(data):
-    return zstandard.ZstdDecompressor().decompressobj().decompress(data)
-
-
-def zeros(size):
-    """Return so many bytes of zeros, a multiple of 16 MiB, in one frame."""
-    packer = zstandard.ZstdCompressor(level=1).compressobj()
-    chunks = [packer.compress(bytes(1 << 24)) for _ in range(size >> 24)]
-    return b"".join([*chunks, packer.flush()])
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"not zstandard",
-        lambda data: data[:-5],
-        lambda data: zstandard.compress(unpacked(data) + b"more"),
-        zstandard.compress(bytes(100)),
-        zeros(1 << 30),
-    ],
-    ids=["empty", "other", "cut", "more", "less", "bomb"],
-)
-def test_a_pack_that_holds_something_else_is_refused(run_of, opened, tmp_path, content):
-    recorded = opened(run_of("dqn"), "dqn")
-    pack = member(recorded, 400, 1)
-    pack.write_bytes(content(pack.read_bytes()) if callable(content) else content)
-    assert pack.stat().st_size < 1 << 20
-    refused_layout(recorded, tmp_path)
-
-
-def test_a_state_larger_than_the_run_was_allowed_to_be_is_refused(run_of, opened, tmp_path):
-    recorded = opened(run_of("dqn"), "dqn")
-    blocks = recorded.lock.spec.limits.disk_mb + 1
-    digest = sha256_hex(bytes(BLOCK_BYTES))
-
-    def grow(document):
-        document["files"]["big"] = {"size": blocks * BLOCK_BYTES, "blocks": [digest] * blocks}
-
-    change_index(recorded, 400, grow)
-    assert "more than limits.disk_mb" in refused_layout(recorded, tmp_path)
-
-
-@pytest.mark.slow
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.integers(0, 10**6), st.integers(0, 255), st.sampled_from([0, 1]))
-def test_a_changed_byte_is_refused_or_changes_no_file(
-    run_of, opened, tmp_path_factory, place, byte, kind
-):
-    recorded = opened(run_of("dqn"), "dqn")
-    path, folder = member(recorded, 400, kind), tmp_path_factory.mktemp("state")
-    data = bytearray(path.read_bytes())
-    data[place % len(data)] = byte
-    path.write_bytes(data)
-    try:
-        lay_out(recorded, [400], folder)
-    except CapsuleError as error:
-        assert error.exit_code == ExitCode.TAMPERED
-    else:  # the byte was as before, or one of a name, which the checks after this look for
-        original = tmp_path_factory.mktemp("original")
-        lay_out(opened(run_of("dqn"), "dqn"), [400], original)
-        assert contents(folder) == contents(original)
-
-
-def contents(folder):
-    return sorted(path.read_bytes() for path in folder.rglob("*") if path.is_file())
-
-
-SIZES = st.sampled_from([0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 2 * BLOCK_BYTES])
-FILES = st.dictionaries(
-    st.sampled_from(["a", "b.bin", "replay/c.bin", "replay/d"]),
-    st.tuples(st.sampled_from([b"\0", b"x"]), SIZES),
-    min_size=1,
-)
-
-
-@pytest.mark.slow
-@settings(max_examples=25)
-@given(st.lists(FILES, min_size=1, max_size=3))
-def test_states_come_back_as_they_were_kept(tmp_path_factory, states):
-    folder = tmp_path_factory.mktemp("states")
-    lock, members = lock_of(spec_of("dqn")), {}
-    for step, files in enumerate(states, 1):
-        shutil.rmtree(folder / contract.STATE, ignore_errors=True)
-        for path, (byte, size) in files.items():
-            (folder / contract.STATE / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / contract.STATE / path).write_bytes(byte * size)
-        keep_state(folder, step)
-        name = folder / contract.SEGMENT_STATES / contract.checkpoint_name(step)
-        index, pack = run_bundle.state_members(step)
-        members[index], members[pack] = name.with_suffix(".json"), name.with_suffix(".zst")
-        members[pack].write_bytes(zstandard.compress(name.with_suffix(".blocks").read_bytes()))
-    bundle = Files(members)
-    for step, files in enumerate(states, 1):
-        (target := folder / f"out-{step}").mkdir()
-        lay_out(RecordedRun(bundle, lock, None), range(1, step + 1), target)
-        found = {path.relative_to(target).as_posix(): path.read_bytes()
-                 for path in target.rglob("*") if path.is_file()}  # fmt: skip
-        assert found == {path: byte * size for path, (byte, size) in files.items()}
-    shutil.rmtree(folder)
+# States
 
 
 def test_a_block_is_kept_once(tmp_path):

@@ -1,0 +1,159 @@
+"""The documents of a bundle must say the same: contradictions are tampering, and are named."""
+
+import pytest
+
+from capsule.bundle import run_bundle
+from capsule.bundle.bundle import open_bundle
+from capsule.bundle.crate import CRATE
+from capsule.bundle.run_bundle import RecordedRun
+from capsule.experiment import contract
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.verification.integrity import consistency
+from capsule.verification.integrity.consistency import check_consistency
+from tests.hostile.genuine import (
+    EVALUATION,
+    INDEX,
+    RESULT,
+    TRACE,
+    edit_json,
+    outside,
+    packed,
+)
+
+ZERO = "0" * 64
+RUNTIME, OUTPUTS, EVENTS = (
+    run_bundle.RUN + name for name in (contract.RUNTIME, contract.OUTPUTS, contract.EVENTS)
+)
+
+
+@pytest.fixture
+def check(tmp_path):
+    """A function that checks the bundle of a run, whose files may be changed before."""
+
+    def check(run, *changes):
+        def change(files):
+            for each in changes:
+                each(files)
+
+        with open_bundle(packed(run, tmp_path / "bundle", change), []) as bundle:
+            return check_consistency(RecordedRun.read(bundle))
+
+    return check
+
+
+def edited(name, *path, **fields):
+    """Return a change of fields of a document, or of a part of it."""
+
+    def edit(document):
+        for step in path:
+            document = document[step]
+        document.update(fields)
+
+    return lambda files: edit_json(files, name, edit)
+
+
+@pytest.mark.parametrize(
+    "run",
+    ["training", "program"],
+)
+def test_a_bundle_as_capsule_packs_it_agrees_with_itself(check, run):
+    assert check(outside(run)) == ()
+
+
+# The members of a bundle by another Capsule are not compared, but all its documents are.
+OTHER_CAPSULE = edited(run_bundle.OBSERVATIONS, capsule_sha256=ZERO)
+CLAIMED_STEPS = edited(run_bundle.CLAIMS, steps=4), edited(RESULT, steps=4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "where"),
+    [
+        ([edited(RESULT, trace_records=9)], "the trace", RESULT),
+        (CLAIMED_STEPS, "the number of steps", run_bundle.LOCK),
+        ([OTHER_CAPSULE, edited(run_bundle.CLAIMS, schedule=ZERO)],
+         "whether the schedule was recorded", run_bundle.LOCK),
+        ([edited(run_bundle.STREAMS, "streams", 0, seed=2)], "the stream profiles",
+         run_bundle.STREAMS),
+        ([edited(EVALUATION, "points", 0, lengths=[8])], "the returns", EVALUATION),
+        ([edited(INDEX, "checkpoints", 0, trace_head=ZERO)], "the checkpoint digests", INDEX),
+        ([edited(RUNTIME, libraries={"torch": "3"})], "the libraries", RUNTIME),
+        ([edited(run_bundle.CLAIMS, relaxations=["x"])], "the relaxations", run_bundle.LOCK),
+        ([edited(run_bundle.CLAIMS, data={"digits": ZERO})], "the data sets", run_bundle.LOCK),
+        ([OTHER_CAPSULE, edited(run_bundle.CLAIMS, entropy_profile=ZERO)],
+         "whether randomness was recorded", run_bundle.LOCK),
+    ],
+)  # fmt: skip
+def test_a_training_that_contradicts_itself_is_rejected(check, changes, what, where):
+    with pytest.raises(CapsuleError) as caught:
+        check(outside("training"), *changes)
+    assert (caught.value.code, caught.value.exit_code) == ("CAP-V010", ExitCode.TAMPERED)
+    assert f"contradicts itself: {what} in {where} is not what claims.json says" in (
+        caught.value.message
+    )
+    assert "Do not trust this bundle" in caught.value.fix
+
+
+def replaced(name, data):
+    return lambda files: files.update({name: data})
+
+
+@pytest.mark.parametrize(
+    ("change", "what", "where"),
+    [
+        (edited(OUTPUTS, deleted=["x"]), "the deleted files", OUTPUTS),
+        (edited(OUTPUTS, empty_folders=["x"]), "the empty folders", OUTPUTS),
+        (edited(OUTPUTS, standard_output=None), "the standard output", OUTPUTS),
+        (replaced("workspace/score.txt", b"8\n"), "its digest", "score.txt"),
+        (replaced(run_bundle.STANDARD_OUTPUT, b"2\n"), "its digest", run_bundle.STANDARD_OUTPUT),
+        (edited(run_bundle.CLAIMS, arrivals=ZERO), "its digest", run_bundle.ARRIVALS),
+        (edited(run_bundle.CLAIMS, entropy_profile=ZERO), "its digest",
+         run_bundle.ENTROPY_PROFILE),
+    ],
+)  # fmt: skip
+def test_a_program_that_contradicts_itself_is_rejected(check, change, what, where):
+    with pytest.raises(CapsuleError) as caught:
+        check(outside("program"), change)
+    assert caught.value.code == "CAP-V010"
+    assert f"{what} in {where} is not what" in caught.value.message
+
+
+def test_both_statements_are_shown_in_ascii_up_to_a_bound(check):
+    evil = {"threads": "\x1b[2Jé" + "x" * 200}
+    with pytest.raises(CapsuleError) as caught:
+        check(outside("training"), edited(RUNTIME, flags=evil))
+    message = caught.value.message
+    assert "(claimed {'threads': '1'}, found {'threads': " in message
+    assert message.isascii()
+    assert message.isprintable()
+    assert "x" * 101 not in message
+
+
+def test_a_longer_trace_is_a_contradiction_of_the_claims(check):
+    def longer(files):
+        files[TRACE] += b'{"step":12,"streams":"0"}\n'
+
+    with pytest.raises(CapsuleError, match="the number of records"):
+        check(outside("training"), longer)
+
+
+def test_the_number_of_events_is_bounded(check, monkeypatch):
+    line = b'{"kind":"start","step":0,"time":1}\n'
+    monkeypatch.setattr(consistency, "MAX_EVENTS", 2)
+    with pytest.raises(CapsuleError, match=f"{EVENTS} has more than 2 lines") as caught:
+        check(outside("training"), replaced(EVENTS, line * 3))
+    assert caught.value.code == "CAP-V047"
+    with pytest.raises(CapsuleError, match=f"line 2 of {EVENTS} is not an event"):
+        check(outside("training"), replaced(EVENTS, line + b"{}\n"))
+    assert check(outside("training"), replaced(EVENTS, line * 2)) == ()
+
+
+def test_what_another_capsule_derived_or_added_is_not_judged(check):
+    run = outside("training")
+    changes = replaced("extra.txt", b""), replaced(run_bundle.GUIDE, b"x")
+    unchecked = check(run, OTHER_CAPSULE, *changes)
+    assert "extra.txt" in unchecked
+    assert {run_bundle.GUIDE, CRATE, run_bundle.LEDGER} <= set(unchecked)
+    assert list(unchecked) == sorted(unchecked)
+    # All other contradictions count for it, too.
+    with pytest.raises(CapsuleError, match="the libraries"):
+        check(run, OTHER_CAPSULE, edited(RUNTIME, libraries={"torch": "3"}))
