@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 
 from capsule.bundle.bundle import open_bundle
-from capsule.bundle.keys import load_public
+from capsule.bundle.keys import generate, load_private, load_public
+from capsule.bundle.receipts import Detail, VerificationPolicy, make_statement, write_receipt
+from capsule.experiment.canonical import sha256_hex
 from capsule.machine.compare import compare
+from capsule.machine.kind import MachineKind
 from capsule.report.subject import read_subject
 from capsule.verification.verdict import (
     Cause,
@@ -101,3 +104,38 @@ def saved(tmp_path):
         return [write(tmp_path / f"{n}.json", report) for n, report in enumerate(reports, start=1)]
 
     return save
+
+
+@pytest.fixture
+def receipt(bundles, tmp_path):
+    """A function that signs a receipt on the DQN run, and returns its path and the key."""
+
+    author = bundles["dqn"].parent / "alice.pub"
+
+    def vouch(name, verdict="reproduced-bitwise", claim=None, machine="AMD EPYC", mode="full"):
+        exists = (tmp_path / name).exists()
+        key = load_public(tmp_path / f"{name}.pub") if exists else generate(tmp_path / name)
+        kind = MachineKind(
+            processor="AuthenticAMD 25/1",
+            processor_name=machine,
+            instructions=("avx2",),
+            gpu=None,
+            system="debian 12",
+            engine="docker",
+        )
+        detail = Detail(
+            verdict=verdict,
+            expected="bitwise",
+            policy=VerificationPolicy(mode=mode, own_code=True, tolerance=None),
+            signers=(load_public(author).fingerprint,),
+            machine=kind,
+            difference=None,
+        )
+        with open_bundle(bundles["dqn"], []) as opened:
+            manifest = sha256_hex(opened.manifest.document())
+        claim = claim or read(bundles["dqn"]).claims.claim_id()
+        statement = make_statement(claim, manifest, "2026-11-21T12:00:00Z", detail)
+        path = tmp_path / f"{name}.receipt.json"
+        return write_receipt(statement, load_private(tmp_path / name), path, path), key
+
+    return vouch

@@ -42,6 +42,7 @@ POPULATION = {
     "recording": {"trace_interval": 640, "tensor_interval": 640, "checkpoint_interval": 10**10},
 }  # fmt: skip
 PROGRAM = {"name": "own", "trainer": {"command": ["python", "train.py"]}}
+HOSTILE = "</title><script>alert(1)</script><img src=x onerror=alert(1)>\u202ekcab\x1b[31m\"'&"
 STEPS = 400
 RETURNS = {200: (1.0, 2.0, 4.0, 9.0), 400: (10.0, 20.0, 30.0, 44.0)}
 METRICS = [{"step": step, "loss": 1 / step, "return": float(step)} for step in range(1, 40)]
@@ -215,4 +216,21 @@ def _write_program(directory, lock, parts):
         directory,
         contract.RESULT,
         contract.ProgramResult(outputs=digest, seconds=3.0),
+    )
+
+
+def hostile_bundle(folder):
+    """Pack a run in which every text that its signer chooses is an attack."""
+    metrics = [{"step": 1, HOSTILE: 1.0, "inf": 1e308}, {"step": 2, HOSTILE: -1e308, "nan": "nan"}]
+    lines = "".join(json.dumps(line) + "\n" for line in metrics)
+    return pack(
+        folder,
+        {"name": "hostile", "trainer": {"command": ["python", HOSTILE]}},
+        machine=MACHINE.model_copy(
+            update={"cpu": MACHINE.cpu.model_copy(update={"name": HOSTILE}), "kernel": HOSTILE}
+        ),
+        name="a<b>&'\".capsule.tar",
+        outputs={"metrics.jsonl": lines + "not json\n", HOSTILE.replace("/", "|"): "x"},
+        log=HOSTILE,
+        flags={"environment.PYTHONHASHSEED": HOSTILE},
     )

@@ -16,7 +16,7 @@ from selenium.webdriver.common.by import By
 
 from capsule.report.page import report_page
 from tests.report.conftest import different, make_report, read
-from tests.report.test_page import hostile_bundle
+from tests.report.runs import hostile_bundle
 
 HERE = Path(__file__).parent
 SCREENSHOTS = HERE.parents[1] / ".cache" / "screenshots"

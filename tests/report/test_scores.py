@@ -20,7 +20,7 @@ from capsule.report.scores import (
 )
 from tests.report import runs
 from tests.report.conftest import read
-from tests.report.test_page import Reader
+from tests.report.pages import Reader
 
 BREAKOUT, CARTPOLE = ScoredTask("atari", "breakout"), ScoredTask("gymnasium", "CartPole-v1")
 

@@ -1,29 +1,12 @@
-"""The terminal: the same story as the page, in thirty lines."""
-
-import io
+"""The main statements about a run, and the command that shows them."""
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from capsule.cli.main import app
-from capsule.machine.compare import FactComparison
 from capsule.report.story import tell
-from capsule.report.summary import show_subject
-from capsule.report.terminal import show_report
-from capsule.verification.verdict import (
-    Cause,
-    ComponentDifference,
-    Divergence,
-    Explanation,
-    Report,
-    TraceDifference,
-)
-from tests.report import runs
-from tests.report.conftest import different, make_report, read, write
-from tests.report.test_page import hostile_bundle
+from tests.report.conftest import make_report, read
 
-MAX_LINES = 30
 FORMS = {
     "html": "<!DOCTYPE html>",
     "ro-crate": '{\n  "@context"',
@@ -33,88 +16,85 @@ FORMS = {
 }
 
 
-def printed(show, subject):
-    stream = io.StringIO()
-    show(subject, Console(file=stream, width=120))
-    return stream.getvalue()
+def told(bundle, *reports, trusted=True):
+    return tell(read(bundle, *reports, trusted=trusted))
 
 
-@pytest.mark.parametrize("kind", ["dqn", "r2d2", "impala", "own"])
-def test_the_terminal_tells_the_story_of_the_page(bundles, saved, kind):
-    subject = read(bundles[kind], *saved(different(read(bundles[kind]))), trusted=False)
-    text = printed(show_subject, subject)
-    story = tell(subject)
-    assert story.headline in text
-    assert all(sentence in text for sentence in (*story.shown, *story.not_shown)[:4])
-    assert subject.claims.claim_id() in text
-    assert len(text.splitlines()) <= MAX_LINES
+def test_without_a_report_nothing_was_reproduced(bundles):
+    story = told(bundles["dqn"])
+    assert (story.tone, story.headline) == ("open", "Signed, not reproduced yet")
+    assert any("took place" in sentence for sentence in story.not_shown)
 
 
-def test_many_reports_and_evaluations_stay_within_thirty_lines(tmp_path):
-    returns = dict.fromkeys(range(1, 60), (1.0,) * 4)
-    bundle = runs.pack(tmp_path, evaluation=runs.evaluation(returns))
-    report = make_report(read(bundle))
-    reports = [write(tmp_path / f"{number}.json", report) for number in range(40)]
-    text = printed(show_subject, read(bundle, *reports))
-    assert len(text.splitlines()) <= MAX_LINES
-    assert "more on the page" in text
-    assert "step 1:" in text
-    assert "step 59:" in text
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("verdicts", "tone", "headline"),
+    [
+        (["reproduced-bitwise"], "open", "An unsigned report says: reproduced, bit for bit"),
+        (["reproduced-bitwise", "reproduced-prefix"], "open", "reproduced in part"),
+        (["reproduced-prefix"], "open", "reproduced in part"),
+        (["not-reproduced"], "bad", "An unsigned report says: not reproduced"),
+        (["reproduced-bitwise", "not-reproduced"], "bad", "Unsigned reports say: not always"),
+        (["intact"], "open", "Signed, not reproduced yet"),
+        (["environment-matches", "inconclusive"], "open", "Signed, not reproduced yet"),
+        (["untrusted"], "open", "Signed, not reproduced yet"),
+        (["reproduced-bitwise", "inconclusive"], "open", "An unsigned report says: reproduced"),
+    ],
+)
+def test_the_headline_follows_from_every_report(bundles, saved, verdicts, tone, headline):
+    subject = read(bundles["dqn"])
+    reports = saved(*(make_report(subject, verdict) for verdict in verdicts))
+    story = told(bundles["dqn"], *reports)
+    assert story.tone == tone
+    assert headline in story.headline
+    assert ("nsigned report" in story.headline) == (not headline.startswith("Signed"))
+    assert sum(".json, mode full" in sentence for sentence in story.shown) == len(verdicts)
 
 
-def test_a_verdict_stays_within_thirty_lines_whatever_differs():
-    rows = tuple(
-        FactComparison(field=f"gpu.{n}", recorded="x" * 900, here="y", effect=effect, reason="r")
-        for n in range(40)
-        for effect in ("none", "recorded-only", "gate", "may differ")
-    )
-    differences = tuple(
-        ComponentDifference(component=f"c{n}", claimed="a", found="b") for n in range(40)
-    )
-    report = Report(
-        bundle="b.tar", mode="full", verdict="not-reproduced", summary="s", claim_id="c",
-        integrity=True, authentic=True, signer="k", expected="e", environment=rows,
-        image_rebuilt=True, differences=differences, relaxations=("r",), reexecuted_steps=1,
-        error={"code": "CAP-X001", "message": "m", "fix": "f"},
-    )  # fmt: skip
-    text = printed(show_report, report)
-    assert len(text.splitlines()) <= MAX_LINES
-    assert "gate" in text
-    assert "recorded-only" not in text  # the least grave of so many
-    assert "40 facts of the machine are equal" in text
-    assert "and 38 more differences" in text
+def test_reports_are_said_to_be_unsigned(bundles, saved):
+    story = told(bundles["dqn"], *saved(make_report(read(bundles["dqn"]))))
+    assert any("they are not signed" in sentence for sentence in story.not_shown)
 
 
-def test_an_analysis_stays_within_thirty_lines_and_keeps_where_and_why(bundles):
-    report = different(read(bundles["dqn"])).model_copy(
-        update={
-            "divergence": Divergence(
-                a="a",
-                b="b",
-                equal=False,
-                first=TraceDifference(step=8, component="loss", claimed="1", found="2"),
-                causes=(Cause(name="arithmetic", certainty="likely", evidence=("e",) * 14),),
-                explanations=tuple(
-                    Explanation(what=f"w{n}", a="a", b="b", why="y") for n in range(40)
-                ),
-                differences=tuple(
-                    ComponentDifference(component=f"c{n}", claimed="a", found="b")
-                    for n in range(40)
-                ),
-            )
-        }
-    )
-    text = printed(show_report, report)
-    assert len(text.splitlines()) <= MAX_LINES
-    assert "step 8, loss" in text
-    assert "arithmetic (likely)" in text
-    assert "more lines in the report" in text
+def test_receipts_by_anybody_else_count_for_nothing(bundles, receipt):
+    path, _ = receipt("mallory")
+    story = tell(read(bundles["dqn"], path))
+    assert story.headline == "Signed, not reproduced yet"
+    assert any("What 1 of the receipts state" in sentence for sentence in story.not_shown)
 
 
-def test_text_from_a_stranger_cannot_steer_the_terminal(tmp_path):
-    text = printed(show_subject, read(hostile_bundle(tmp_path)))
-    assert "\x1b" not in text
-    assert "\u202e" not in text
+def test_the_authors_own_receipt_counts_for_nothing(bundles, receipt, tmp_path):
+    original = bundles["dqn"].parent
+    for name in ("alice", "alice.pub"):
+        (tmp_path / name).write_bytes((original / name).read_bytes())
+    (tmp_path / "alice").chmod(0o600)
+    path, _ = receipt("alice")
+    assert tell(read(bundles["dqn"], path)).headline == "Signed, not reproduced yet"
+
+
+def test_a_receipt_that_contradicts_is_not_outvoted(bundles, receipt):
+    (one, bob), (two, carol) = receipt("bob"), receipt("carol", "not-reproduced")
+    story = tell(read(bundles["dqn"], one, two, others=[bob, carol]))
+    assert (story.tone, story.headline) == ("bad", "Not always reproduced")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "mode", "headline"),
+    [
+        ("reproduced-statistical", "full", "Reproduced statistically"),
+        ("reproduced-segments", "segments:all", "Reproduced in part"),
+    ],
+)
+def test_weaker_grades_are_told_as_such(bundles, receipt, verdict, mode, headline):
+    path, bob = receipt("bob", verdict, mode=mode)
+    assert tell(read(bundles["dqn"], path, others=[bob])).headline == headline
+
+
+def test_a_signed_voice_is_told_without_the_remark(bundles, receipt, saved):
+    path, bob = receipt("bob")
+    (report,) = saved(make_report(read(bundles["dqn"])))
+    story = tell(read(bundles["dqn"], path, report, others=[bob]))
+    assert (story.tone, story.headline) == ("good", "Reproduced, bit for bit")
 
 
 # --- the command --------------------------------------------------------------------------------

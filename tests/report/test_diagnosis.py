@@ -1,4 +1,4 @@
-"""The ledger on a terminal."""
+"""The ledger and the findings of a diagnosis, on a terminal."""
 
 import io
 

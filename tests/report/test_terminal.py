@@ -1,57 +1,24 @@
-"""What people see: progress lines, verdicts, and text from strangers."""
+"""Verification reports on a terminal."""
 
 import io
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from capsule.bundle.trust import Signer
 from capsule.entropy.ledger import Ledger, LedgerRow, compare_ledgers
-from capsule.experiment.contract import Event
-from capsule.report.progress import PlainReporter, event_line, open_reporter
+from capsule.machine.compare import FactComparison
 from capsule.report.terminal import show_report
-from capsule.report.text import MAX_CHARACTERS, printable
-from capsule.verification.verdict import ComponentDifference, Report, TraceDifference
-
-
-def make_event(kind="progress", **facts):
-    return Event(time=0.0, kind=kind, step=500, total_steps=2000, **facts)
-
-
-def test_a_progress_line_says_step_speed_time_return_and_loss():
-    line = event_line(
-        make_event(steps_per_second=100.0, episode_return=1.5, loss=0.25, exploration=0.8)
-    )
-    assert line == (
-        "step 500/2,000  100 steps/s  15s left  return 1.50  loss 0.25  exploration 0.80"
-    )
-
-
-def test_plain_progress_is_thinned_but_nothing_else_is():
-    stream = io.StringIO()
-    reporter = PlainReporter(stream)
-    for kind in ("start", "progress", "progress", "checkpoint", "finish"):
-        reporter.event(make_event(kind))
-    kinds = [line.split()[0] for line in stream.getvalue().splitlines()]
-    assert kinds == ["start", "checkpoint", "finish"]
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["\x1b[31mred", "\u202eevil", "a\r\nb", "bell\a", "\u200bzero", "\x9b1m", "\ud800"],
+from capsule.verification.verdict import (
+    Cause,
+    ComponentDifference,
+    Divergence,
+    Explanation,
+    Report,
+    TraceDifference,
 )
-def test_text_from_strangers_cannot_steer_the_terminal(text):
-    assert "\N{REPLACEMENT CHARACTER}" in printable(text)
-    assert printable(text).isprintable()
+from tests.report.conftest import different, read
 
-
-@given(st.text())
-def test_printable_text_is_printable_and_bounded(text):
-    assert len(printable(text)) <= MAX_CHARACTERS + 1
-    assert printable(text).replace("\u3000", "").replace("\xa0", "") is not None
-    assert all(character.isprintable() or character.isspace() for character in printable(text))
+MAX_LINES = 30
 
 
 def shown(report):
@@ -157,14 +124,50 @@ def test_integrity_and_authenticity_are_told_apart():
     assert "NOT trusted: SHA256:abc" in text
 
 
-def test_a_live_line_does_not_take_text_of_a_stranger_for_markup(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
+def test_a_verdict_stays_within_thirty_lines_whatever_differs():
+    rows = tuple(
+        FactComparison(field=f"gpu.{n}", recorded="x" * 900, here="y", effect=effect, reason="r")
+        for n in range(40)
+        for effect in ("none", "recorded-only", "gate", "may differ")
+    )
+    differences = tuple(
+        ComponentDifference(component=f"c{n}", claimed="a", found="b") for n in range(40)
+    )
+    report = Report(
+        bundle="b.tar", mode="full", verdict="not-reproduced", summary="s", claim_id="c",
+        integrity=True, authentic=True, signer="k", expected="e", environment=rows,
+        image_rebuilt=True, differences=differences, relaxations=("r",), reexecuted_steps=1,
+        error={"code": "CAP-X001", "message": "m", "fix": "f"},
+    )  # fmt: skip
+    text = shown(report)
+    assert len(text.splitlines()) <= MAX_LINES
+    assert "gate" in text
+    assert "recorded-only" not in text  # the least grave of so many
+    assert "40 facts of the machine are equal" in text
+    assert "and 38 more differences" in text
 
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stderr", terminal)
-    with open_reporter(quiet=False) as reporter:
-        reporter.event(make_event(message="[/] [link=file:///]click[/link] \x1b]8;;x\a"))
-    assert "[link=file:///]click[/link]" in terminal.getvalue()
-    assert "\x1b]8" not in terminal.getvalue()  # neither its own hyperlink nor one by markup
+
+def test_an_analysis_stays_within_thirty_lines_and_keeps_where_and_why(bundles):
+    report = different(read(bundles["dqn"])).model_copy(
+        update={
+            "divergence": Divergence(
+                a="a",
+                b="b",
+                equal=False,
+                first=TraceDifference(step=8, component="loss", claimed="1", found="2"),
+                causes=(Cause(name="arithmetic", certainty="likely", evidence=("e",) * 14),),
+                explanations=tuple(
+                    Explanation(what=f"w{n}", a="a", b="b", why="y") for n in range(40)
+                ),
+                differences=tuple(
+                    ComponentDifference(component=f"c{n}", claimed="a", found="b")
+                    for n in range(40)
+                ),
+            )
+        }
+    )
+    text = shown(report)
+    assert len(text.splitlines()) <= MAX_LINES
+    assert "step 8, loss" in text
+    assert "arithmetic (likely)" in text
+    assert "more lines in the report" in text
