@@ -96,6 +96,10 @@ PROGRAM = {
 }
 
 
+SYSTEM_CLOCK = {"entropy": {"clock": "system"}}
+PRINTED = "import time\nprint(time.time())\n"
+
+
 def locked(spec, project):
     """Return a lock of a spec with its source tree, and without an image."""
     tree = LockedProject.model_construct(files=tree_facts(project))

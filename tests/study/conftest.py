@@ -1,12 +1,15 @@
 """For all tests of studies."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
 from capsule.study.directory import MEMBERS, StudyDirectory
+from tests.study.corpus import CORPUS, results_of
+from tests.study.corpus import MEMBERS as CORPUS_MEMBERS
 from tests.study.small_studies import Resolutions, locked, write
 
 
@@ -43,3 +46,19 @@ def planned(monkeypatch, tmp_path, directory):
 
     plan()
     return plan
+
+
+@pytest.fixture(scope="session")
+def results():
+    """The results of the study of the corpus."""
+    return results_of("study")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with the bundles of all members of this study, each in a folder of its own."""
+    for name in CORPUS_MEMBERS:
+        (tmp_path / name).mkdir()
+        source = CORPUS / "study.members" / f"{name}.capsule.tar"
+        shutil.copyfile(source, tmp_path / name / "x.capsule.tar")
+    return tmp_path

@@ -4,64 +4,18 @@ import itertools
 import math
 import random
 import shutil
-from pathlib import Path
 
 import pytest
 
-from capsule.bundle.keys import load_public
-from capsule.bundle.trust import TrustPolicy
 from capsule.host.errors import CapsuleError
-from capsule.image.cache import Cache
-from capsule.report.progress import open_reporter
 from capsule.study import member_bundles
 from capsule.study.member_bundles import (
-    MemberVerifier,
     choose_segments,
     count_segments,
     find_bundles,
 )
-from capsule.study.study_bundle import open_study
-from capsule.study.verification import check_study
+from tests.study.corpus import CORPUS, MEMBERS, refused, results_of
 from tests.study.studies import make_results
-
-CORPUS = Path(__file__).parents[1] / "corpus"
-KEY = CORPUS / "author.pub"
-MEMBERS = ["deterministic.1", "deterministic.2", "exploration.1", "exploration.2"]
-
-
-def results_of(name):
-    with open_study(CORPUS / f"{name}.capsule-study.tar", TrustPolicy.of([])) as (_, study):
-        return study.results
-
-
-@pytest.fixture(scope="module")
-def results():
-    return results_of("study")
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """A folder with the bundles of all members, each in a folder of its own."""
-    for name in MEMBERS:
-        (tmp_path / name).mkdir()
-        source = CORPUS / "study.members" / f"{name}.capsule.tar"
-        shutil.copyfile(source, tmp_path / name / "x.capsule.tar")
-    return tmp_path
-
-
-def check(results, folder, key=KEY, **options):
-    trust = TrustPolicy.of([load_public(key)])
-    with open_reporter(quiet=True) as reporter:
-        verifier = MemberVerifier(trust, False, "process", Cache(), reporter)
-        chosen = {"sample": None, "challenge": None, **options}
-        return check_study(results, folder, verifier=verifier, **chosen)
-
-
-def refused(code, function, *arguments):
-    with pytest.raises(CapsuleError) as caught:
-        function(*arguments)
-    assert caught.value.code == code
-    return f"{caught.value.message} {caught.value.fix}"
 
 
 def test_each_member_has_its_own_file(results, folder):
@@ -73,9 +27,6 @@ def test_each_member_has_its_own_file(results, folder):
 def test_some_members_may_be_missing(results, folder):
     shutil.rmtree(folder / "deterministic.1")
     assert list(find_bundles(results, folder)) == MEMBERS[1:]
-    checked = check(results, folder)
-    assert [member.agreement for member in checked.bundles] == ["intact"] * 3
-    assert checked.exit_code == 0
 
 
 def test_a_member_that_was_run_again_has_another_file_with_the_same_claims(results, folder):
@@ -123,26 +74,6 @@ def test_an_edited_bundle_is_refused(results, folder):
     with pytest.raises(CapsuleError) as caught:
         find_bundles(results, folder)
     assert caught.value.exit_code == 3
-
-
-def test_a_bundle_of_another_signer_is_untrusted(results, folder):
-    checked = check(results, folder, CORPUS / "verifier.pub")
-    assert {member.agreement for member in checked.bundles} == {"untrusted"}
-    assert checked.exit_code == 3
-
-
-def test_programs_cannot_be_challenged():
-    results = results_of("study-program")
-    said = refused("CAP-V062", check_challenge, results, CORPUS / "study-program.members")
-    assert "it runs a program" in said
-
-
-def check_challenge(results, folder):
-    return check(results, folder, challenge=1)
-
-
-def test_a_challenge_needs_bundles(results):
-    assert "--members" in refused("CAP-Y033", check_challenge, results, None)
 
 
 def test_segments_of_all_members_are_counted(results, folder):
