@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ruamel.yaml import YAML
 
-from capsule.diagnosis.apply import apply_patch, patch_of, patched
+from capsule.diagnosis.apply import apply_patch, patch_of, patched, set_fields
 from capsule.diagnosis.findings import CATALOGUE, finding
 from capsule.diagnosis.settings import described
 from capsule.experiment.errors import CapsuleError
@@ -123,3 +124,93 @@ def test_a_spec_that_is_not_there_is_named(tmp_path):
     with pytest.raises(CapsuleError) as caught:
         apply_patch(tmp_path / "none.yaml", {})
     assert caught.value.code == "CAP-S001"
+
+
+# --- fields of a document -----------------------------------------------------------------------
+
+
+def test_fields_are_set_in_sections_that_are_made_if_they_are_missing():
+    document = {"name": "mine", "seeds": {"root": 1, "streams": {"minibatch": 5}}}
+    set_fields(document, {"seeds.root": 2, "entropy.mode": "virtual", "a.b.c": True, "name": "x"})
+    assert document == {
+        "name": "x",
+        "seeds": {"root": 2, "streams": {"minibatch": 5}},
+        "entropy": {"mode": "virtual"},
+        "a": {"b": {"c": True}},
+    }
+    assert list(document) == ["name", "seeds", "entropy", "a"]
+
+
+FIELDS = st.sampled_from(["name", "seeds.root", "entropy.mode", "entropy.clock", "a.b.c"])
+VALUES = st.one_of(st.booleans(), st.integers(), st.sampled_from(["off", "null", "1", "a: b", "#"]))
+
+
+@settings(max_examples=20)
+@given(st.dictionaries(FIELDS, VALUES, max_size=3))
+def test_a_patched_document_is_the_document_with_these_fields(patch):
+    """A reader that keeps nothing but the values finds them."""
+    text = 'name: mine\nentropy: {mode: system}  # why\nwords: ["off", null, 1.50]\n'
+    expected = {"name": "mine", "entropy": {"mode": "system"}, "words": ["off", None, 1.5]}
+    for field, value in patch.items():
+        *sections, key = field.split(".")
+        place = expected
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[key] = value
+    assert YAML(typ="safe").load(patched(text, patch)) == expected
+
+
+def test_null_quotes_long_lines_and_the_indentation_of_lists_survive():
+    text = (
+        "threads: null\n"
+        "'name': \"a # b\"\n"
+        "packages:\n"
+        "    - one\n"
+        f"command: {' '.join(['word'] * 200)}\n"
+    )  # fmt: skip
+    assert patched(text, {"entropy.mode": "virtual"}) == f"{text}entropy:\n  mode: virtual\n"
+
+
+def test_the_fields_of_a_patch_are_in_order_and_the_last_finding_counts():
+    first = finding("CAP-D105", "").model_copy(update={"patch": {"b": 1, "a": 1}})
+    second = finding("CAP-D105", "").model_copy(update={"patch": {"b": 2}})
+    assert list(patch_of([first, second]).items()) == [("a", 1), ("b", 2)]
+    assert patch_of([]) == {}
+
+
+# --- files that cannot be changed ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("name: [\n", "CAP-S002"),
+        (SPEC + "no_such_section: 1\n", "CAP-S003"),
+        (SPEC + "evaluation: {starts: 1, start_set: missing.json}\n", "CAP-S010"),
+    ],
+    ids=["no YAML", "an unknown section", "a missing start set"],
+)
+def test_a_file_that_is_no_valid_spec_is_refused_and_stays_as_it_was(tmp_path, text, code):
+    path = tmp_path / "spec.yaml"
+    path.write_text(text)
+    with pytest.raises(CapsuleError) as caught:
+        apply_patch(path, {"entropy.mode": "virtual"})
+    assert caught.value.code == code
+    assert path.read_text() == text
+
+
+def test_a_file_that_cannot_be_written_is_named_with_the_reason_and_a_remedy(tmp_path, monkeypatch):
+    path = tmp_path / "spec.yaml"
+    path.write_text(SPEC)
+    monkeypatch.setattr("capsule.diagnosis.apply.write_atomic", refuse)
+    with pytest.raises(CapsuleError) as caught:
+        apply_patch(path, {"entropy.mode": "virtual"})
+    assert caught.value.code == "CAP-D004"
+    assert caught.value.message == f"cannot write spec {path}: Permission denied"
+    assert caught.value.fix == "Make it writable, or set the fields by hand."
+
+
+def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path):
+    with pytest.raises(CapsuleError) as caught:
+        apply_patch(tmp_path, {})
+    assert caught.value.message == f"cannot read spec {tmp_path}: Is a directory"
