@@ -1,8 +1,15 @@
 """Checklists for submissions."""
 
 import re
+import shlex
+from dataclasses import replace
 
+import pytest
+
+from capsule.bundle.claims import ImageClaim
+from capsule.experiment.lock import LockedProject
 from capsule.report.checklists import artifact_appendix, neurips
+from capsule.report.subject import NetworkReturns
 from tests.report.conftest import make_report, read
 
 
@@ -26,3 +33,141 @@ def test_nothing_is_said_to_be_reproduced_that_was_not(bundles, saved):
     reports = saved(make_report(read(bundles["dqn"])))
     after = artifact_appendix(read(bundles["dqn"], *reports))
     assert "An unsigned report says: reproduced, bit for bit" in after
+
+
+def answers(document):
+    """Return the answer and the justification of each question by its title."""
+    parts = re.split(r"^## \d+\. ", document, flags=re.MULTILINE)[1:]
+    found = {}
+    for part in parts:
+        title, _, answer, justification = part.strip().split("\n\n")
+        found[title] = answer.removeprefix("Answer: "), justification
+    return found
+
+
+# neurips.cc/public/guides/PaperChecklist asks these, in this order.
+TITLES = [
+    "Claims",
+    "Limitations",
+    "Theory",
+    "Reproducibility of results",
+    "Open access to data and code",
+    "Experimental setting",
+    "Statistical significance",
+    "Compute resources",
+    "Code of ethics",
+    "Broader impacts",
+    "Safeguards",
+    "Licences of existing assets",
+    "New assets",
+    "Crowdsourcing",
+    "Review boards",
+    "Use of language models",
+]
+
+
+@pytest.mark.parametrize("kind", ["dqn", "own"])
+def test_every_question_has_an_answer_or_the_three_that_are_allowed(bundles, kind):
+    found = answers(neurips(read(bundles[kind])))
+    assert list(found) == TITLES
+    for answer, justification in found.values():
+        assert answer in ("[Yes] for this run", "**TODO**: [Yes], [No] or [NA]")
+        assert justification.startswith("Justification: ")
+
+
+def test_results_are_cited_from_the_file_that_has_them(bundles):
+    _, statistics = answers(neurips(read(bundles["dqn"])))["Statistical significance"]
+    assert "Of this run: at step 400, mean return 26 over 4 starts" in statistics
+    assert "(`run/evaluation.json`)" in statistics
+    own = read(bundles["own"])
+    _, statistics = answers(neurips(own))["Statistical significance"]
+    assert "Of this run" not in statistics
+    scored = replace(own, evaluation=(NetworkReturns(1, (3.0, 5.0)),))
+    _, statistics = answers(neurips(scored))["Statistical significance"]
+    assert "mean return 4 over 2 starts" in statistics
+    assert "run/evaluation.json" not in statistics  # a program has another file
+
+
+def test_the_code_is_that_of_capsule_or_the_source_tree_of_the_program(bundles):
+    subject = read(bundles["own"])
+    assert "Capsule's own" in answers(neurips(subject))["Open access to data and code"][1]
+    tree = LockedProject(sha256="0" * 64, size=0, files={}, git=None)
+    lock = subject.lock.model_copy(update={"project": tree})
+    _, access = answers(neurips(replace(subject, lock=lock)))["Open access to data and code"]
+    assert "`image/layer-project.tar.zst`" in access
+
+
+def test_kinds_of_licences_are_counted(bundles):
+    subject = read(bundles["dqn"])
+    inventory = replace(subject.inventory, licences={"MIT": 3, "GPL-2.0": 1, "not asserted": 2})
+    found = answers(neurips(replace(subject, inventory=inventory)))
+    assert "3 kinds of licence" in found["Licences of existing assets"][1]
+
+
+# --- artifact evaluation ------------------------------------------------------------------------
+
+
+def sections(document):
+    _, *parts = re.split(r"^## (.*)\n\n", document, flags=re.MULTILINE)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def test_the_appendix_has_the_sections_of_the_template(bundles):
+    """The template of cTuning, whose headings ACM conferences use."""
+    assert [name.split(" (")[0] for name in sections(artifact_appendix(read(bundles["dqn"])))] == [
+        "Abstract",
+        "Artifact check-list",
+        "Description",
+        "Installation",
+        "Experiment workflow",
+        "Evaluation and expected results",
+        "Experiment customization",
+        "Badges",
+        "Notes",
+    ]
+
+
+def test_every_badge_of_the_policy_is_judged_and_none_is_claimed(bundles):
+    found = sections(artifact_appendix(read(bundles["dqn"])))
+    badges = found["Badges (ACM Artifact Review and Badging 1.1)"].strip().splitlines()
+    assert [line.removeprefix("- ").split(": ")[0] for line in badges] == [
+        "Artifacts Available",
+        "Artifacts Evaluated, functional",
+        "Artifacts Evaluated, reusable",
+        "Results Validated, reproduced",
+        "Results Validated, replicated",
+    ]
+    assert all("**TODO**" in line for line in badges)
+
+
+def meta(subject):
+    table = sections(artifact_appendix(subject))["Artifact check-list (meta-information)"]
+    rows = (line.strip("| ").split(" | ") for line in table.strip().splitlines()[2:])
+    return dict(rows)
+
+
+def test_the_check_list_has_the_facts_of_the_run(bundles):
+    dqn, own = meta(read(bundles["dqn"])), meta(read(bundles["own"]))
+    assert dqn.keys() == own.keys()
+    assert dqn["Algorithm"] == "400 agent steps of DQN on gymnasium/CartPole-v1"
+    assert dqn["Program"] == "Capsule, in the image"
+    assert own["Program"] == "own program, in the image"
+    assert dqn["Binary"] == "container image none; plain process"
+    assert dqn["Time to complete"] == "1 min 20 s"
+    assert (dqn["Metrics"], own["Metrics"]) == ("returns", "**TODO**: which of the outputs.")
+
+
+def test_an_image_is_named_by_its_digest(bundles):
+    subject = read(bundles["dqn"])
+    image = ImageClaim(config=f"sha256:{'a' * 64}", layers=())
+    claims = subject.claims.model_copy(update={"image": image})
+    assert meta(replace(subject, claims=claims))["Binary"] == (
+        f"container image `sha256:{'a' * 64}`"
+    )
+
+
+@pytest.mark.parametrize("name", ["run.capsule.tar", "my run.capsule.tar", "a;b'$(x).capsule.tar"])
+def test_the_command_to_verify_names_the_file_for_a_shell(bundles, name):
+    document = artifact_appendix(replace(read(bundles["dqn"]), bundle=name))
+    (command,) = re.findall(r"^    (capsule verify .*)$", document, flags=re.MULTILINE)
+    assert shlex.split(command) == ["capsule", "verify", name, "--key", "SIGNER.pub"]

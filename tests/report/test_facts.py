@@ -1,12 +1,34 @@
 """Sentences about a run that several documents need."""
 
+import re
+import statistics
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.evaluation import StartSet
-from capsule.report.facts import starts
-from tests.report.conftest import read
+from capsule.experiment.lock import LockedWheel
+from capsule.experiment.spec import CudaAccelerator
+from capsule.report.facts import (
+    claimed_results,
+    duration,
+    hardware_needed,
+    is_program,
+    last_returns,
+    machine,
+    made,
+    reproduced,
+    requested,
+    results,
+    size,
+    starts,
+    what,
+)
+from capsule.report.subject import NetworkReturns
+from tests.report.conftest import make_report, read
 
 
 @pytest.mark.parametrize(
@@ -26,3 +48,184 @@ def test_starts_are_told_with_what_made_them(bundles, evaluation, made):
     lock = subject.lock.model_copy(update={"spec": spec.model_copy(update={"evaluation": changed})})
     told = starts(replace(subject, lock=lock))
     assert f"start sequences {made}, SHA-256 " in told
+
+
+# --- the subject, changed -----------------------------------------------------------------------
+
+
+def observed(subject, **facts):
+    return replace(subject, observations=subject.observations.model_copy(update=facts))
+
+
+def specified(subject, **facts):
+    spec = subject.lock.spec.model_copy(update=facts)
+    return replace(subject, lock=subject.lock.model_copy(update={"spec": spec}))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (0.4, "0 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 0 s"),
+        (80.0, "1 min 20 s"),
+        (3600.0 * 20, "1,200 min 0 s"),
+    ],
+)
+def test_the_duration_is_in_minutes_and_whole_seconds(bundles, seconds, expected):
+    assert duration(observed(read(bundles["dqn"]), training_seconds=seconds)) == expected
+
+
+def test_a_program_is_told_from_a_trainer(bundles):
+    kinds = {kind: is_program(read(bundle)) for kind, bundle in bundles.items()}
+    assert kinds == {"dqn": False, "r2d2": False, "impala": False, "own": True}
+
+
+def test_the_run_is_described_by_steps_algorithm_and_task_or_by_its_command(bundles):
+    assert what(read(bundles["dqn"])) == "400 agent steps of DQN on gymnasium/CartPole-v1"
+    assert what(read(bundles["own"])) == r"the program \`python train.py\`"
+
+
+def test_the_machine_is_named_and_its_name_is_text(bundles):
+    subject = read(bundles["dqn"])
+    assert machine(subject) == "Intel(R) Xeon(R), NVIDIA H200, 16 GiB, debian 12"
+    fingerprint = subject.observations.fingerprint
+    cpu = fingerprint.cpu.model_copy(update={"name": "[evil](x)"})
+    named = fingerprint.model_copy(update={"cpu": cpu})
+    assert machine(observed(subject, fingerprint=named)).startswith(r"\[evil\](x), ")
+
+
+def test_the_hardware_that_is_needed_is_that_of_the_spec(bundles):
+    subject = read(bundles["dqn"])
+    limits = subject.lock.spec.limits.model_copy(update={"memory_mb": 4096})
+    assert hardware_needed(specified(subject, limits=limits)) == (
+        "x86-64, 4,096 MiB of memory; numerics `portable-v3`"
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name"), [(None, "an NVIDIA GPU"), ("NVIDIA H200", "NVIDIA H200"), ("a|b", r"a\|b")]
+)
+def test_a_gpu_is_needed_with_its_driver(bundles, gpu, name):
+    cuda = CudaAccelerator(kind="cuda", cuda="13.0", cudnn="9.10", driver="580.65", gpu=gpu)
+    needed = hardware_needed(specified(read(bundles["dqn"]), accelerator=cuda))
+    assert f" of memory, {name}, driver 580.65; numerics `portable-v3`" in needed
+
+
+def test_the_size_is_that_of_all_files(bundles):
+    subject = read(bundles["dqn"])
+    (file, *_) = subject.files
+    files = tuple(file.model_copy(update={"size": size}) for size in (3 << 29, 1 << 19))
+    assert size(replace(subject, files=files)) == "1,536.5 MiB"
+
+
+def test_a_program_has_no_starts(bundles):
+    assert starts(read(bundles["own"])) is None
+
+
+# --- results ------------------------------------------------------------------------------------
+
+
+def test_the_last_evaluation_is_described():
+    points = (NetworkReturns(10, (100.0,)), NetworkReturns(1_000_000, (-1.5, 4.0, 2.0)))
+    assert last_returns(points) == (
+        "at step 1,000,000, mean return 1.5 over 3 starts (lowest -1.5, highest 4)"
+    )
+
+
+@pytest.mark.parametrize("points", [(), (NetworkReturns(10, (1.0,)), NetworkReturns(20, ()))])
+def test_without_returns_there_is_nothing_to_describe(points):
+    assert last_returns(points) is None
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20), st.integers(0, 10**9))
+def test_described_returns_are_those_of_the_evaluation(values, step):
+    described = last_returns((NetworkReturns(step, tuple(values)),))
+    numbers = re.findall(r"-?[\d,.]+(?:e[+-]\d+)?", described.replace(", ", "; "))
+    found = [float(number.replace(",", "")) for number in numbers]
+    expected = [step, statistics.fmean(values), len(values), min(values), max(values)]
+    assert found == pytest.approx(expected, rel=1e-5, abs=1e-9)
+
+
+def test_results_are_returns_or_the_files_of_a_program(bundles):
+    dqn, own = read(bundles["dqn"]), read(bundles["own"])
+    returns = "at step 400, mean return 26 over 4 starts (lowest 10, highest 44)"
+    assert results(dqn) == claimed_results(dqn.claims) == returns
+    assert results(replace(dqn, evaluation=())) == "no evaluation"
+    claimed = "2 files, 5 bytes of standard output"
+    assert claimed_results(own.claims) == claimed
+    assert results(own) == f"{claimed}; each file is claimed by its SHA-256"
+    scored = replace(own, evaluation=(NetworkReturns(1, (3.0, 5.0)),))
+    assert results(scored) == "at step 1, mean return 4 over 2 starts (lowest 3, highest 5)"
+
+
+def test_a_program_that_left_nothing_is_not_said_to_claim_files(bundles):
+    own = read(bundles["own"])
+    nothing = own.claims.model_copy(update={"outputs": {}, "standard_output": None})
+    assert results(replace(own, claims=nothing)).startswith("NOTHING: ")
+    assert "SHA-256" not in results(replace(own, claims=nothing))
+
+
+def test_training_without_an_evaluation_claims_none(bundles):
+    claims = read(bundles["dqn"]).claims
+    empty = claims.evaluation.model_copy(update={"points": ()})
+    assert claimed_results(claims.model_copy(update={"evaluation": empty})) == "no evaluation"
+
+
+def test_a_claimed_return_that_is_not_a_number_is_refused(bundles):
+    claims = read(bundles["dqn"]).claims
+    points = (claims.evaluation.points[0].model_copy(update={"returns": ("one",)}),)
+    bad = claims.evaluation.model_copy(update={"points": points})
+    with pytest.raises(CapsuleError) as caught:
+        claimed_results(claims.model_copy(update={"evaluation": bad}))
+    assert (caught.value.code, caught.value.exit_code) == ("CAP-P103", ExitCode.TAMPERED)
+
+
+# --- files and re-executions --------------------------------------------------------------------
+
+
+def with_roles(subject, *roles):
+    (file, *_) = subject.files
+    files = tuple(
+        file.model_copy(update={"path": f"f{number}", "role": role})
+        for number, role in enumerate(roles)
+    )
+    return replace(subject, files=files)
+
+
+@pytest.mark.parametrize(
+    ("roles", "expected"),
+    [
+        (["claims", "checkpoint", "output", "trace"], ["f1", "f2"]),
+        (["output"] * 5, ["f0", "f1", "f2", "f3", "f4"]),
+        (["output"] * 6, ["f0", "f1", "f2", "f3", "f4", "manifest.json"]),
+        (["claims"], ["manifest.json"]),
+    ],
+)
+def test_few_files_are_named_and_the_manifest_lists_many_or_none(bundles, roles, expected):
+    assert made(with_roles(read(bundles["dqn"]), *roles)) == expected
+
+
+def test_what_is_known_of_re_executions_is_the_story(bundles, saved):
+    (report,) = saved(make_report(read(bundles["dqn"])))
+    assert reproduced(read(bundles["dqn"])).startswith("Signed, not reproduced yet. The bundle is")
+    known = reproduced(read(bundles["dqn"], report))
+    assert known.startswith("An unsigned report says: reproduced, bit for bit. According to")
+
+
+def test_packages_are_listed_by_name_with_their_versions(bundles):
+    subject = read(bundles["dqn"])
+    wheels = tuple(
+        LockedWheel(
+            name=name,
+            version=version,
+            filename=f"{name}-{version}-py3-none-any.whl",
+            sha256="0" * 64,
+            requested=f"{name}=={version}",
+        )
+        for name, version in (("torch", "2.13.0+cu130"), ("numpy", "2.4.6"))
+    )
+    image = subject.lock.image.model_copy(update={"wheels": wheels})
+    lock = subject.lock.model_copy(update={"image": image})
+    assert requested(replace(subject, lock=lock)) == "numpy 2.4.6, torch 2.13.0+cu130"
+    assert requested(subject) == ""

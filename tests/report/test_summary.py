@@ -1,11 +1,15 @@
 """The story of a run on a terminal."""
 
 import io
+import statistics
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from capsule.bundle.claims import ImageClaim
 from capsule.report.story import tell
+from capsule.report.subject import NetworkReturns
 from capsule.report.summary import show_subject
 from tests.report import runs
 from tests.report.conftest import different, make_report, read, write
@@ -47,3 +51,78 @@ def test_text_from_a_stranger_cannot_steer_the_terminal(tmp_path):
     text = printed(read(hostile_bundle(tmp_path)))
     assert "\x1b" not in text
     assert "\u202e" not in text
+
+
+# --- lines --------------------------------------------------------------------------------------
+
+
+def labelled(subject, label):
+    """Return the lines of a label: the one with it, and those below it without any."""
+    lines = printed(subject).splitlines()
+    (start,) = (n for n, line in enumerate(lines) if line[:17].strip() == label)
+    end = start + 1
+    while end < len(lines) and lines[end].startswith(" "):
+        end += 1
+    return [line[17:] for line in lines[start:end]]
+
+
+def test_evaluations_have_mean_and_range(bundles):
+    assert labelled(read(bundles["dqn"]), "evaluation") == [
+        "step 200: mean return 4 of 4 starts, 1 to 9",
+        "step 400: mean return 26 of 4 starts, 10 to 44",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("steps", "shown"),
+    [([1, 2, 3], [1, 2, 3]), ([1, 2, 3, 4, 5], [1, 4, 5]), ([1_000_000], [1_000_000])],
+)
+def test_the_first_and_the_last_evaluations_are_shown(bundles, steps, shown):
+    points = tuple(NetworkReturns(step, (1.0,)) for step in steps)
+    lines = labelled(replace(read(bundles["dqn"]), evaluation=points), "evaluation")
+    assert [line.split(":")[0] for line in lines] == [f"step {step:,}" for step in shown]
+
+
+def test_evaluations_without_returns_are_left_out(bundles):
+    points = (NetworkReturns(1, ()), NetworkReturns(2, (3.0, 5.0)))
+    lines = labelled(replace(read(bundles["own"]), evaluation=points), "evaluation")
+    assert lines == ["step 2: mean return 4 of 2 starts, 3 to 5"]
+
+
+def test_scores_are_those_of_the_final_and_of_the_best_network(tmp_path):
+    returns = {200: (10.0, 20.0, 30.0, 40.0), 400: (1.0,) * 4}
+    lines = labelled(read(runs.pack(tmp_path, evaluation=runs.evaluation(returns))), "scores")
+    final, best = lines
+    assert final.startswith("final network, step 400: 1, standard deviation 0 ")
+    deviation = f"{statistics.stdev(returns[200]):.6g}"
+    assert best.startswith(f"best network, step 200: 25, standard deviation {deviation} ")
+
+
+def test_several_games_have_their_scores_on_the_page_only(bundles):
+    text = printed(read(bundles["impala"]))
+    assert "\nevaluation " in text
+    assert "\nscores " not in text
+
+
+def test_a_program_without_evaluations_has_neither_scores_nor_parameters(bundles):
+    labels = {line[:17].strip() for line in printed(read(bundles["own"])).splitlines()}
+    assert {"claim id", "lock", "files", "verify with"} <= labels
+    assert not {"evaluation", "scores", "parameters", "image"} & labels
+
+
+def test_digests_are_those_of_the_claims_and_files_are_counted(bundles):
+    subject = read(bundles["dqn"])
+    claims = subject.claims.model_copy(
+        update={"image": ImageClaim(config=f"sha256:{'c' * 64}", layers=())}
+    )
+    subject = replace(subject, claims=claims)
+    assert labelled(subject, "lock") == [claims.lock]
+    assert labelled(subject, "image") == [f"sha256:{'c' * 64}"]
+    assert labelled(subject, "parameters") == [claims.parameters]
+    bytes_of_all = sum(file.size for file in subject.files)
+    assert labelled(subject, "files") == [f"{len(subject.files)}, {bytes_of_all:,} bytes"]
+
+
+def test_a_report_that_contradicts_is_the_headline(bundles, saved):
+    subject = read(bundles["dqn"], *saved(different(read(bundles["dqn"]))))
+    assert printed(subject).startswith("An unsigned report says: not reproduced  According to")

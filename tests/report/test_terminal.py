@@ -1,18 +1,27 @@
 """Verification reports on a terminal."""
 
 import io
+from typing import get_args
 
+import pytest
 from rich.console import Console
 
 from capsule.bundle.trust import Signer
 from capsule.entropy.ledger import Ledger, LedgerRow, compare_ledgers
 from capsule.machine.compare import FactComparison
-from capsule.report.terminal import show_report
+from capsule.report.terminal import place_of, show_report
+from capsule.verification.content.parts import Comparison, Part
 from capsule.verification.verdict import (
     Cause,
+    Challenge,
     ComponentDifference,
     Divergence,
     Explanation,
+    FreshSeed,
+    Grade,
+    OutputComparison,
+    OutputDifference,
+    ReexecutedSegment,
     Report,
     TraceDifference,
 )
@@ -171,3 +180,256 @@ def test_an_analysis_stays_within_thirty_lines_and_keeps_where_and_why(bundles):
     assert "step 8, loss" in text
     assert "arithmetic (likely)" in text
     assert "more lines in the report" in text
+
+
+# --- one fact, one line -------------------------------------------------------------------------
+
+FACTS = {
+    "expected": ({"expected": "bitwise"}, "expected         bitwise"),
+    "claim id": ({"claim_id": "ab12"}, "claim id         ab12"),
+    "not intact": ({"integrity": False}, "integrity        NOT intact"),
+    "own code": ({"own_code": True}, "training code    Capsule's"),
+    "other code": ({"own_code": False}, "training code    NOT Capsule's"),
+    "not checked": ({"unchecked": ("a", "b")}, "not checked      a, b"),
+    "many not checked": (
+        {"unchecked": ("a", "b", "c", "d", "e")},
+        "not checked      a, b, c and 2 more",
+    ),
+    "claims": ({"claimed": "2 files"}, "claims           2 files"),
+    "relaxations": ({"relaxations": ("x=1", "y")}, "relaxations      x=1, y"),
+    "steps": ({"reexecuted_steps": 12_000}, "re-executed      12,000 steps"),
+    "no image": ({"image_rebuilt": False}, "image            none"),
+    "rebuilt": (
+        {"image_rebuilt": True, "image_source": "rebuilt"},
+        "image            rebuilt from the lock, with the same identity",
+    ),
+    "embedded": (
+        {"image_rebuilt": False, "image_source": "embedded"},
+        "image            the signer's, from the bundle; NOT rebuilt from the lock",
+    ),
+    "registry": (
+        {"image_source": "registry"},
+        "image            the claimed one, from a registry; NOT rebuilt from the lock",
+    ),
+    "supplied base": (
+        {"image_rebuilt": True, "image_source": "supplied-base"},
+        "image            rebuilt from the lock except for the base layer, which is the SIGNER'S",
+    ),
+    "packages": (
+        {"besides": ("numpy 2", "torch 2")},
+        "packages         added to Capsule's recipe: numpy 2, torch 2",
+    ),
+    "startup": (
+        {"besides": (), "startup": ("a.pth",)},
+        "packages         executed at every start of Python: a.pth",
+    ),
+}
+
+
+@pytest.mark.parametrize(("facts", "line"), FACTS.values(), ids=FACTS)
+def test_a_fact_has_a_line_and_an_unknown_one_has_none(facts, line):
+    lines = shown(verified(**facts)).splitlines()
+    assert line in lines
+    assert len(lines) == 1 + 1 + 2  # the bundle, the fact, a blank line, the verdict
+
+
+def test_many_packages_are_counted():
+    packages = tuple(f"p{number} 1" for number in range(15))
+    text = shown(verified(besides=packages)).replace("\n", " ")
+    assert "p11 1 and 3 more, which the report lists" in text
+    assert "p12" not in text
+
+
+def test_a_key_that_signed_twice_is_named_once():
+    signers = tuple(Signer(kind=kind, key="SHA256:abc") for kind in ("dsse", "sshsig"))
+    text = shown(verified(authentic=True, signer="SHA256:abc", signers=signers))
+    assert "authenticity     signed by a trusted key: SHA256:abc\n" in text
+
+
+# --- the verdict --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verdict", get_args(Grade))
+def test_every_verdict_ends_the_report_with_its_summary(verdict):
+    report = verified().model_copy(update={"verdict": verdict, "summary": "a [bold]reason"})
+    assert shown(report).splitlines()[-2:] == ["", f"{verdict}  a [bold]reason"]
+
+
+def test_an_error_is_shown_with_its_code_and_its_remedy_below_the_verdict():
+    error = {"code": "CAP-V009", "message": "m", "fix": "Use --engine docker."}
+    lines = shown(verified(error=error)).splitlines()
+    assert lines[-2:] == [
+        "reproduced-bitwise  CAP-V009: the re-execution reproduced every claim",
+        "fix: Use --engine docker.",
+    ]
+
+
+def test_an_untrusted_text_is_neither_markup_nor_steers_the_terminal():
+    evil = "[link=x]\x1b[31m\u202e"
+    error = {"code": "CAP-V009", "message": evil, "fix": evil}
+    text = shown(
+        verified(expected=evil, unchecked=(evil,), error=error).model_copy(update={"summary": evil})
+    )
+    assert text.count("[link=x]") == 4
+    assert not {"\x1b", "\u202e"} & set(text)
+
+
+# --- segments and fresh seeds -------------------------------------------------------------------
+
+
+def test_chosen_segments_are_shown_with_the_chance_to_miss_a_false_one():
+    segments = (
+        ReexecutedSegment(begins=0, ends=1000, equal=True),
+        ReexecutedSegment(begins=9000, ends=10_000, equal=False),
+    )
+    challenge = Challenge(chosen="at random", of=10, segments=segments, undetected=0.8)
+    text = shown(verified(challenge=challenge))
+    assert (
+        "segments         2 of 10, at random; a single false segment would be missed with "
+        "probability 0.8\n"
+        "                 steps 0 to 1,000: the same\n"
+        "                 steps 9,000 to 10,000: DIFFERENT\n"
+    ) in text
+
+
+def test_a_fresh_seed_is_shown_with_its_contradictions():
+    fresh = FreshSeed(seed=77, steps=2000, keys=5, contradictions=("equal losses", "equal actions"))
+    assert (
+        "fresh seed       77, 2,000 steps, executed twice\n"
+        "                 equal losses\n"
+        "                 equal actions\n"
+    ) in shown(verified(fresh_seed=fresh))
+
+
+# --- outputs of programs ------------------------------------------------------------------------
+
+
+def content(*parts, nature="content", count=None, equal=()):
+    listed = tuple(Part(where=where, claimed="1", found="2") for where in parts)
+    count = len(parts) if count is None else count
+    return Comparison(format="zip", equal=equal, parts=listed, count=count, nature=nature)
+
+
+def output(path="model.zip", *, found_path=None, nature="content", **facts):
+    return OutputDifference(
+        path=path, found_path=found_path, claimed="aa", found="bb", nature=nature, **facts
+    )
+
+
+OUTPUTS = {
+    "kind of file": (output(), ["output           model.zip: aa / bb"]),
+    "parts": (
+        output(content=content("a", "", "c", count=1200, equal=("x", "y"))),
+        [
+            "output           model.zip (zip): 1,200 parts differ; equal: x, y",
+            "                 a (content): 1 / 2",
+            "                 file (content): 1 / 2",
+            "                 and 1,198 more parts",
+        ],
+    ),
+    "dates": (
+        output(nature="date", content=content("a", nature="date")),
+        [
+            "output           model.zip (zip): only dates differ",
+            "                 a (content): 1 / 2",
+        ],
+    ),
+    "packaging": (
+        output(nature="packaging", content=content(nature="packaging")),
+        ["output           model.zip (zip): only its packaging differs"],
+    ),
+    "another name": (
+        output(found_path="best.zip", content=content()),
+        ["output           model.zip / best.zip (zip): 0 parts differ"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("file", "expected"), OUTPUTS.values(), ids=OUTPUTS)
+def test_an_output_is_shown_with_the_parts_that_differ(file, expected):
+    outputs = OutputComparison(count=1, nature=file.nature, files=(file,))
+    assert shown(verified(outputs=outputs)).splitlines()[1:-2] == expected
+
+
+def test_many_outputs_are_counted():
+    files = tuple(output(f"f{number}") for number in range(5))
+    outputs = OutputComparison(count=1005, nature="content", files=files)
+    lines = shown(verified(outputs=outputs)).splitlines()
+    assert lines[4] == "                 and 1,002 more outputs differ"
+
+
+# --- places, and the analysis -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("first", "expected"),
+    [
+        (TraceDifference(step=8, component="loss", claimed="1", found="2"), "step 8, loss"),
+        (
+            TraceDifference(step=8, component="parameters", name="w", claimed="1", found="2"),
+            "step 8, parameters, w",
+        ),
+        (output(), "model.zip"),
+        (output(content=content("member a", "b")), "model.zip, member a"),
+        (output(content=content("")), "model.zip"),
+    ],
+)
+def test_the_place_of_a_difference_is_as_exact_as_it_is_known(first, expected):
+    assert place_of(first) == expected
+
+
+def test_an_analysis_shows_the_first_difference_and_the_results_in_the_place_of_both():
+    first = TraceDifference(step=8, component="loss", claimed="1", found="2")
+    difference = ComponentDifference(component="trace.head", claimed="1", found="2")
+    facts = {"first_difference": first, "differences": (difference,)}
+    plain = shown(verified(**facts))
+    assert "first difference step 8, loss\n                 claimed 1\n" in plain
+    assert "differs          trace.head\n                 claimed 1\n" in plain
+    analysis = Divergence(a="a", b="b", equal=False, first=first)
+    analysed = shown(verified(**facts, divergence=analysis))
+    assert analysed.count("first difference") == 1
+    assert "first difference step 8, loss\n                 1 / 2\n" in analysed
+    assert "trace.head" not in analysed
+
+
+# --- machines -----------------------------------------------------------------------------------
+
+
+def fact(name, effect):
+    equal = effect == "none"
+    return FactComparison(
+        field=name, recorded="r", here="r" if equal else "h", effect=effect, reason=""
+    )
+
+
+def test_the_gravest_differences_of_the_machines_come_first_and_equal_facts_are_counted():
+    effects = {
+        "libc": "recorded-only",
+        "os": "none",
+        "id": "none",
+        "cpu": "may differ",
+        "gpu": "gate",
+    }
+    environment = tuple(fact(name, effect) for name, effect in effects.items())
+    lines = shown(verified(environment=environment)).splitlines()
+    assert [line.split() for line in lines[:4]] == [
+        ["machine", "recorded", "here", "effect"],
+        ["gpu", "r", "h", "gate"],
+        ["cpu", "r", "h", "may", "differ"],
+        ["libc", "r", "h", "recorded-only"],
+    ]
+    assert lines[4:6] == ["2 facts of the machine are equal", ""]
+
+
+def test_equal_machines_have_no_table():
+    lines = shown(verified(environment=(fact("os", "none"), fact("cpu", "none")))).splitlines()
+    assert lines[:2] == ["2 facts of the machine are equal", ""]
+
+
+@pytest.mark.parametrize(("analysed", "most"), [(False, 7), (True, 3)])
+def test_an_analysis_leaves_less_room_for_the_machines(analysed, most):
+    environment = tuple(fact(f"f{number}", "gate") for number in range(10))
+    divergence = Divergence(a="a", b="b", equal=False) if analysed else None
+    text = shown(verified(environment=environment, divergence=divergence))
+    assert sum(line.rstrip().endswith("gate") for line in text.splitlines()) == most
+    assert f"… and {10 - most} more differing facts in the report" in text
