@@ -305,7 +305,6 @@ OPEN = {
     "entropy": ("entropy", "os.urandom", SYSTEM, "CAP-D103"),
     "folder": ("directory", "os.listdir", UNSORTED, "CAP-D106"),
     "address": ("address", "id", {}, "CAP-D104"),
-    "hash": ("hash", "hash", {}, "CAP-D105"),
     "process": ("process", "os.getpid", {}, "CAP-D107"),
 }
 

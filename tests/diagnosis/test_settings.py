@@ -1,7 +1,7 @@
 """Settings as remedies: which are in force, which are possible, which are given up."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
@@ -76,6 +76,7 @@ def test_settings_are_tried_with_the_rest_of_the_spec_as_it_is():
 SETTINGS = st.one_of(st.booleans(), st.integers(), st.sampled_from(["virtual", "error", "off"]))
 
 
+@settings(max_examples=20)
 @given(SETTINGS)
 def test_a_described_setting_is_read_back_from_yaml(value):
     """YAML 1.2, as a spec: 'off' is a word, and only 'true' and 'false' are truth values."""

@@ -41,6 +41,12 @@ def read(bundle: Path, *files: Path, trusted=True, others=()):
         return read_subject(opened, bundle.name, files, keys)
 
 
+@pytest.fixture(scope="session")
+def subjects(bundles):
+    """What is read of each bundle, without reports and receipts."""
+    return {kind: read(bundle) for kind, bundle in bundles.items()}
+
+
 def make_report(subject, verdict="reproduced-bitwise", **facts) -> Report:
     """Return what ``capsule verify`` reports on another machine."""
     machine = runs.MACHINE

@@ -4,7 +4,7 @@ import re
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capsule.report.charts import Band, Curve, divergence_chart, line_chart, thinned
@@ -70,6 +70,7 @@ def places(path):
     return [tuple(map(float, place.split(","))) for place in path.split()]
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(-1000, 1000), min_size=2, max_size=20, unique=True))
 def test_equal_distances_are_equally_long_and_larger_values_are_higher(values):
     points = tuple((float(x), float(x)) for x in sorted(values))
@@ -132,7 +133,7 @@ def test_bands_count_for_the_range_of_the_vertical_axis():
         (0.0, 2e8, ["0", "50M", "100M", "150M", "200M"]),
         (0.0, 4e9, ["0", "1G", "2G", "3G", "4G"]),
         (-0.3, 0.9, ["0", "0.5"]),
-        (1.0, 1.0, ["0.6", "0.8", "1", "1.2", "1.4"]),
+        (1.0, 1.0, ["0.5", "1", "1.5"]),
     ],
 )
 def test_ticks_are_at_round_values(low, high, expected):
@@ -140,6 +141,7 @@ def test_ticks_are_at_round_values(low, high, expected):
     assert [text for _, text in chart.across] == expected
 
 
+@settings(max_examples=40)
 @given(NUMBERS, NUMBERS)
 def test_ticks_ascend_within_the_chart_by_equal_steps(one, other):
     chart = chart_of(Curve("l", ((min(one, other), 0.0), (max(one, other), 1.0))))
@@ -182,6 +184,7 @@ def test_a_stretch_lies_where_its_steps_are():
 INTERVALS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**4)), max_size=20)
 
 
+@settings(max_examples=40)
 @given(INTERVALS)
 def test_every_difference_can_be_seen_and_lies_within_the_chart(found):
     intervals = tuple((first, min(10**6, first + length)) for first, length in found)

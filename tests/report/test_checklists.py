@@ -13,8 +13,8 @@ from capsule.report.subject import NetworkReturns
 from tests.report.conftest import make_report, read
 
 
-def test_the_checklist_asks_sixteen_questions_and_answers_only_what_files_show(bundles):
-    document = neurips(read(bundles["dqn"]))
+def test_the_checklist_asks_sixteen_questions_and_answers_only_what_files_show(subjects):
+    document = neurips(subjects["dqn"])
     parts = re.split(r"^## \d+\. ", document, flags=re.MULTILINE)[1:]
     assert len(parts) == 16
     answered = [part for part in parts if "Answer: [Yes]" in part]
@@ -27,10 +27,10 @@ def test_the_checklist_asks_sixteen_questions_and_answers_only_what_files_show(b
     assert all("TODO" in part for part in parts if part not in answered)
 
 
-def test_nothing_is_said_to_be_reproduced_that_was_not(bundles, saved):
-    before = artifact_appendix(read(bundles["dqn"]))
+def test_nothing_is_said_to_be_reproduced_that_was_not(bundles, subjects, saved):
+    before = artifact_appendix(subjects["dqn"])
     assert "its run was not executed again" in before
-    reports = saved(make_report(read(bundles["dqn"])))
+    reports = saved(make_report(subjects["dqn"]))
     after = artifact_appendix(read(bundles["dqn"], *reports))
     assert "An unsigned report says: reproduced, bit for bit" in after
 
@@ -67,19 +67,19 @@ TITLES = [
 
 
 @pytest.mark.parametrize("kind", ["dqn", "own"])
-def test_every_question_has_an_answer_or_the_three_that_are_allowed(bundles, kind):
-    found = answers(neurips(read(bundles[kind])))
+def test_every_question_has_an_answer_or_the_three_that_are_allowed(subjects, kind):
+    found = answers(neurips(subjects[kind]))
     assert list(found) == TITLES
     for answer, justification in found.values():
         assert answer in ("[Yes] for this run", "**TODO**: [Yes], [No] or [NA]")
         assert justification.startswith("Justification: ")
 
 
-def test_results_are_cited_from_the_file_that_has_them(bundles):
-    _, statistics = answers(neurips(read(bundles["dqn"])))["Statistical significance"]
+def test_results_are_cited_from_the_file_that_has_them(subjects):
+    _, statistics = answers(neurips(subjects["dqn"]))["Statistical significance"]
     assert "Of this run: at step 400, mean return 26 over 4 starts" in statistics
     assert "(`run/evaluation.json`)" in statistics
-    own = read(bundles["own"])
+    own = subjects["own"]
     _, statistics = answers(neurips(own))["Statistical significance"]
     assert "Of this run" not in statistics
     scored = replace(own, evaluation=(NetworkReturns(1, (3.0, 5.0)),))
@@ -88,17 +88,18 @@ def test_results_are_cited_from_the_file_that_has_them(bundles):
     assert "run/evaluation.json" not in statistics  # a program has another file
 
 
-def test_the_code_is_that_of_capsule_or_the_source_tree_of_the_program(bundles):
-    subject = read(bundles["own"])
-    assert "Capsule's own" in answers(neurips(subject))["Open access to data and code"][1]
+def test_the_code_is_that_of_capsule_or_the_source_tree_of_the_program(subjects):
+    _, access = answers(neurips(subjects["dqn"]))["Open access to data and code"]
+    assert "The training code is Capsule's own" in access
+    subject = subjects["own"]
     tree = LockedProject(sha256="0" * 64, size=0, files={}, git=None)
     lock = subject.lock.model_copy(update={"project": tree})
     _, access = answers(neurips(replace(subject, lock=lock)))["Open access to data and code"]
     assert "`image/layer-project.tar.zst`" in access
 
 
-def test_kinds_of_licences_are_counted(bundles):
-    subject = read(bundles["dqn"])
+def test_kinds_of_licences_are_counted(subjects):
+    subject = subjects["dqn"]
     inventory = replace(subject.inventory, licences={"MIT": 3, "GPL-2.0": 1, "not asserted": 2})
     found = answers(neurips(replace(subject, inventory=inventory)))
     assert "3 kinds of licence" in found["Licences of existing assets"][1]
@@ -112,9 +113,9 @@ def sections(document):
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
-def test_the_appendix_has_the_sections_of_the_template(bundles):
+def test_the_appendix_has_the_sections_of_the_template(subjects):
     """The template of cTuning, whose headings ACM conferences use."""
-    assert [name.split(" (")[0] for name in sections(artifact_appendix(read(bundles["dqn"])))] == [
+    assert [name.split(" (")[0] for name in sections(artifact_appendix(subjects["dqn"]))] == [
         "Abstract",
         "Artifact check-list",
         "Description",
@@ -127,8 +128,8 @@ def test_the_appendix_has_the_sections_of_the_template(bundles):
     ]
 
 
-def test_every_badge_of_the_policy_is_judged_and_none_is_claimed(bundles):
-    found = sections(artifact_appendix(read(bundles["dqn"])))
+def test_every_badge_of_the_policy_is_judged_and_none_is_claimed(subjects):
+    found = sections(artifact_appendix(subjects["dqn"]))
     badges = found["Badges (ACM Artifact Review and Badging 1.1)"].strip().splitlines()
     assert [line.removeprefix("- ").split(": ")[0] for line in badges] == [
         "Artifacts Available",
@@ -146,8 +147,8 @@ def meta(subject):
     return dict(rows)
 
 
-def test_the_check_list_has_the_facts_of_the_run(bundles):
-    dqn, own = meta(read(bundles["dqn"])), meta(read(bundles["own"]))
+def test_the_check_list_has_the_facts_of_the_run(subjects):
+    dqn, own = meta(subjects["dqn"]), meta(subjects["own"])
     assert dqn.keys() == own.keys()
     assert dqn["Algorithm"] == "400 agent steps of DQN on gymnasium/CartPole-v1"
     assert dqn["Program"] == "Capsule, in the image"
@@ -157,8 +158,8 @@ def test_the_check_list_has_the_facts_of_the_run(bundles):
     assert (dqn["Metrics"], own["Metrics"]) == ("returns", "**TODO**: which of the outputs.")
 
 
-def test_an_image_is_named_by_its_digest(bundles):
-    subject = read(bundles["dqn"])
+def test_an_image_is_named_by_its_digest(subjects):
+    subject = subjects["dqn"]
     image = ImageClaim(config=f"sha256:{'a' * 64}", layers=())
     claims = subject.claims.model_copy(update={"image": image})
     assert meta(replace(subject, claims=claims))["Binary"] == (
@@ -167,7 +168,7 @@ def test_an_image_is_named_by_its_digest(bundles):
 
 
 @pytest.mark.parametrize("name", ["run.capsule.tar", "my run.capsule.tar", "a;b'$(x).capsule.tar"])
-def test_the_command_to_verify_names_the_file_for_a_shell(bundles, name):
-    document = artifact_appendix(replace(read(bundles["dqn"]), bundle=name))
+def test_the_command_to_verify_names_the_file_for_a_shell(subjects, name):
+    document = artifact_appendix(replace(subjects["dqn"], bundle=name))
     (command,) = re.findall(r"^    (capsule verify .*)$", document, flags=re.MULTILINE)
     assert shlex.split(command) == ["capsule", "verify", name, "--key", "SIGNER.pub"]

@@ -5,7 +5,7 @@ import statistics
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capsule.experiment.errors import CapsuleError, ExitCode
@@ -39,8 +39,8 @@ from tests.report.conftest import make_report, read
         ({"start_set": {"run": "b" * 64}}, f"ranked by the final network of the run {'b' * 64}"),
     ],
 )
-def test_starts_are_told_with_what_made_them(bundles, evaluation, made):
-    subject = read(bundles["dqn"])
+def test_starts_are_told_with_what_made_them(subjects, evaluation, made):
+    subject = subjects["dqn"]
     spec = subject.lock.spec
     if "start_set" in evaluation:
         evaluation = {"start_set": StartSet.model_construct(**evaluation["start_set"])}
@@ -72,22 +72,22 @@ def specified(subject, **facts):
         (3600.0 * 20, "1,200 min 0 s"),
     ],
 )
-def test_the_duration_is_in_minutes_and_whole_seconds(bundles, seconds, expected):
-    assert duration(observed(read(bundles["dqn"]), training_seconds=seconds)) == expected
+def test_the_duration_is_in_minutes_and_whole_seconds(subjects, seconds, expected):
+    assert duration(observed(subjects["dqn"], training_seconds=seconds)) == expected
 
 
-def test_a_program_is_told_from_a_trainer(bundles):
-    kinds = {kind: is_program(read(bundle)) for kind, bundle in bundles.items()}
+def test_a_program_is_told_from_a_trainer(subjects):
+    kinds = {kind: is_program(subject) for kind, subject in subjects.items()}
     assert kinds == {"dqn": False, "r2d2": False, "impala": False, "own": True}
 
 
-def test_the_run_is_described_by_steps_algorithm_and_task_or_by_its_command(bundles):
-    assert what(read(bundles["dqn"])) == "400 agent steps of DQN on gymnasium/CartPole-v1"
-    assert what(read(bundles["own"])) == r"the program \`python train.py\`"
+def test_the_run_is_described_by_steps_algorithm_and_task_or_by_its_command(subjects):
+    assert what(subjects["dqn"]) == "400 agent steps of DQN on gymnasium/CartPole-v1"
+    assert what(subjects["own"]) == r"the program \`python train.py\`"
 
 
-def test_the_machine_is_named_and_its_name_is_text(bundles):
-    subject = read(bundles["dqn"])
+def test_the_machine_is_named_and_its_name_is_text(subjects):
+    subject = subjects["dqn"]
     assert machine(subject) == "Intel(R) Xeon(R), NVIDIA H200, 16 GiB, debian 12"
     fingerprint = subject.observations.fingerprint
     cpu = fingerprint.cpu.model_copy(update={"name": "[evil](x)"})
@@ -95,8 +95,8 @@ def test_the_machine_is_named_and_its_name_is_text(bundles):
     assert machine(observed(subject, fingerprint=named)).startswith(r"\[evil\](x), ")
 
 
-def test_the_hardware_that_is_needed_is_that_of_the_spec(bundles):
-    subject = read(bundles["dqn"])
+def test_the_hardware_that_is_needed_is_that_of_the_spec(subjects):
+    subject = subjects["dqn"]
     limits = subject.lock.spec.limits.model_copy(update={"memory_mb": 4096})
     assert hardware_needed(specified(subject, limits=limits)) == (
         "x86-64, 4,096 MiB of memory; numerics `portable-v3`"
@@ -106,21 +106,21 @@ def test_the_hardware_that_is_needed_is_that_of_the_spec(bundles):
 @pytest.mark.parametrize(
     ("gpu", "name"), [(None, "an NVIDIA GPU"), ("NVIDIA H200", "NVIDIA H200"), ("a|b", r"a\|b")]
 )
-def test_a_gpu_is_needed_with_its_driver(bundles, gpu, name):
+def test_a_gpu_is_needed_with_its_driver(subjects, gpu, name):
     cuda = CudaAccelerator(kind="cuda", cuda="13.0", cudnn="9.10", driver="580.65", gpu=gpu)
-    needed = hardware_needed(specified(read(bundles["dqn"]), accelerator=cuda))
+    needed = hardware_needed(specified(subjects["dqn"], accelerator=cuda))
     assert f" of memory, {name}, driver 580.65; numerics `portable-v3`" in needed
 
 
-def test_the_size_is_that_of_all_files(bundles):
-    subject = read(bundles["dqn"])
+def test_the_size_is_that_of_all_files(subjects):
+    subject = subjects["dqn"]
     (file, *_) = subject.files
     files = tuple(file.model_copy(update={"size": size}) for size in (3 << 29, 1 << 19))
     assert size(replace(subject, files=files)) == "1,536.5 MiB"
 
 
-def test_a_program_has_no_starts(bundles):
-    assert starts(read(bundles["own"])) is None
+def test_a_program_has_no_starts(subjects):
+    assert starts(subjects["own"]) is None
 
 
 # --- results ------------------------------------------------------------------------------------
@@ -138,6 +138,7 @@ def test_without_returns_there_is_nothing_to_describe(points):
     assert last_returns(points) is None
 
 
+@settings(max_examples=40)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20), st.integers(0, 10**9))
 def test_described_returns_are_those_of_the_evaluation(values, step):
     described = last_returns((NetworkReturns(step, tuple(values)),))
@@ -147,8 +148,8 @@ def test_described_returns_are_those_of_the_evaluation(values, step):
     assert found == pytest.approx(expected, rel=1e-5, abs=1e-9)
 
 
-def test_results_are_returns_or_the_files_of_a_program(bundles):
-    dqn, own = read(bundles["dqn"]), read(bundles["own"])
+def test_results_are_returns_or_the_files_of_a_program(subjects):
+    dqn, own = subjects["dqn"], subjects["own"]
     returns = "at step 400, mean return 26 over 4 starts (lowest 10, highest 44)"
     assert results(dqn) == claimed_results(dqn.claims) == returns
     assert results(replace(dqn, evaluation=())) == "no evaluation"
@@ -159,21 +160,21 @@ def test_results_are_returns_or_the_files_of_a_program(bundles):
     assert results(scored) == "at step 1, mean return 4 over 2 starts (lowest 3, highest 5)"
 
 
-def test_a_program_that_left_nothing_is_not_said_to_claim_files(bundles):
-    own = read(bundles["own"])
+def test_a_program_that_left_nothing_is_not_said_to_claim_files(subjects):
+    own = subjects["own"]
     nothing = own.claims.model_copy(update={"outputs": {}, "standard_output": None})
     assert results(replace(own, claims=nothing)).startswith("NOTHING: ")
     assert "SHA-256" not in results(replace(own, claims=nothing))
 
 
-def test_training_without_an_evaluation_claims_none(bundles):
-    claims = read(bundles["dqn"]).claims
+def test_training_without_an_evaluation_claims_none(subjects):
+    claims = subjects["dqn"].claims
     empty = claims.evaluation.model_copy(update={"points": ()})
     assert claimed_results(claims.model_copy(update={"evaluation": empty})) == "no evaluation"
 
 
-def test_a_claimed_return_that_is_not_a_number_is_refused(bundles):
-    claims = read(bundles["dqn"]).claims
+def test_a_claimed_return_that_is_not_a_number_is_refused(subjects):
+    claims = subjects["dqn"].claims
     points = (claims.evaluation.points[0].model_copy(update={"returns": ("one",)}),)
     bad = claims.evaluation.model_copy(update={"points": points})
     with pytest.raises(CapsuleError) as caught:
@@ -202,19 +203,19 @@ def with_roles(subject, *roles):
         (["claims"], ["manifest.json"]),
     ],
 )
-def test_few_files_are_named_and_the_manifest_lists_many_or_none(bundles, roles, expected):
-    assert made(with_roles(read(bundles["dqn"]), *roles)) == expected
+def test_few_files_are_named_and_the_manifest_lists_many_or_none(subjects, roles, expected):
+    assert made(with_roles(subjects["dqn"], *roles)) == expected
 
 
-def test_what_is_known_of_re_executions_is_the_story(bundles, saved):
-    (report,) = saved(make_report(read(bundles["dqn"])))
-    assert reproduced(read(bundles["dqn"])).startswith("Signed, not reproduced yet. The bundle is")
+def test_what_is_known_of_re_executions_is_the_story(bundles, subjects, saved):
+    (report,) = saved(make_report(subjects["dqn"]))
+    assert reproduced(subjects["dqn"]).startswith("Signed, not reproduced yet. The bundle is")
     known = reproduced(read(bundles["dqn"], report))
     assert known.startswith("An unsigned report says: reproduced, bit for bit. According to")
 
 
-def test_packages_are_listed_by_name_with_their_versions(bundles):
-    subject = read(bundles["dqn"])
+def test_packages_are_listed_by_name_with_their_versions(subjects):
+    subject = subjects["dqn"]
     wheels = tuple(
         LockedWheel(
             name=name,

@@ -25,8 +25,8 @@ def printed(subject):
 
 
 @pytest.mark.parametrize("kind", ["dqn", "r2d2", "impala", "own"])
-def test_the_terminal_tells_the_story_of_the_page(bundles, saved, kind):
-    subject = read(bundles[kind], *saved(different(read(bundles[kind]))), trusted=False)
+def test_the_terminal_tells_the_story_of_the_page(bundles, subjects, saved, kind):
+    subject = read(bundles[kind], *saved(different(subjects[kind])), trusted=False)
     text = printed(subject)
     story = tell(subject)
     assert story.headline in text
@@ -66,8 +66,8 @@ def labelled(subject, label):
     return [line[17:] for line in lines[start:end]]
 
 
-def test_evaluations_have_mean_and_range(bundles):
-    assert labelled(read(bundles["dqn"]), "evaluation") == [
+def test_evaluations_have_mean_and_range(subjects):
+    assert labelled(subjects["dqn"], "evaluation") == [
         "step 200: mean return 4 of 4 starts, 1 to 9",
         "step 400: mean return 26 of 4 starts, 10 to 44",
     ]
@@ -77,15 +77,15 @@ def test_evaluations_have_mean_and_range(bundles):
     ("steps", "shown"),
     [([1, 2, 3], [1, 2, 3]), ([1, 2, 3, 4, 5], [1, 4, 5]), ([1_000_000], [1_000_000])],
 )
-def test_the_first_and_the_last_evaluations_are_shown(bundles, steps, shown):
+def test_the_first_and_the_last_evaluations_are_shown(subjects, steps, shown):
     points = tuple(NetworkReturns(step, (1.0,)) for step in steps)
-    lines = labelled(replace(read(bundles["dqn"]), evaluation=points), "evaluation")
+    lines = labelled(replace(subjects["dqn"], evaluation=points), "evaluation")
     assert [line.split(":")[0] for line in lines] == [f"step {step:,}" for step in shown]
 
 
-def test_evaluations_without_returns_are_left_out(bundles):
+def test_evaluations_without_returns_are_left_out(subjects):
     points = (NetworkReturns(1, ()), NetworkReturns(2, (3.0, 5.0)))
-    lines = labelled(replace(read(bundles["own"]), evaluation=points), "evaluation")
+    lines = labelled(replace(subjects["own"], evaluation=points), "evaluation")
     assert lines == ["step 2: mean return 4 of 2 starts, 3 to 5"]
 
 
@@ -98,20 +98,20 @@ def test_scores_are_those_of_the_final_and_of_the_best_network(tmp_path):
     assert best.startswith(f"best network, step 200: 25, standard deviation {deviation} ")
 
 
-def test_several_games_have_their_scores_on_the_page_only(bundles):
-    text = printed(read(bundles["impala"]))
+def test_several_games_have_their_scores_on_the_page_only(subjects):
+    text = printed(subjects["impala"])
     assert "\nevaluation " in text
     assert "\nscores " not in text
 
 
-def test_a_program_without_evaluations_has_neither_scores_nor_parameters(bundles):
-    labels = {line[:17].strip() for line in printed(read(bundles["own"])).splitlines()}
+def test_a_program_without_evaluations_has_neither_scores_nor_parameters(subjects):
+    labels = {line[:17].strip() for line in printed(subjects["own"]).splitlines()}
     assert {"claim id", "lock", "files", "verify with"} <= labels
     assert not {"evaluation", "scores", "parameters", "image"} & labels
 
 
-def test_digests_are_those_of_the_claims_and_files_are_counted(bundles):
-    subject = read(bundles["dqn"])
+def test_digests_are_those_of_the_claims_and_files_are_counted(subjects):
+    subject = subjects["dqn"]
     claims = subject.claims.model_copy(
         update={"image": ImageClaim(config=f"sha256:{'c' * 64}", layers=())}
     )
@@ -123,6 +123,6 @@ def test_digests_are_those_of_the_claims_and_files_are_counted(bundles):
     assert labelled(subject, "files") == [f"{len(subject.files)}, {bytes_of_all:,} bytes"]
 
 
-def test_a_report_that_contradicts_is_the_headline(bundles, saved):
-    subject = read(bundles["dqn"], *saved(different(read(bundles["dqn"]))))
+def test_a_report_that_contradicts_is_the_headline(bundles, subjects, saved):
+    subject = read(bundles["dqn"], *saved(different(subjects["dqn"])))
     assert printed(subject).startswith("An unsigned report says: not reproduced  According to")
