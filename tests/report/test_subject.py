@@ -43,6 +43,7 @@ from tests.report.conftest import different, make_report, read
         b'{"schema":"capsule/verify-report/v1"}',
         b" " * (16 << 20) + b"{}",
     ],
+    ids=["empty", "no fields", "no text", "too deep", "too few fields", "too large"],
 )
 @pytest.mark.slow
 def test_what_is_no_report_is_refused(bundles, tmp_path, data):
@@ -60,6 +61,7 @@ def test_what_is_no_report_is_refused(bundles, tmp_path, data):
         (("replica", "evaluation", "points", 0, "returns"), ["0x1p99999"]),
         (("unknown",), 1),
     ],
+    ids=["steps", "a word", "an overflow", "an unknown field"],
 )
 def test_a_report_with_impossible_values_is_refused(bundles, subjects, tmp_path, path, value):
     document = json.loads(make_report(subjects["dqn"]).model_dump_json(by_alias=True))

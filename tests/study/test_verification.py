@@ -208,3 +208,7 @@ def test_segments_of_decided_members_count_towards_the_chance():
     document = CheckedStudy(4, None, (), challenged("reproduced-segments", "intact")).document()
     assert document["challenge"]["chance_to_notice"] == chances(8, 1 + 2, 1, 2, 4)
     assert document["chance_to_notice"] == []
+
+
+def test_without_a_challenge_the_document_has_none():
+    assert CheckedStudy(4, None, (), None).document()["challenge"] is None
