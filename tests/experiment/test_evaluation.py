@@ -10,33 +10,10 @@ from capsule.experiment.errors import CapsuleError
 from capsule.host.spec_file import load_spec, parse_spec
 
 SPECS = Path(__file__).parents[2] / "specs"
-MINATAR = ("environment={suite: minatar, game: breakout}", "trainer.network=small-conv")
 
 
 def load(name, *overrides):
     return load_spec(SPECS / f"{name}.yaml", overrides)
-
-
-@pytest.mark.parametrize("name", ["dqn-breakout-small", "r2d2-breakout-small"])
-def test_q_values_are_not_sampled_from(name):
-    with pytest.raises(CapsuleError) as caught:
-        load(name, "evaluation.actions=sampled")
-    algorithm = name.partition("-")[0]
-    assert (
-        f"evaluation.actions 'sampled' does not apply to trainer.algorithm {algorithm!r}, whose "
-        "Q-values are not probabilities: use 'greedy'"
-    ) in caught.value.message
-
-
-def test_a_policy_is_sampled_from():
-    assert load("impala-atari", "evaluation.actions=sampled").evaluation.actions == "sampled"
-
-
-def test_an_action_sweep_needs_lives():
-    assert load("dqn-breakout", "evaluation.action_sweep=true").evaluation.action_sweep
-    with pytest.raises(CapsuleError) as caught:
-        load("dqn-breakout-small", *MINATAR, "evaluation.action_sweep=true")
-    assert "does not apply to environment.suite 'minatar'" in caught.value.message
 
 
 def test_the_documented_command_is_the_papers_environment_group():
@@ -95,12 +72,6 @@ def test_pinned_starts_are_part_of_the_spec(pinned):
         ({"max_actions": 95}, [], "max_actions 60 is not the 95 of start_set"),
         ({"starts": [[1]]}, [], "starts 8 is not the 1 of start_set: write starts: 1"),
         ({}, ["evaluation.noop_max=30"], "noop_max 30 is not the 0 of start_set"),
-        (
-            {"task": "pong"},
-            [],
-            "evaluation.start_set was made where the task is 'pong', here it is 'breakout'",
-        ),
-        ({}, ["environment.full_action_set=true"], "full_action_set is False, here it is True"),
     ],
 )
 def test_pinned_starts_that_do_not_fit_are_refused(pinned, changes, overrides, message):

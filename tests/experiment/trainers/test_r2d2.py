@@ -32,15 +32,9 @@ def refused(*overrides):
         (["replay_start=9000"], "replay_start 9000 exceeds replay_capacity 8000"),
         (["replay_start=200"], "gives each of 8 actors 25 steps, but a sequence needs 35"),
         (["recurrent_units=0"], "recurrent_state 'stored' needs an LSTM"),
-        (["network=mlp"], "trainer.network 'mlp' does not fit environment.suite 'atari'"),
         (["burn_inn=3"], "trainer.burn_inn is not a known key"),
         (["algorithm=r2d3"], "must be one of 'dqn', 'r2d2', 'impala'"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_named(overrides, message):
     assert message in refused(*overrides)
-
-
-def test_intervals_are_multiples_of_the_steps_between_updates():
-    with pytest.raises(CapsuleError, match="not a multiple of the 40 steps between parameter"):
-        load_spec(SPECS / "r2d2-breakout-small.yaml", ["recording.trace_interval=30"])

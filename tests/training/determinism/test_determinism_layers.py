@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from capsule.experiment.spec import relaxations
 from capsule.experiment.variables import environment_variables
 from capsule.training.determinism import child_processes, torch_flags
 from tests.training.conftest import CARTPOLE, ROOT, make_spec, start_variables
@@ -42,76 +41,6 @@ def run(interpreter, code, variables, *options, arguments=()):
 
 
 # --- the switches ---------------------------------------------------------------------------------
-
-WEAKER = {
-    "hash_seed": None,
-    "propagation": False,
-    "threads": None,
-    "cores": None,
-    "sorted_listings": False,
-    "algorithms": "warn",
-    "fill_uninitialized_memory": False,
-    "cudnn_benchmark": True,
-    "tf32": True,
-    "cublas_workspace": None,
-    "batch_invariance": False,
-    "request_seeds": False,
-    "deterministic_routing": False,
-}
-
-
-def test_every_switch_is_tried():
-    assert set(WEAKER) == set(type(spec_with().determinism).model_fields)
-
-
-@pytest.mark.parametrize(("name", "value"), WEAKER.items())
-def test_a_layer_that_is_off_is_declared(name, value):
-    assert relaxations(spec_with()) == []
-    assert relaxations(spec_with(**{name: value})) == [f"determinism.{name}={value}"]
-
-
-@pytest.mark.parametrize(
-    "choice", [{"hash_seed": 42}, {"threads": 2}, {"cublas_workspace": ":16:8"}]
-)
-def test_another_fixed_value_is_no_relaxation(choice):
-    assert relaxations(spec_with(**choice)) == []
-
-
-@pytest.mark.parametrize(
-    ("determinism", "accelerator", "changed"),
-    [
-        ({"hash_seed": None}, CPU, {"PYTHONHASHSEED": "random"}),
-        ({"propagation": False}, CPU, {"CAPSULE_DETERMINISM": None}),
-        (
-            {"threads": None},
-            CPU,
-            dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")),
-        ),
-        ({"cublas_workspace": None}, CUDA, {"CUBLAS_WORKSPACE_CONFIG": None}),
-        ({"tf32": True}, CUDA, {"NVIDIA_TF32_OVERRIDE": None}),
-        (
-            {"algorithms": "off"},
-            CUDA,
-            {
-                "TORCHINDUCTOR_DETERMINISTIC": "0",
-                "FLASH_ATTENTION_DETERMINISTIC": None,
-                "NVTE_ALLOW_NONDETERMINISTIC_ALGO": None,
-            },
-        ),
-    ],
-)
-def test_variables_follow_the_switches(determinism, accelerator, changed):
-    usual = environment_variables(make_spec(CARTPOLE, accelerator=accelerator))
-    weaker = environment_variables(
-        make_spec(CARTPOLE, accelerator=accelerator, determinism=determinism)
-    )
-    differing = {
-        name: weaker.get(name)
-        for name in usual.keys() | weaker.keys()
-        if usual.get(name) != weaker.get(name)
-    }
-    settings = {"CAPSULE_DETERMINISM": weaker.get("CAPSULE_DETERMINISM")}
-    assert differing == settings | changed
 
 
 # --- hash seed ------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from ale_py import roms
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from capsule.experiment.contract import PROJECT_VARIABLE
 from capsule.experiment.errors import CapsuleError
@@ -602,12 +601,6 @@ def test_missing_modules_are_named():
     assert "image.packages" in refused.value.fix
 
 
-@pytest.mark.parametrize("name", ["", "pop gym", "3d", "a..b", "a.", ".a"])
-def test_modules_have_names_of_modules(name):
-    with pytest.raises(ValidationError, match="modules"):
-        GymnasiumEnvironment(suite="gymnasium", id="CartPole-v1", modules=(name,))
-
-
 def test_hidden_numbers_are_left_out():
     seen, _ = make(CARTPOLE, 3)
     blind, _ = make(CARTPOLE.model_copy(update={"masked_observations": (3, 1)}), 3)
@@ -756,24 +749,6 @@ def test_numbers_must_be_numbers(name, monkeypatch):
     assert "colour, flat, floats, grey, kind" in refused.value.fix
 
 
-@pytest.mark.parametrize(
-    "section",
-    [
-        {"numbers": ["kind"]},
-        {"numbers": ["kind"], "frames": "image"},
-        {"numbers": ["kind"], "observation": "grey"},
-        {"numbers": ["kind", "kind"], "observation": "grey", "frames": "image"},
-        {"numbers": ["grey"], "observation": "grey", "frames": "image"},
-        {"numbers": ["m"], "observation": "grey", "frames": "image", "instruction": "m"},
-        {"numbers": [], "observation": "grey", "frames": "image"},
-    ],
-)
-def test_numbers_go_with_an_image_and_are_named_once(section):
-    document = json.dumps({"suite": "gymnasium", "id": "x", **section})
-    with pytest.raises(ValidationError, match="numbers"):
-        GymnasiumEnvironment.model_validate_json(document)
-
-
 def test_an_image_may_be_grey():
     environment = screen(observation="grey")
     assert (environment.frame_shape, environment.frame_stack) == ((4, 6), 1)
@@ -787,13 +762,6 @@ def test_only_bytes_in_rows_and_columns_are_an_image(name):
     with pytest.raises(CapsuleError, match=r"CAP-T216 environment\.frames 'image'") as refused:
         screen(observation=name)
     assert "frames: flat" in refused.value.fix
-
-
-def test_nothing_of_an_image_is_hidden():
-    with pytest.raises(
-        ValidationError, match="masked_observations does not apply to frames: image"
-    ):
-        GymnasiumEnvironment(suite="gymnasium", id="x", frames="image", masked_observations=(1,))
 
 
 def test_minatar_frames_are_the_games_channels():

@@ -10,7 +10,6 @@ import torch
 from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import GymnasiumEnvironment
@@ -268,34 +267,6 @@ def test_an_entry_and_what_contains_it_are_not_both_seen(named):
     assert re.search(
         f"CAP-T216 environment names the entry '{outer}' and also '{outer}/", str(error)
     )
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"images": ["a", "b"]}, "images requires frames: image"),
-        ({"images": ["a", "b"], "frames": "image", "observation": "c"}, "replaces observation 'c'"),
-        ({"images": ["a"], "frames": "image"}, "images\n.* at least 2"),
-        ({"images": ["a", "a"], "frames": "image"}, "images names an entry twice"),
-        ({"images": ["a", "b"], "frames": "image", "instruction": "b"}, "is the instruction"),
-        ({"images": ["a", "b"], "frames": "image", "numbers": ["b"]}, "numbers names an entry"),
-        (
-            {"images": ["a", "b"], "frames": "image", "masked_observations": [0]},
-            "masked_observations does not apply to frames: image",
-        ),
-    ],
-)
-def test_a_spec_that_names_images_wrongly_is_refused(changes, said):
-    with pytest.raises(ValidationError, match=said):
-        section(**changes)
-
-
-def test_a_spec_without_images_keeps_its_document():
-    plain = section(observation="image", frames="image").document()
-    assert b'"images"' not in plain
-    assert GymnasiumEnvironment.parse(plain).images is None
-    several = section(images=["a", "b"], frames="image")
-    assert GymnasiumEnvironment.parse(several.document()) == several
 
 
 # Random nested spaces

@@ -32,7 +32,6 @@ from capsule.training.networks.language import BABYAI_WORDS, NO_WORD, make_vocab
 from capsule.training.state.streams import Stream, make_streams
 from tests.conftest import one_processor
 from tests.training.conftest import (
-    CARTPOLE,
     claimed,
     finish_run,
     kill_when_traced,
@@ -40,7 +39,6 @@ from tests.training.conftest import (
     merge,
     new_run,
 )
-from tests.training.r2d2.test_learner import TASK as R2D2
 
 pytestmark = pytest.mark.usefixtures("deterministic")
 
@@ -423,32 +421,16 @@ def test_it_learns_to_follow_orders(make):
 
 
 @pytest.mark.parametrize(
-    ("document", "changes", "message"),
+    ("language", "message"),
     [
-        (CARTPOLE, {"environment": {"instruction": "order"}}, "read by trainer.algorithm 'dqn'"),
-        (R2D2, {"environment": {"instruction": "order"}}, "read by trainer.algorithm 'r2d2'"),
-        (
-            BABYAI,
-            {"trainer": {"language": None}},
-            "'mission' is not read: list its words in trainer.language",
-        ),
-        (BABYAI, {"environment": {"instruction": None}}, "trainer.language has nothing to read"),
-        (BABYAI, {"trainer": {"language": {"longest": 0}}}, "greater than 0"),
-        (BABYAI, {"trainer": {"language": {"vocabulary": []}}}, "at least 1 item"),
-        (BABYAI, {"trainer": {"language": {"vocabulary": "dmlab"}}}, "'babyai'"),
+        ({"longest": 0}, "greater than 0"),
+        ({"vocabulary": []}, "at least 1 item"),
+        ({"vocabulary": "dmlab"}, "'babyai'"),
     ],
 )
-def test_an_instruction_has_one_who_reads_it(document, changes, message):
+def test_a_reader_that_cannot_be_made_is_refused(language, message):
     with pytest.raises(ValidationError, match=message):
-        make_spec(document, **changes)
-
-
-def test_nobody_is_told_anything_in_another_suite():
-    changes = {"environment": {"suite": "minatar", "game": "freeway"}}
-    document = merge(BABYAI, changes | {"trainer": {"network": "small-conv"}})
-    document["environment"] = changes["environment"]
-    with pytest.raises(ValidationError, match=r"trainer\.language has nothing to read"):
-        make_spec(document)
+        make_spec(BABYAI, trainer={"language": language})
 
 
 @pytest.mark.parametrize(

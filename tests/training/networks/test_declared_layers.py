@@ -62,8 +62,6 @@ def parse(frames, trainer, algorithm="dqn"):
 @pytest.mark.parametrize(
     ("frames", "trainer", "message"),
     [
-        ("image", "network: {dense: [64]}", "declare one layer or more"),
-        ("flat", "network: {convolutions: [{filters: 4, kernel: 2}]}", "remove it"),
         ("flat", "network: {dense: [4]}, hidden_units: 3", "hidden_units 3 is not used"),
         ("flat", "network: {dense: [4], scaled: false}", "scaled: false does not apply"),
         ("flat", "network: {dense: [0]}", "trainer.network.dense.0: must be greater than 0"),
