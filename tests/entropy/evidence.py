@@ -1,9 +1,10 @@
-"""What runs leave behind for their ledgers, made by hand: a whole one, to be changed in places."""
+"""What runs leave behind for their ledgers, made by hand: a whole one, changed in places."""
 
 from dataclasses import replace
 
 from capsule.entropy.evidence import Evidence
 from capsule.entropy.journal import ToldReport
+from capsule.entropy.ledger import compute_ledger
 from capsule.entropy.report import (
     EntropyReport,
     LibraryUse,
@@ -17,6 +18,7 @@ from capsule.experiment.contract import (
     StreamProfile,
     StreamProfiles,
 )
+from capsule.experiment.inference import Inference
 from capsule.experiment.mechanisms import (
     Interpreters,
     Mechanisms,
@@ -163,3 +165,70 @@ PROGRAM = replace(
     ),
     streams=None,
 )
+ANSWERED = Inference(
+    rows=16, independent=False, tested_rows=16, replicas=2, requests=480, own_row=480,
+    own_stream=480,
+)  # fmt: skip
+
+
+def judged(evidence):
+    return {row.source: row.treatment for row in compute_ledger(evidence).rows}
+
+
+def evidence_of(evidence, source):
+    return next(row.evidence for row in compute_ledger(evidence).rows if row.source == source)
+
+
+def mechanisms(evidence=TRAINER, **changes):
+    return replace(evidence, mechanisms=evidence.mechanisms.model_copy(update=changes))
+
+
+def surroundings(evidence=TRAINER, **changes):
+    return mechanisms(evidence, surroundings=SURROUNDINGS.model_copy(update=changes))
+
+
+def report(evidence=TRAINER, **changes):
+    return replace(evidence, report=evidence.report.model_copy(update=changes))
+
+
+def telling(evidence, **changes):
+    """Change what the processes of a run were told."""
+    told = tuple(each.model_copy(update=changes) for each in evidence.report.told)
+    return report(evidence, told=told)
+
+
+def answered(**changes):
+    inference = ANSWERED.model_copy(update=changes)
+    return mechanisms(trainer=SERIAL.model_copy(update={"inference": inference}))
+
+
+def interpreters(evidence=TRAINER, *arguments, **changes):
+    return mechanisms(evidence, interpreters=make_interpreters(*arguments, **changes))
+
+
+def torch(evidence=TRAINER, **flags):
+    """Change flags of torch; two underscores stand for a dot."""
+    changed = {f"torch.{name.replace('__', '.')}": value for name, value in flags.items()}
+    return interpreters(evidence, flags={**TORCH_FLAGS, **changed})
+
+
+def runtime(evidence=TRAINER, **changes):
+    return replace(evidence, runtime=RUNTIME.model_copy(update=changes))
+
+
+def flags(evidence=TRAINER, **changes):
+    """Change flags of the environment; None removes one."""
+    changed = {f"environment.{name}": value for name, value in changes.items()}
+    kept = {name: value for name, value in {**FLAGS, **changed}.items() if value is not None}
+    return runtime(evidence, flags=kept)
+
+
+def assert_changed(whole, broken, changes):
+    """Check that a run's rows change as given, where None is no such row, and no others."""
+    expected = {name: how for name, how in {**judged(whole), **changes}.items() if how is not None}
+    assert judged(broken) == expected
+
+
+def changed_rows(cases):
+    """Return the names of all rows that a module's cases change."""
+    return {name for _, _, changes in cases.values() for name in changes}

@@ -126,24 +126,6 @@ def test_a_comment_may_stand_between_a_key_and_its_value():
     assert parse_spec(text.encode(), "spec.yaml") == parse_spec(SMALL.encode(), "spec.yaml")
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["optimizer=adam", "gradient_momentum=0.9"], "gradient_momentum 0.9 is not used by"),
-        (["adam_epsilon=1e-5"], "adam_epsilon 1e-05 is not used by optimizer 'centred-rmsprop'"),
-        (
-            ["max_gradient_norm=10"],
-            "max_gradient_norm 10.0 is not used by optimizer 'centred-rmsprop'",
-        ),
-        (["updates=2"], "updates 2 need concurrent: false"),
-    ],
-)
-def test_settings_of_deep_q_learning_that_do_not_go_together_are_refused(overrides, message):
-    error = refused(SMALL, *(f"trainer.{each}" for each in overrides))
-    assert error.code == "CAP-S003"
-    assert message in error.message
-
-
 def test_all_findings_are_listed_at_once():
     error = refused(SMALL.replace("batch", "batsch").replace("8_000", "twelve"))
     assert error.message.count("\n") == 1  # total_steps and replay_capacity

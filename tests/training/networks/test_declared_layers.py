@@ -62,11 +62,9 @@ def parse(frames, trainer, algorithm="dqn"):
 @pytest.mark.parametrize(
     ("frames", "trainer", "message"),
     [
-        ("flat", "network: {dense: [4]}, hidden_units: 3", "hidden_units 3 is not used"),
         ("flat", "network: {dense: [4], scaled: false}", "scaled: false does not apply"),
         ("flat", "network: {dense: [0]}", "trainer.network.dense.0: must be greater than 0"),
         ("flat", "network: {dense: [4], activation: gelu}", "must be 'relu' or 'tanh'"),
-        ("flat", "network: resnet", "must be 'nature', 'shallow', 'small-conv' or 'mlp'"),
     ],
 )
 def test_layers_that_do_not_fit_are_refused_and_named(frames, trainer, message):
