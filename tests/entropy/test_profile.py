@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capsule.entropy.journal import FILE_NAME, read_journal
+from capsule.entropy.journal import FILE_NAME
 from capsule.entropy.profile import (
     Call,
     EntropyCall,
@@ -22,6 +22,17 @@ from capsule.entropy.profile import (
     serialize,
 )
 from capsule.experiment.errors import CapsuleError
+from tests.entropy.journals import (
+    CALL,
+    COUNTER,
+    THREAD,
+    call_record,
+    counter_record,
+    mismatch_record,
+    recorded_run,
+    thread_record,
+    write_journal,
+)
 
 
 def kept(size):
@@ -161,45 +172,7 @@ def test_description_counts_calls_and_bytes_by_library():
     )
 
 
-# ---- the journal ----
-
-
-def record(kind, body, ready=1):
-    body += bytes(-len(body) % 8)
-    return struct.pack("<3I4x", 16 + len(body), kind, ready) + body
-
-
-def thread_record(process=b"0", thread=b"0", calls=1, derived=0):
-    return record(1, struct.pack("<4Q192s192s", calls, 8, derived, 8 * derived, process, thread))
-
-
-def counter_record(thread, source=1):
-    return record(2, struct.pack("<4QI4x64s", thread, 0, 1, 8, source, b"libc.so.6"))
-
-
-def call_record(counter, kept=b"12345678", ready=1, size=None):
-    return record(3, struct.pack("<2Q", counter, len(kept) if size is None else size) + kept, ready)
-
-
-THREAD, COUNTER = 64, 64 + len(thread_record())
-CALL = COUNTER + len(counter_record(THREAD))
-
-
-def told_record(process=b"0x", clock=2, is_sorted=1, cores=4):
-    return record(5, struct.pack("<4Q3I4x192s", 10, 2, 3, 1, clock, is_sorted, cores, process))
-
-
-def write_journal(directory, *records, failed=0, version=3, used=None, magic=b"CAPSJRNL"):
-    body = b"".join(records)
-    used = 64 + len(body) if used is None else used
-    header = struct.pack("<8s2I2Q2I24x", magic, version, 62, 1 << 20, used, failed, 0)
-    (directory / FILE_NAME).write_bytes(header + body)
-    return directory
-
-
-def recorded_run(directory, **options):
-    records = thread_record(), counter_record(THREAD), call_record(COUNTER)
-    return write_journal(directory, *records, **options)
+# ---- from a journal ----
 
 
 def test_a_journal_becomes_a_profile(tmp_path):
@@ -216,15 +189,6 @@ def test_of_a_large_call_32_bytes_are_kept(tmp_path):
     )
 
 
-def test_a_call_under_way_when_the_process_was_killed_does_not_count(tmp_path):
-    records = thread_record(), counter_record(THREAD), call_record(COUNTER)
-    write_journal(tmp_path, *records, call_record(COUNTER, ready=0), call_record(COUNTER, b"last"))
-    assert [call.kept for call in read_journal(tmp_path).threads[0].recorded] == [
-        b"12345678",
-        b"last",
-    ]
-
-
 def code_of(function, *arguments):
     with pytest.raises(CapsuleError) as caught:
         function(*arguments)
@@ -235,42 +199,6 @@ def test_a_run_that_wrote_nothing_down_is_named_so(tmp_path):
     assert code_of(merge, tmp_path) == "CAP-R201"
     assert code_of(merge, recorded_run(tmp_path, magic=b"anything")) == "CAP-R201"
     assert code_of(merge, recorded_run(tmp_path, version=1)) == "CAP-R201"
-
-
-def test_what_processes_were_told_is_read(tmp_path):
-    write_journal(tmp_path, told_record(), told_record(process=b"0", clock=0, cores=0))
-    first, second = read_journal(tmp_path).told
-    assert list(first.model_dump().values()) == ["0", "system", 10, 2, True, 3, None, 1]
-    assert list(second.model_dump().values()) == ["0x", "virtual", 10, 2, True, 3, 4, 1]
-
-
-@pytest.mark.parametrize(
-    "records",
-    [
-        (told_record(clock=3),),
-        (told_record(is_sorted=2),),
-        (told_record(cores=1025),),
-        (counter_record(THREAD),),
-        (thread_record(), call_record(THREAD)),
-        (thread_record(process=b""),),
-        (thread_record(), counter_record(THREAD, source=9)),
-        (record(9, b"12345678"),),
-        (record(1, b"12345678"),),
-        (struct.pack("<3I4x", 0, 1, 1),),
-        (thread_record(), struct.pack("<3I4x", 4096, 3, 1)),
-        (
-            thread_record(),
-            counter_record(THREAD),
-            record(3, struct.pack("<2Q", COUNTER, 1 << 60)),
-        ),
-    ],
-)
-def test_a_journal_that_contradicts_itself_is_refused(tmp_path, records):
-    assert code_of(read_journal, write_journal(tmp_path, *records)) == "CAP-R202"
-
-
-def test_a_journal_of_impossible_size_is_refused(tmp_path):
-    assert code_of(read_journal, recorded_run(tmp_path, used=1 << 40)) == "CAP-R202"
 
 
 @given(position=st.integers(0, CALL + 40), value=st.integers(0, 255))
@@ -343,10 +271,7 @@ def test_threads_with_derived_bytes_are_told(tmp_path):
 )
 def test_a_mismatch_is_told_exactly(tmp_path, reason, recorded, told):
     profile = parse(merge(recorded_run(tmp_path)))
-    body = struct.pack(
-        "<3I4x4Q192s192s", reason, 1, recorded[0], 3, 24, 16, recorded[1], b"0.1", b"0-2"
-    )
-    write_journal(tmp_path, record(4, body), failed=1)
+    write_journal(tmp_path, mismatch_record(reason, recorded), failed=1)
     with pytest.raises(CapsuleError) as caught:
         check_consumed(tmp_path, profile)
     assert caught.value.code == "CAP-R221"

@@ -16,7 +16,7 @@ from tests.experiment.specs import (
     TRAINERS,
     make_spec,
     refusal,
-)  # fmt: skip
+)
 
 each_algorithm = pytest.mark.parametrize("algorithm", TRAINERS)
 NATIVE = {"numerics": "native"}

@@ -21,7 +21,7 @@ from tests.experiment.specs import (
     R2D2,
     make_spec,
     refusal,
-)  # fmt: skip
+)
 
 DOCUMENTS = [DQN, R2D2, IMPALA, PROGRAM]
 each_kind = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: each["name"])
