@@ -1,15 +1,12 @@
 """Licences: read from wheels and Debian packages, and never guessed."""
 
-import json
 import zipfile
-from datetime import UTC, datetime
 
 import pytest
-from cyclonedx.spdx import is_expression, is_supported_id
+from cyclonedx.spdx import is_expression
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capsule.bundle.debian_copyright import SPDX_IDS, declared_licences
 from capsule.bundle.licences import (
     collect_licences,
     debian_choice,
@@ -17,17 +14,10 @@ from capsule.bundle.licences import (
     is_spdx,
 )
 from capsule.bundle.package_urls import debian_purl, wheel_purl
-from capsule.bundle.packing import FinishedRun, _image_files
-from capsule.bundle.run_bundle import IMAGE_SBOM
 from capsule.bundle.sbom import image_sbom
 from capsule.bundle.sbom_checks import sbom_matches_lock, validate_sbom
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.image.archives.layers import TarEntry, file_entry, write_tar
-from capsule.image.assembly.assemble import Image
-from capsule.image.assembly.making import Layer
-from capsule.image.cache import Cache
-from capsule.machine.fingerprint import take_fingerprint
 from tests.bundle.locks import debian, make_lock, wheel
 
 DIGEST = "sha256:" + sha256_hex(b"image")
@@ -122,128 +112,11 @@ def test_a_licence_that_is_none_is_refused():
     assert "'BSD License'" in caught.value.message
 
 
-# --- Debian packages ----------------------------------------------------------------------------
-
-FORMAT = "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n"
-COPYRIGHT = (
-    FORMAT
-    + """\
-Upstream-Name: example
-License: Apache-2.0
- of the header, which is a simplification
-
-Files: *
-Copyright: 2020 A. Author
-License: GPL-2+ or Artistic
- This is free software.
- .
- License: not a field, as it is indented
-
-# A comment stands alone.
-Files:
- debian/*
- old/*
-Copyright: 2020 A. Author
-license:  expat
-
-Files: doc/*
-Copyright: 2020 A. Author
-License: GPL-2+ or Artistic
-
-License: GPL-2+
- A text that paragraphs refer to.
-"""
-)
-
-
-def test_the_licences_of_all_files_are_read():
-    assert declared_licences(COPYRIGHT) == ("GPL-2+ or Artistic", "expat")
+def test_debian_names_of_one_licence_become_its_identifier_once():
     assert debian_choice(("GPL-2+ or Artistic", "expat", "Expat")) == [
         {"license": {"name": "GPL-2+ or Artistic", "acknowledgement": "declared"}},
         {"license": {"id": "MIT", "acknowledgement": "declared"}},
     ]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "This package was debianized by A. Author.\n\nFiles: *\nLicense: MIT\n",
-        "Format: https://example.org/1.0/\n\nFiles: *\nLicense: MIT\n",
-        "Format-Specification: http://dep.debian.net/deps/dep5/\n\nFiles: *\nLicense: MIT\n",
-        FORMAT,
-        FORMAT + "\nFiles: *\nCopyright: nobody\n",
-        FORMAT + "\nFiles: *\nLicense:\n in words\n",
-        FORMAT + "\nFiles: *\nLicense: MIT\n\nFiles: b\nLicense:\n in words\n",
-        FORMAT + "\nFiles: *\nLicense: MIT\nwhatever\n",
-        COPYRIGHT.replace("\n", "\r\n"),
-    ],
-)
-def test_a_copyright_file_that_is_not_machine_readable_names_no_licence(text):
-    assert declared_licences(text) is None
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    st.lists(
-        st.sampled_from(
-            [FORMAT, "Files: *", "License: MIT", "License:", "\n", " x", "#", ":", "é", "\0"]
-        )
-    ).map("\n".join)
-)
-def test_no_text_breaks_the_reader_of_copyright_files(text):
-    found = declared_licences(text)
-    assert found is None or set(found) <= {"MIT"}
-
-
-def test_only_names_that_mean_one_licence_become_identifiers():
-    assert all(map(is_supported_id, SPDX_IDS.values()))
-    assert (SPDX_IDS["gpl-2"], SPDX_IDS["gpl-2.0+"]) == ("GPL-2.0-only", "GPL-2.0-or-later")
-    assert SPDX_IDS["lgpl-2.1+"] == "LGPL-2.1-or-later"
-    assert not SPDX_IDS.keys() & {"mit", "bsd", "gpl", "artistic", "public-domain", "bsd-4-clause"}
-
-
-@pytest.fixture
-def base_layer(tmp_path):
-    """A layer of packages; some share a documentation, as Debian's do, by links."""
-
-    def link(path, target):
-        return TarEntry(path, "test", "symlink", 0o777, target=target)
-
-    entries = [
-        file_entry("usr/share/doc/gcc-12-base/copyright", "test", COPYRIGHT.encode()),
-        link("usr/share/doc/libstdc++6", "gcc-12-base"),
-        link("usr/share/doc/libgcc-s1/copyright", "/usr/share/doc/libstdc++6/copyright"),
-        file_entry("usr/share/doc/bash/copyright", "test", b"in words, \xff"),
-        link("usr/share/doc/loop", "loop"),
-        link("usr/share/doc/away", "../../../../etc"),
-        file_entry("etc/copyright", "test", COPYRIGHT.encode()),
-    ]
-    path = tmp_path / "layer.tar"
-    with path.open("wb") as stream:
-        write_tar(entries, stream.write)
-    return path
-
-
-@pytest.mark.parametrize("contained", [True, False])
-def test_a_bundle_names_the_debian_licences_of_its_image(base_layer, tmp_path, contained):
-    lock = make_lock(packages=(debian("gcc-12-base", "1"),))
-    layer = Layer("base", DIGEST, base_layer, base_layer.stat().st_size)
-    code = Layer("code", DIGEST, base_layer, layer.size)
-    image = Image(b"{}", DIGEST, b"{}", DIGEST, (layer, code), "capsule:test")
-    run = FinishedRun(
-        lock=lock,
-        image=image if contained else None,
-        engine={"name": "docker" if contained else "process"},
-        fingerprint=take_fingerprint(None),
-        started=datetime(2026, 1, 1, tzinfo=UTC),
-        directory=tmp_path,
-    )
-    members = _image_files(run, Cache(tmp_path / "cache"), tmp_path, embed_image=False)
-    known = debian_choice(("GPL-2+ or Artistic", "expat")) if contained else None
-    parts = json.loads(members[IMAGE_SBOM])["components"]
-    (package,) = (part for part in parts if part["name"] == "gcc-12-base")
-    assert package.get("licenses") == known
 
 
 def test_debian_licences_come_from_the_base_layer(base_layer):

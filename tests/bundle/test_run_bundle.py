@@ -11,10 +11,8 @@ from capsule.bundle.archive import MAX_NAME, NAME_PATTERN
 from capsule.bundle.claims import claims_model
 from capsule.bundle.events import parse_event, sound_events
 from capsule.bundle.manifest import BundleFile, Manifest
-from capsule.bundle.packing import _written
 from capsule.bundle.run_bundle import members_of, output_members
 from capsule.bundle.trust import TrustPolicy
-from capsule.experiment.errors import CapsuleError
 from capsule.experiment.lock import Lock
 from capsule.image.cache import Cache
 from capsule.report.progress import SilentReporter
@@ -59,19 +57,6 @@ def test_every_output_has_a_place_that_a_manifest_takes(paths):
         BundleFile(path=name, size=0, sha256=TWO, role="output", mediaType="a/b") for name in names
     ]
     Manifest(claimId=ONE, files=(claims, *sorted(files, key=lambda file: file.path)))
-
-
-@pytest.mark.parametrize("path", ["link", "folder/secret", "../secret", "/etc/passwd", "gone"])
-def test_a_file_of_the_machine_is_not_packed_as_an_output(tmp_path, path):
-    (tmp_path / "secret").write_text("secret")
-    workspace = tmp_path / "workspace"
-    workspace.mkdir()
-    (workspace / "link").symlink_to(tmp_path / "secret")
-    (workspace / "folder").symlink_to(tmp_path)
-    (workspace / "file").write_text("written")
-    assert _written(workspace, "file").read_text() == "written"
-    with pytest.raises(CapsuleError, match="CAP-B142"):
-        _written(workspace, path)
 
 
 @pytest.mark.parametrize("run", [genuine.training, genuine.program])

@@ -115,6 +115,15 @@ def pack(folder: Path, document=DQN, *, machine=MACHINE, name=None, **parts) -> 
         name: File name of the bundle, if it is to have another one.
         parts: ``events``, ``outputs``, ``evaluation``, ``log``, ``flags``: instead of the usual.
     """
+    run = finished(folder, document, machine=machine, **parts)
+    key = folder / "alice"
+    generate(key)
+    bundle, _ = pack_run(run, load_private(key), folder, Cache(folder / "cache"), embed_image=False)
+    return bundle if name is None else bundle.rename(folder / name)
+
+
+def finished(folder: Path, document=DQN, *, machine=MACHINE, **parts) -> FinishedRun:
+    """Write the directory of a run, which is ``run`` in ``folder``; see :func:`pack`."""
     lock = make_lock(document)
     directory = folder / "run"
     directory.mkdir(parents=True)
@@ -134,12 +143,8 @@ def pack(folder: Path, document=DQN, *, machine=MACHINE, name=None, **parts) -> 
         event if isinstance(event, str) else json.dumps(event) + "\n" for event in events
     )
     (directory / contract.EVENTS).write_text(lines)
-    key = folder / "alice"
-    generate(key)
     started = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
-    run = FinishedRun(lock, None, {"name": "process", "version": "1"}, machine, started, directory)
-    bundle, _ = pack_run(run, load_private(key), folder, Cache(folder / "cache"), embed_image=False)
-    return bundle if name is None else bundle.rename(folder / name)
+    return FinishedRun(lock, None, {"name": "process", "version": "1"}, machine, started, directory)
 
 
 def _events():
