@@ -26,95 +26,9 @@ from capsule.bundle.keys import (
     read_passphrase,
 )
 from capsule.experiment.errors import CapsuleError, ExitCode
+from tests.bundle.points import P256_POINT, P256_SECRET, RFC6979, RFC8032, WEAK
 
 OPENSSH = Path(__file__).parent / "vectors" / "openssh"
-
-PRIME = 2**255 - 19
-ORDER = 2**252 + 27742317777372353535851937790883648493
-
-# RFC 8032 section 7.1: secret key, public key, message, signature.
-RFC8032 = [
-    (
-        "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60",
-        "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a",
-        "",
-        (
-            "e5564300c360ac729086e2cc806e828a84877f1eb8e5d974d873e06522490155"
-            "5fb8821590a33bacc61e39701cf9b46bd25bf5f0595bbe24655141438e7a100b"
-        ),
-    ),
-    (
-        "4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb",
-        "3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c",
-        "72",
-        (
-            "92a009a9f0d4cab8720e820b5f642540a2b27b5416503f8fb3762223ebdb69da"
-            "085ac1e43e15996e458f3613d0f11d8c387b2eaeb4302aeeb00d291612bb0c00"
-        ),
-    ),
-    (
-        "c5aa8df43f9f837bedb7442f31dcb7b166d38535076f094b85ce3a2e0b4458f7",
-        "fc51cd8e6218a1a38da47ed00230f0580816ed13ba3303ac5deb911548908025",
-        "af82",
-        (
-            "6291d657deec24024827e69c3abe01a30ce548a284743a445e3680d7db5ac3ac"
-            "18ff9b538d16f290ae67f760984dc6594a7c15e9716ed28dc027beceea1ec40a"
-        ),
-    ),
-]
-
-
-def encoding(y: int, sign: int = 0) -> bytes:
-    return (y | sign << 255).to_bytes(32, "little")
-
-
-# The y coordinates of the points of order 8 (one is the negative of the other).
-ORDER_EIGHT = int.from_bytes(
-    bytes.fromhex("c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a"), "little"
-)
-WEAK = {
-    "identity": encoding(1),
-    "order 2": encoding(PRIME - 1),
-    "order 4": encoding(0),
-    "order 4, negative": encoding(0, 1),
-    **{
-        f"order 8, number {2 * n + sign}": encoding(y, sign)
-        for n, y in enumerate((ORDER_EIGHT, PRIME - ORDER_EIGHT))
-        for sign in (0, 1)
-    },
-    "identity, negative zero": encoding(1, 1),
-    "order 2, negative zero": encoding(PRIME - 1, 1),
-    "identity plus p": encoding(PRIME + 1),
-    "zero plus p": encoding(PRIME),
-    "largest number": b"\xff" * 32,
-    "not on the curve": encoding(2),
-    "short": bytes(31),
-    "long": bytes(33),
-    "empty": b"",
-}
-
-
-def affine_sum(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int]:
-    """Add points by the affine law of RFC 8032 section 5.1, one inversion each: the oracle."""
-    d = -121665 * pow(121666, -1, PRIME) % PRIME
-    (x1, y1), (x2, y2) = first, second
-    k = d * x1 * x2 * y1 * y2
-    x = (x1 * y2 + x2 * y1) * pow(1 + k, -1, PRIME) % PRIME
-    y = (y1 * y2 + x1 * x2) * pow(1 - k, -1, PRIME) % PRIME
-    return x, y
-
-
-def point(data: bytes) -> tuple[int, int]:
-    """Decode a point by trying both square roots."""
-    number = int.from_bytes(data, "little")
-    sign, y = number >> 255, number % 2**255
-    d = -121665 * pow(121666, -1, PRIME) % PRIME
-    square = (y * y - 1) * pow(d * y * y + 1, -1, PRIME) % PRIME
-    root = pow(square, (PRIME + 3) // 8, PRIME)
-    unit = pow(2, (PRIME - 1) // 4, PRIME)
-    roots = [r for r in (root, root * unit % PRIME) if r * r % PRIME == square]
-    x = roots[0]
-    return (x if x & 1 == sign else PRIME - x), y
 
 
 @pytest.mark.parametrize(("secret", "public", "message", "signature"), RFC8032)
@@ -126,76 +40,11 @@ def test_rfc_8032_vectors(secret, public, message, signature):
     assert not key.public.verify(bytes.fromhex(signature), bytes.fromhex(message) + b"\0")
 
 
-def test_malleable_and_misshapen_signatures_are_refused():
-    _, public, message, good = (bytes.fromhex(part) for part in RFC8032[1])
-    key = PublicKey(public)
-    plus_order = int.from_bytes(good[32:], "little") + ORDER
-    assert key.verify(good, message)
-    for bad in (
-        good[:32] + plus_order.to_bytes(32, "little"),
-        good[:-1],
-        good + b"\0",
-        b"",
-        bytes(64),
-        good[32:] + good[:32],
-    ):
-        assert not key.verify(bad, message)
-
-
-@pytest.mark.parametrize("name", WEAK)
-def test_weak_ed25519_keys_are_refused(name):
-    with pytest.raises(CapsuleError) as caught:
-        PublicKey(WEAK[name])
-    assert (caught.value.code, caught.value.exit_code) == ("CAP-B134", ExitCode.USAGE)
-
-
-def test_why_the_identity_is_refused():
-    # Its signature with R = identity and S = 0 holds for every message.
-    universal = encoding(1) + bytes(32)
-    key = ed25519.Ed25519PublicKey.from_public_bytes(WEAK["identity"])
-    for message in (b"yes", b"no"):
-        key.verify(universal, message)
-
-
-@pytest.mark.parametrize("number", range(8))
-def test_mixed_order_keys_are_refused(number):
-    small = [WEAK[name] for name in WEAK if name.startswith(("identity", "order"))][:8][number]
-    x, y = affine_sum(point(bytes.fromhex(RFC8032[0][1])), point(small))
-    mixed = encoding(y, x & 1)
-    if number == 0:  # the identity adds nothing: the passing twin
-        assert PublicKey(mixed).raw.hex() == RFC8032[0][1]
-        return
-    with pytest.raises(CapsuleError, match="outside the subgroup of prime order"):
-        PublicKey(mixed)
-
-
 @settings(deadline=None, max_examples=20)
 @given(st.binary(min_size=32, max_size=32))
 def test_honest_keys_pass(seed):
     key = ed25519.Ed25519PrivateKey.from_private_bytes(seed)
     assert PublicKey(key.public_key().public_bytes_raw()) == PrivateKey(key).public
-
-
-# ECDSA P-256. RFC 6979 appendix A.2.5: secret key, public point, then message, r and s.
-P256_SECRET = 0xC9AFA9D845BA75166B5C215767B1D6934E50C3DB36E89B127B8A622B120F6721
-P256_POINT = bytes.fromhex(
-    "0460fed4ba255a9d31c961eb74c6356d68c049b8923b61fa6ce669622e60f29fb6"
-    "7903fe1008b8bc99a41ae9e95628bc64f2f1b20c2d7e9f5177a3c294d4462299"
-)
-RFC6979 = [
-    (
-        b"sample",
-        0xEFD48B2AACB6A8FD1140DD9CD45E81D69D2C877B56AAF991C34D0EA84EAF3716,
-        0xF7CB1C942D657C41D436C7A1B6E29F65F3E900DBB9AFF4064DC4AB2F843ACDA8,
-    ),
-    (
-        b"test",
-        0xF1ABB023518351CD71D881567B1EA663ED3EFCF6C5132B354F28D3B0B7D38367,
-        0x019F4113742A2B14BD25926B49C649155F267E60D3814B4C0CC84250E46F0083,
-    ),
-]
-P256_PRIME = 2**256 - 2**224 + 2**192 + 2**96 - 1
-P256_ROOT_OF_B = 0x66485C780E2F83D72433BD5D84A06BB6541C2AF31DAE871728BF856A174F93F4
 
 
 def p256_key() -> PrivateKey:
@@ -223,38 +72,6 @@ def test_honest_p256_keys_pass_and_sign_in_one_way(secret, message):
     assert key.sign(message) == signature
     assert key.public.algorithm.is_canonical(signature)
     assert key.public.verify(signature, message)
-
-
-def p256_encoding(x: int, y: int) -> bytes:
-    return b"\4" + x.to_bytes(32) + y.to_bytes(32)
-
-
-P256_WEAK = {
-    "identity": b"\0",
-    "identity, padded": b"\0" * 65,
-    "compressed": bytes([2 + (P256_POINT[-1] & 1)]) + P256_POINT[1:33],
-    "hybrid": bytes([6 + (P256_POINT[-1] & 1)]) + P256_POINT[1:],
-    "not on the curve": P256_POINT[:-1] + bytes([P256_POINT[-1] ^ 1]),
-    "zero": p256_encoding(0, 0),
-    "x plus p": p256_encoding(P256_PRIME, P256_ROOT_OF_B),
-    "short": P256_POINT[:-1],
-    "long": P256_POINT + b"\0",
-    "empty": b"",
-}
-
-
-def test_the_p256_point_with_x_zero_passes():
-    # The twin of "x plus p": the same point in its canonical encoding.
-    assert (
-        PublicKey(p256_encoding(0, P256_ROOT_OF_B), algorithm=ECDSA_P256).verify(b"", b"") is False
-    )
-
-
-@pytest.mark.parametrize("name", P256_WEAK)
-def test_bad_p256_points_are_refused(name):
-    with pytest.raises(CapsuleError) as caught:
-        PublicKey(P256_WEAK[name], algorithm=ECDSA_P256)
-    assert (caught.value.code, caught.value.exit_code) == ("CAP-B134", ExitCode.USAGE)
 
 
 def test_an_algorithm_follows_from_the_key_alone():
