@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from capsule.engine.connection import connect
 from capsule.engine.containers import ContainerEngine
 from capsule.engine.interface import Task
+from capsule.experiment.canonical import sha256_file
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.lock import Lock, LockedCode, LockedImage, LockedWheel
 from capsule.experiment.spec import LimitsSpec, SourcesSpec, Spec
@@ -27,6 +29,28 @@ LIMITS = LimitsSpec(memory_mb=256, processes=32, disk_mb=64, minutes=5, temporar
 LABEL = "capsule.test"
 CREATED = "2020-01-01T00:00:00Z"
 CPU = {"kind": "cpu"}
+PODMAN = {"Version": "5.4.2", "Components": [{"Name": "Podman Engine", "Version": "5.4.2"}]}
+
+
+class Rootless:
+    """The SDK's client of a Podman without root, as far as an engine is opened and described."""
+
+    def version(self):
+        return {**PODMAN, "ApiVersion": "1.41"}
+
+    def info(self):
+        return {"Rootless": True, "CgroupVersion": "1"}
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def nothing_answers(monkeypatch, tmp_path):
+    """Have no container engine answer; the socket that is asked."""
+    for variable in ("DOCKER_HOST", "CONTAINER_HOST"):
+        monkeypatch.setenv(variable, f"unix://{tmp_path}/none.sock")
+    return tmp_path / "none.sock"
 
 
 @pytest.fixture
@@ -56,6 +80,30 @@ def interpreter(cache, fetched_interpreter):
     for package in fetched_interpreter:
         cache.add(Cache().path(package.sha256), package.sha256)
     return fetched_interpreter
+
+
+@pytest.fixture
+def wheel(tmp_path, cache):
+    """Put a wheel with one module in the cache; return its name and digest."""
+    path = tmp_path / "made-1-py3-none-any.whl"
+    info = "made-1.dist-info"
+    files = {
+        "made.py": "VALUE = 42\n",
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: made\nVersion: 1\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    files[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"])
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(zipfile.ZipInfo(name), text)  # without the time of this moment
+    digest = sha256_file(path)
+    cache.add(path, digest)
+    return "made", digest
+
+
+@pytest.fixture
+def lock(make_lock, wheel, interpreter):
+    return make_lock(wheels=[wheel], debian=interpreter)
 
 
 @pytest.fixture
@@ -148,6 +196,11 @@ def run(engine, make_image, make_lock, make_task, cache, run_directory):
         return ended, (run_directory / "output.log").read_text()
 
     return run_script
+
+
+def installations(notes):
+    """Count them; on a machine without namespaces there are other notes."""
+    return sum(note.startswith("installing the locked packages") for note in notes)
 
 
 def _lock(wheels=(), accelerator=CPU, code=None, debian=()):

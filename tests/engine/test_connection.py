@@ -7,12 +7,10 @@ import pytest
 
 from capsule.engine.connection import addresses, connect, engine_name, is_rootless
 from capsule.engine.containers import ContainerEngine
-from capsule.engine.process import ProcessEngine
-from capsule.engine.select import open_engine
 from capsule.experiment.errors import CapsuleError, ExitCode
+from tests.engine.conftest import PODMAN, Rootless
 
 DOCKER = {"Version": "20.10.24", "Components": [{"Name": "Engine", "Version": "20.10.24"}]}
-PODMAN = {"Version": "5.4.2", "Components": [{"Name": "Podman Engine", "Version": "5.4.2"}]}
 
 
 def test_the_engine_is_told_by_its_components():
@@ -32,12 +30,11 @@ def test_a_variable_excludes_the_usual_places():
 
 
 @pytest.mark.parametrize("name", ["docker", "podman"])
-def test_no_engine_names_the_socket_the_cause_and_the_fix(name, monkeypatch, tmp_path):
-    _nothing_answers(monkeypatch, tmp_path)
+def test_no_engine_names_the_socket_the_cause_and_the_fix(name, nothing_answers):
     with pytest.raises(CapsuleError) as refusal:
         connect(name)
     assert (refusal.value.code, refusal.value.exit_code) == ("CAP-E001", ExitCode.NO_ENGINE)
-    assert f"{tmp_path}/none.sock: no such file or directory" in refusal.value.message
+    assert f"{nothing_answers}: no such file or directory" in refusal.value.message
     assert "--engine process" in refusal.value.fix
 
 
@@ -49,42 +46,6 @@ def test_a_socket_that_nobody_listens_on(monkeypatch, tmp_path):
         connect("docker")
 
 
-def test_auto_ends_with_a_plain_process_and_says_so(monkeypatch, tmp_path):
-    _nothing_answers(monkeypatch, tmp_path)
-    notes = []
-    assert isinstance(open_engine("auto", progress=notes.append), ProcessEngine)
-    assert len(notes) == 1
-    assert "no docker engine answers" in notes[0]
-    assert "engine=process" in notes[0]
-
-
-def test_a_strangers_run_never_ends_with_a_plain_process(monkeypatch, tmp_path):
-    _nothing_answers(monkeypatch, tmp_path)
-    notes = []
-    with pytest.raises(CapsuleError, match="no docker engine answers") as refusal:
-        open_engine("auto", strange=True, progress=notes.append)
-    assert (refusal.value.code, refusal.value.exit_code) == ("CAP-E001", ExitCode.NO_ENGINE)
-    assert "no podman engine answers" in refusal.value.message
-    assert notes == []
-    assert open_engine("process", strange=True, progress=notes.append).name == "process"
-
-
-def test_a_chosen_engine_is_never_replaced(monkeypatch, tmp_path):
-    _nothing_answers(monkeypatch, tmp_path)
-    for choice in ("docker", "podman"):
-        with pytest.raises(CapsuleError, match="CAP-E001"):
-            open_engine(choice, progress=print)
-    assert open_engine("process", progress=print).describe()["name"] == "process"
-
-
-@pytest.mark.engine
-def test_auto_prefers_docker():
-    notes = []
-    engine = open_engine("auto", progress=notes.append)
-    assert engine.name == "docker"
-    assert notes == [f"engine: docker {engine.describe()['version']}"]
-
-
 @pytest.mark.engine
 def test_docker_at_the_address_given_for_podman(monkeypatch):
     monkeypatch.setenv("CONTAINER_HOST", addresses("docker", {})[0])
@@ -92,11 +53,6 @@ def test_docker_at_the_address_given_for_podman(monkeypatch):
         connect("podman")
     assert refusal.value.code == "CAP-E002"
     assert "--engine docker" in refusal.value.fix
-
-
-def _nothing_answers(monkeypatch, tmp_path):
-    for variable in ("DOCKER_HOST", "CONTAINER_HOST"):
-        monkeypatch.setenv(variable, f"unix://{tmp_path}/none.sock")
 
 
 @pytest.mark.parametrize(
@@ -110,19 +66,6 @@ def _nothing_answers(monkeypatch, tmp_path):
 )
 def test_engines_without_root_are_recognised(info, rootless):
     assert is_rootless(info) is rootless
-
-
-class Rootless:
-    """The SDK's client of a Podman without root, as far as an engine is opened and described."""
-
-    def version(self):
-        return {**PODMAN, "ApiVersion": "1.41"}
-
-    def info(self):
-        return {"Rootless": True, "CgroupVersion": "1"}
-
-    def close(self):
-        pass
 
 
 def test_without_root_a_run_is_root_inside_and_missing_limits_are_said(tmp_path):

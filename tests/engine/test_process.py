@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-import zipfile
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,6 @@ from capsule.engine.interface import NATIVE, RUN_DIRECTORY, Task
 from capsule.engine.process import ProcessEngine
 from capsule.entropy.launch import launch_arguments
 from capsule.entropy.report import collect
-from capsule.experiment.canonical import sha256_file
 from capsule.experiment.contract import FIRST_PROCESS
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import CodeSpec
@@ -28,6 +26,7 @@ from capsule.experiment.variables import environment_variables
 from capsule.image.cache import Cache
 from capsule.image.distribution import DEBIAN_12
 from capsule.image.resolution.project import capture_project
+from tests.engine.conftest import installations
 
 pytestmark = pytest.mark.network  # for the packages of the interpreter, unless they are cached
 
@@ -54,30 +53,6 @@ def common_cache(tmp_path_factory):
 def cache(request, tmp_path, common_cache):
     """The cache of the tests that execute a task, which share an environment; else one's own."""
     return common_cache if "run" in request.fixturenames else Cache(tmp_path / "cache")
-
-
-@pytest.fixture
-def wheel(tmp_path, cache):
-    """Put a wheel with one module in the cache; return its name and digest."""
-    path = tmp_path / "made-1-py3-none-any.whl"
-    info = "made-1.dist-info"
-    files = {
-        "made.py": "VALUE = 42\n",
-        f"{info}/METADATA": "Metadata-Version: 2.1\nName: made\nVersion: 1\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    files[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"])
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, text in files.items():
-            archive.writestr(zipfile.ZipInfo(name), text)  # without the time of this moment
-    digest = sha256_file(path)
-    cache.add(path, digest)
-    return "made", digest
-
-
-@pytest.fixture
-def lock(make_lock, wheel, interpreter):
-    return make_lock(wheels=[wheel], debian=interpreter)
 
 
 @pytest.fixture(params=["enclosed", "plain"])
@@ -325,21 +300,6 @@ def test_a_task_that_leaves_no_place_for_its_log(run):
     assert refused.value.code == "CAP-E041"
 
 
-def test_the_environment_is_made_once_and_shared_by_specs_that_differ_in_numbers(lock, cache):
-    notes = []
-    other = lock.model_copy(
-        update={
-            "spec": lock.spec.model_copy(
-                update={"seeds": lock.spec.seeds.model_copy(update={"root": 7})}
-            )
-        }
-    )
-    assert other.digest() != lock.digest()
-    for each in (lock, lock, other):
-        ProcessEngine().prepare(each, None, cache, progress=notes.append)
-    assert installations(notes) == 1
-
-
 @pytest.mark.parametrize("enclosed", ["plain"], indirect=True)  # it is made before there are any
 def test_an_environment_whose_interpreter_went_is_made_again(lock, cache, run):
     environment = cache.root / "environments" / environment_key(lock)
@@ -397,37 +357,6 @@ def test_a_source_tree_that_was_changed_in_the_cache_is_unpacked_again(
     engine.prepare(lock, None, cache, progress=lambda _: None)
     engine.run(task, on_poll=lambda: None, poll_seconds=0.05)
     assert "'VALUE': 1" in (run_directory / "output.log").read_text()
-
-
-def installations(notes):
-    """Count them; on a machine without namespaces there are other notes."""
-    return sum(note.startswith("installing the locked packages") for note in notes)
-
-
-def test_a_damaged_wheel_is_refused_and_nothing_is_left(lock, cache, wheel):
-    cache.path(wheel[1]).write_bytes(b"damaged")
-    with pytest.raises(CapsuleError) as refusal:
-        ProcessEngine().prepare(lock, None, cache, progress=lambda _: None)
-    assert (refusal.value.code, refusal.value.exit_code) == ("CAP-E013", ExitCode.BUILD_FAILED)
-    assert list((cache.root / "environments").iterdir()) == []
-
-
-def test_other_code_than_the_locked_is_refused(make_lock, cache):
-    with pytest.raises(CapsuleError) as refusal:
-        ProcessEngine().prepare(make_lock(code="0" * 64), None, cache, progress=lambda _: None)
-    assert refusal.value.code == "CAP-E014"
-
-
-def test_a_wheel_that_does_not_fit_this_machine(make_lock, cache, tmp_path, interpreter):
-    path = tmp_path / "broken"
-    path.write_bytes(b"not a zip archive")
-    digest = sha256_file(path)
-    cache.add(path, digest)
-    with pytest.raises(CapsuleError) as refusal:
-        lock = make_lock(wheels=[("broken", digest)], debian=interpreter)
-        ProcessEngine().prepare(lock, None, cache, progress=lambda _: None)
-    assert refusal.value.code == "CAP-E015"
-    assert "broken" in refusal.value.message
 
 
 def test_a_gpu_that_is_not_there_is_inconclusive(make_lock, monkeypatch):
