@@ -26,6 +26,7 @@ from capsule.image.cache import Cache
 from capsule.image.code import training_code_digest
 from capsule.image.distribution import DEBIAN_12
 from capsule.image.recipe import load_recipe
+from tests.image.package_index import NVIDIA, Machine, make_wheel
 
 SITE = DEBIAN_12.site
 
@@ -257,3 +258,21 @@ class Tiny:
 @pytest.fixture
 def tiny(tmp_path: Path) -> Tiny:
     return Tiny(tmp_path)
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine whose index and folder are the only sources of packages."""
+    machine = Machine(tmp_path)
+    only_these_sources(monkeypatch, machine.index, machine.folder)
+    return machine
+
+
+@pytest.fixture
+def torch_machine(machine):
+    """The index has torch's CUDA build, the folder its CPU build, as on many machines."""
+    machine.publish("torch", "2.13.0", *(f"{name}=={nv}" for name, nv in NVIDIA.items()))
+    for name, version in NVIDIA.items():
+        machine.publish(name, version, tag="py3-none-manylinux_2_27_x86_64")
+    make_wheel(machine.folder, "torch", "2.13.0+cpu")
+    return machine

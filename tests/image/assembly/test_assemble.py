@@ -15,7 +15,6 @@ from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.variables import environment_variables
 from capsule.image.archives.layers import EPOCH, file_entry, write_tar
 from capsule.image.assembly import assemble as module
-from capsule.image.assembly import making
 from capsule.image.assembly.assemble import (
     archive_chunks,
     assemble,
@@ -125,36 +124,6 @@ def test_a_second_time_nothing_is_made(tiny):
     assert again == first
     assert len(told) == 3
     assert {path: path.stat().st_mtime_ns for path in before} == before
-
-
-def test_a_layer_that_was_copied_is_hashed_and_not_made_again(tiny):
-    """A cache that was restored from elsewhere has other inodes and times."""
-    first, told = tiny.assemble(), []
-    shutil.copytree(tiny.cache.root, tiny.folder / "copy")
-    shutil.rmtree(tiny.cache.root)
-    (tiny.folder / "copy").rename(tiny.cache.root)
-    supplied = {"code": tiny.code_layer}
-    assert assemble(tiny.lock(), tiny.cache, supplied=supplied, progress=told.append) == first
-    assert told == []
-
-
-@pytest.mark.parametrize("damage", ["truncate", "remove", "record", "change"])
-def test_a_damaged_layer_is_made_again(tiny, damage):
-    first = tiny.assemble()
-    path = first.layers[0].path
-    if damage == "truncate":
-        os.truncate(path, 1000)
-    elif damage == "remove":
-        path.unlink()
-    elif damage == "change":  # with its size and its date
-        times = path.stat()
-        data = path.read_bytes()
-        path.write_bytes(data[:-2000] + b"x" + data[-1999:])
-        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    else:
-        path.with_suffix(".json").write_text('{"size": "what')
-    assert tiny.assemble() == first
-    assert sha256_file(path) == first.layers[0].diff_id.removeprefix("sha256:")
 
 
 VARIANTS = [
@@ -397,15 +366,6 @@ def test_wheels_in_different_layers_that_share_a_path(tiny, monkeypatch):
     monkeypatch.setattr(module, "OWN_LAYER_BYTES", 1)
     tiny.wheels["other"] = build_wheel({"small/__init__.py": b"VALUE = 2\n"}, name="other")
     assert "layer other and layer small" in refusal("CAP-I109", tiny.assemble)
-
-
-def test_a_full_cache_folder(tiny, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    lock = tiny.lock()
-    monkeypatch.setattr(making, "write_tar", full)
-    assert "No space left on device" in refusal("CAP-I111", tiny.assemble_lock, lock)
 
 
 def test_archive_is_an_oci_layout_and_a_docker_archive(tiny):

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import io
 import itertools
 import threading
-import zipfile
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -17,15 +14,7 @@ from capsule.cli.common import locked
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import (
     CpuAccelerator,
-    CudaAccelerator,
-    GymnasiumEnvironment,
-    ImageSpec,
-    SourcesSpec,
-    Spec,
 )
-from capsule.experiment.trainers import DqnTrainer
-from capsule.experiment.versions import satisfies
-from capsule.image.cache import Cache
 from capsule.image.distribution import DEBIAN_12
 from capsule.image.lockfile import resolve
 from capsule.image.resolution.resolve import (
@@ -38,89 +27,8 @@ from capsule.image.resolution.resolve import (
     resolve_wheels,
     torch_backends,
 )
-from capsule.image.resolution.sources import MachineSources, machine_sources
-from tests.image.conftest import only_these_sources
-
-CUDA = CudaAccelerator(kind="cuda", cuda="13.0", cudnn=">=9.10", driver=">=580.65")
-NVIDIA = {
-    "nvidia-cuda-runtime": "13.0.96",
-    "nvidia-cudnn-cu13": "9.20.0.48",
-    "nvidia-cublas": "13.1.1.3",
-}
-
-
-def make_spec(*packages: str, accelerator=None, find_links=(), debian=()) -> Spec:
-    image = ImageSpec(
-        packages=packages, debian=debian, sources=SourcesSpec(find_links=tuple(find_links))
-    )
-    return Spec(
-        schema="capsule/spec/v1",
-        name="tiny",
-        image=image,
-        environment=GymnasiumEnvironment(suite="gymnasium", id="CartPole-v1"),
-        trainer=DqnTrainer(algorithm="dqn", network="mlp"),
-        **({"accelerator": accelerator} if accelerator else {}),
-    )
-
-
-def make_wheel(
-    folder: Path, name: str, version: str, *needs: str, tag: str = "py3-none-any"
-) -> str:
-    """Write a wheel and return its SHA-256."""
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = f"{name.replace('-', '_')}-{version}"
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-    metadata += "".join(f"Requires-Dist: {need}\n" for need in needs)
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr(f"{stem}.dist-info/METADATA", metadata)
-        archive.writestr(f"{stem}.dist-info/WHEEL", f"Wheel-Version: 1.0\nTag: {tag}\n")
-        archive.writestr(f"{stem}.dist-info/RECORD", "")
-    (folder / f"{stem}-{tag}.whl").write_bytes(buffer.getvalue())
-    return hashlib.sha256(buffer.getvalue()).hexdigest()
-
-
-class Machine:
-    """A machine with one package index and one folder of wheels, and nothing else."""
-
-    def __init__(self, root: Path) -> None:
-        self.index, self.folder = root / "simple", root / "wheels"
-        self.cache = Cache(root / "cache")
-        self.messages: list[str] = []
-        for path in (self.index, self.folder):
-            path.mkdir()
-
-    def publish(self, name: str, version: str, *needs: str, **options: str) -> str:
-        project = self.index / name
-        sha256 = make_wheel(project, name, version, *needs, **options)
-        links = (
-            f'<a href="{path.name}#sha256={hashlib.sha256(path.read_bytes()).hexdigest()}">'
-            f"{path.name}</a>"
-            for path in sorted(project.glob("*.whl"))
-        )
-        (project / "index.html").write_text("\n".join(links))
-        return sha256
-
-    def wheels(self, spec: Spec, *own: str) -> dict[str, str]:
-        locked = resolve_wheels(spec, own, self.cache, self.messages.append)
-        return {wheel.name: wheel.version for wheel in locked}
-
-
-@pytest.fixture
-def machine(tmp_path, monkeypatch):
-    machine = Machine(tmp_path)
-    only_these_sources(monkeypatch, machine.index, machine.folder)
-    return machine
-
-
-@pytest.fixture
-def torch_machine(machine):
-    """The index has torch's CUDA build, the folder its CPU build, as on many machines."""
-    machine.publish("torch", "2.13.0", *(f"{name}=={nv}" for name, nv in NVIDIA.items()))
-    for name, version in NVIDIA.items():
-        machine.publish(name, version, tag="py3-none-manylinux_2_27_x86_64")
-    make_wheel(machine.folder, "torch", "2.13.0+cpu")
-    return machine
+from capsule.image.resolution.sources import MachineSources
+from tests.image.package_index import CUDA, NVIDIA, Machine, make_spec, make_wheel
 
 
 def test_locks_dependencies_and_own_needs_from_index_and_folder(machine):
@@ -310,24 +218,6 @@ def test_locks_again_without_a_network(machine, monkeypatch):
     assert caught.value.code == "CAP-L105"
 
 
-@pytest.mark.slow
-def test_lock_is_deterministic_and_names_no_place(torch_machine):
-    machine = torch_machine
-    for name, version in {"pydantic": "2.12", "rfc8785": "0.1.4", "xxhash": "3.6"}.items():
-        machine.publish(name, version)
-    spec = make_spec("torch==2.13.0", find_links=[str(machine.folder)])
-    first = resolve(spec, machine.cache, progress=lambda _: None)
-    fresh = Cache(machine.cache.root.with_name("fresh"))
-    assert resolve(spec, fresh, progress=lambda _: None) == first
-    document = first.document().decode()
-    for place in ("://", "file:", str(machine.folder), str(machine.index)):
-        assert place not in document
-    assert [package.name for package in first.image.debian] == sorted(
-        package.name for package in first.image.debian
-    )
-    assert cuda_libraries(first) == {}
-
-
 def test_cuda_lock_reports_its_libraries(torch_machine):
     for name, version in {"pydantic": "2.12", "rfc8785": "0.1.4", "xxhash": "3.6"}.items():
         torch_machine.publish(name, version)
@@ -396,20 +286,3 @@ def test_pylock_without_digest_or_wheel(tmp_path):
     with pytest.raises(CapsuleError) as caught:
         read_pylock(DEBIAN_12, f'{text}sdist = {{ url = "https://x.example/beta-2.1.tar.gz" }}\n')
     assert caught.value.code == "CAP-L104"
-
-
-@pytest.mark.network
-@pytest.mark.parametrize("accelerator", [None, CUDA], ids=["cpu", "cuda"])
-def test_real_packages_lock(tmp_path, accelerator):
-    spec = make_spec(*ImageSpec().packages, accelerator=accelerator)
-    lock = resolve(spec, Cache(tmp_path), progress=lambda _: None)
-    names = {wheel.name for wheel in lock.image.wheels}
-    assert {"torch", "numpy", "gymnasium", "ale-py", "pydantic", "rfc8785", "xxhash"} <= names
-    sources = machine_sources(SourcesSpec())
-    for place in ("://", "file:", *sources.extra_indexes, *sources.find_links):
-        assert place not in lock.document().decode()
-    libraries = cuda_libraries(lock)
-    assert set(libraries) == ({"CUDA", "cuDNN", "cuBLAS"} if accelerator else set())
-    if accelerator:
-        assert satisfies(libraries["CUDA"], "13.0")
-        assert not any("+cpu" in wheel.version for wheel in lock.image.wheels)

@@ -13,7 +13,6 @@ from capsule.experiment.lock import LockedWheel
 from capsule.experiment.spec import ImageSpec, Spec
 from capsule.host.errors import CapsuleError
 from capsule.image.cache import Cache
-from capsule.image.resolution.gymnasium_wheel import is_continuous, registered
 from capsule.image.resolution.tasks import check_tasks
 
 REGISTRATIONS = """\
@@ -117,32 +116,6 @@ def check_actions(name, locked, cache):
         assert space is None or isinstance(space, gymnasium.spaces.Box)
     else:
         assert not isinstance(space, gymnasium.spaces.Box)
-
-
-@pytest.mark.parametrize(
-    ("name", "continuous"),
-    [
-        *(("Pendulum-v1", True), ("Pendulum", True), ("MountainCarContinuous-v0", True)),
-        *(("LunarLander-v3", False), ("LunarLanderContinuous-v3", True), ("CarRacing-v3", True)),
-        *(("BipedalWalkerHardcore-v3", True), ("Ant-v5", True), ("Blackjack-v1", False)),
-    ],
-)
-def test_continuous_actions_are_found_in_gymnasiums_sources(name, continuous, real_gymnasium):
-    with zipfile.ZipFile(real_gymnasium) as wheel:
-        known = {each.id: each for each in registered(wheel)}
-        assert is_continuous(wheel, known[name]) == continuous
-
-
-@pytest.fixture(scope="module")
-def real_gymnasium(tmp_path_factory):
-    """A wheel with the sources of the Gymnasium that is installed."""
-    distribution = importlib.metadata.distribution("gymnasium")
-    path = tmp_path_factory.mktemp("wheel") / "gymnasium.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        for file in distribution.files:
-            if file.suffix == ".py":
-                archive.write(distribution.locate_file(file), str(file))
-    return path
 
 
 @pytest.mark.slow
