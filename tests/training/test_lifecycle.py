@@ -23,7 +23,6 @@ from capsule.experiment.trace import first_difference, trace_head
 from capsule.training import lifecycle
 from capsule.training.lifecycle import processors_of
 from capsule.training.state.checkpoint import load_tensors
-from capsule.training.state.run_directory import record_runtime
 from tests.training.conftest import (
     BREAKOUT,
     CARTPOLE,
@@ -240,55 +239,3 @@ def test_a_run_is_not_resumed_under_other_numerics(saved_run, tmp_path):
     runtime.write_bytes(runtime.read_bytes().replace(b'"torch.num_threads":"1"', b'"x":"1"'))
     status, _ = finish_run(directory)
     assert (status, read(directory, contract.FAILURE)["code"]) == (4, "CAP-T113")
-
-
-@pytest.mark.parametrize(
-    ("change", "resumes"),
-    [
-        ({"driver": "590.44.01", "memory_bytes": 79_000_000_000}, True),  # a cluster was updated
-        ({"uuid_sha256": "b" * 64}, True),
-        ({"name": "NVIDIA H200"}, False),
-        ({"multiprocessors": 114}, False),
-        ({"compute_capability": "10.0"}, False),
-    ],
-)
-def test_a_run_on_a_gpu_is_resumed_where_only_the_driver_or_the_card_is_another(
-    tmp_path, change, resumes
-):
-    device = {
-        "kind": "cuda",
-        "name": "NVIDIA H100 80GB HBM3",
-        "compute_capability": "9.0",
-        "multiprocessors": 132,
-        "uuid_sha256": "a" * 64,
-        "memory_bytes": 85_000_000_000,
-        "driver": "580.95.05",
-    }
-    runtime = contract.Runtime(flags={}, libraries={}, device=device)
-    record_runtime(tmp_path, runtime, portable=False)
-    resumed = runtime.model_copy(update={"device": device | change})
-    if resumes:
-        record_runtime(tmp_path, resumed, portable=False)
-        assert read(tmp_path, contract.RUNTIME)["device"] == device | change
-    else:
-        with pytest.raises(CapsuleError, match="CAP-T113"):
-            record_runtime(tmp_path, resumed, portable=False)
-
-
-@pytest.mark.parametrize("portable", [True, False])
-def test_a_run_is_resumed_on_another_machine_only_where_that_cannot_change_bits(tmp_path, portable):
-    def runtime(name, cores=2):
-        return contract.Runtime(flags={}, libraries={}, device={"name": name, "cores": cores})
-
-    record_runtime(tmp_path, runtime("A"), portable=portable)
-    record_runtime(tmp_path, runtime("A", cores=1), portable=portable)
-    assert read(tmp_path, contract.RUNTIME)["earlier_devices"] == []
-    if not portable:
-        with pytest.raises(CapsuleError, match="began with device name 'A'") as refused:
-            record_runtime(tmp_path, runtime("B"), portable=False)
-        assert refused.value.code == "CAP-T113"
-        return
-    record_runtime(tmp_path, runtime("B"), portable=True)
-    record_runtime(tmp_path, runtime("A"), portable=True)
-    earlier = read(tmp_path, contract.RUNTIME)["earlier_devices"]
-    assert [device["name"] for device in earlier] == ["A", "B"]

@@ -61,12 +61,6 @@ def test_what_was_packed_is_unpacked(side, numbers, rows):
     np.testing.assert_array_equal(behind.numpy(), values.reshape(rows, 2 * numbers))
 
 
-def test_a_packed_frame_is_the_image_and_then_little_endian_numbers():
-    layout = FrameLayout((1, 3), 1)
-    packed = layout.pack([np.array([[1, 2, 3]], np.uint8)], [np.array([-2.0])])
-    assert packed.tobytes() == bytes([1, 2, 3, 0, 0, 0, 0xC0])
-
-
 def test_other_frames_are_left_as_they_are():
     observations = torch.zeros(2, 1, 4)
     assert unpacked(FrameLayout((4,)), observations) == ((observations,), None)

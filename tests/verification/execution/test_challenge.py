@@ -292,19 +292,6 @@ def test_another_environment_differs(lie):
 # States
 
 
-def test_a_block_is_kept_once(tmp_path):
-    (tmp_path / contract.STATE).mkdir()
-    ring = tmp_path / contract.STATE / "ring"
-    ring.write_bytes(bytes(8 * BLOCK_BYTES))
-    keep_state(tmp_path, 1)
-    with ring.open("r+b") as stream:
-        stream.seek(5 * BLOCK_BYTES + 7)
-        stream.write(b"x")
-    keep_state(tmp_path, 2)
-    packs = sorted((tmp_path / contract.SEGMENT_STATES).glob("*.blocks"))
-    assert [path.stat().st_size for path in packs] == [BLOCK_BYTES, BLOCK_BYTES]
-
-
 # Lies about a run
 
 
