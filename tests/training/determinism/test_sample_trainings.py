@@ -49,7 +49,7 @@ def check(found, expected, moved):
     assert [loss.item() for loss in losses] == pytest.approx(expected.losses, rel=1e-4)
     for one, other in zip(parameters, expected.parameters, strict=True):
         assert one.dtype == torch.float32
-        np.testing.assert_allclose(one, other, atol=0.002 * moved)
+        np.testing.assert_allclose(one, other, atol=0.01 * moved)
 
 
 def rule_of(change):
