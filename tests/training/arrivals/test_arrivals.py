@@ -5,32 +5,15 @@ an order that the test chooses; repeated, all gates are open before it waits for
 everything arrives in another order.
 """
 
-import json
-import os
-import subprocess
-import sys
-from dataclasses import dataclass
-
 import pytest
 
 from capsule.experiment import contract
-from capsule.experiment.arrival_log import ArrivalLog, parse_arrivals
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.native import native_part
-from capsule.training import arrivals
-from capsule.training.arrivals import waits as arrival_waits
-from capsule.training.arrivals.files import begin_arrivals, check_arrivals, collect_arrivals
+from capsule.training.arrivals.files import begin_arrivals, collect_arrivals
+from capsule.training.arrivals.waits import Wait
 from tests.experiment.test_beneath import dig
-from tests.training.conftest import ROOT
+from tests.training.arrivals.conftest import refusal
 
-HEAD = """\
-import asyncio, json, multiprocessing, os, queue, sys, threading
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from capsule.training import arrivals
-
-ORDER = json.loads(sys.argv[1])
-LIVE = not os.path.exists(os.environ.get("CAPSULE_RUN", "") + "/arrivals.replay")
-"""
 THREADS = """
 gates = [threading.Event() for _ in ORDER]
 def work(number):
@@ -147,63 +130,6 @@ PROGRAMS = {
 }
 
 
-@dataclass
-class Finished:
-    output: str
-    errors: str
-    status: int
-    directory: object
-
-    @property
-    def log(self) -> ArrivalLog:
-        return parse_arrivals((self.directory / contract.ARRIVALS).read_bytes())
-
-
-@pytest.fixture
-def run(tmp_path):
-    """Run a program as in a run directory, with derived randomness; collect its arrivals."""
-
-    def run(code, order=(), *, replay=None, entropy="virtual", under_capsule=True):
-        number = sum(1 for _ in tmp_path.iterdir())
-        directory = tmp_path / f"run-{number}"
-        (directory / "journal").mkdir(parents=True)
-        script = directory / "program.py"
-        script.write_text(HEAD + code)
-        if replay is not None:
-            (directory / contract.ARRIVALS_REPLAY).write_bytes(replay.document())
-        variables = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        if entropy is not None:
-            variables |= {
-                "LD_PRELOAD": str(native_part("libcapsule-entropy.so")),
-                "CAPSULE_ENTROPY": entropy,
-                "CAPSULE_ENTROPY_PATH": "0",
-                "CAPSULE_ENTROPY_KEY": "00" * 32,
-                "CAPSULE_ENTROPY_DIRECTORY": str(directory / "journal"),
-            }
-        if under_capsule:
-            variables[contract.RUN_VARIABLE] = str(directory)
-        done = subprocess.run(
-            [sys.executable, script, json.dumps(order)],
-            capture_output=True,
-            text=True,
-            env=variables,
-            timeout=300,
-        )
-        if under_capsule and done.returncode == 0:
-            collect_arrivals(directory)
-        return Finished(done.stdout, done.stderr, done.returncode, directory)
-
-    return run
-
-
-def refusal(finished):
-    assert finished.status != 0
-    with pytest.raises(CapsuleError) as caught:
-        check_arrivals(finished.directory)
-    assert caught.value.code in finished.errors
-    return caught.value
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_what_arrived_live_arrives_in_that_order_again(run, program):
@@ -258,24 +184,6 @@ def test_recorded_randomness_of_tasks_has_their_own_paths(run):
     threads = read_journal(finished.directory / "journal").threads
     paths = {thread.thread for thread in threads if thread.bytes == 4}
     assert paths == {"0~1", "0~3"}
-
-
-@pytest.mark.slow
-def test_work_within_work_draws_its_own_bytes_however_long_its_path_is(run):
-    code = """
-from capsule.training.arrivals.scopes import Scope, next_place
-def descend(depth):
-    with Scope(next_place()):
-        yield os.urandom(4).hex()
-        if depth:
-            yield from descend(depth - 1)
-    yield os.urandom(4).hex()
-print(list(descend(120)))
-"""
-    first, second = run(code), run(code)
-    drawn = json.loads(first.output.replace("'", '"'))
-    assert len(set(drawn)) == len(drawn) == 242
-    assert first.output == second.output
 
 
 TWO = """
@@ -425,54 +333,6 @@ def test_without_the_library_of_random_profiles_waits_need_names(run):
     assert named.log.arrivals == 1
 
 
-def test_a_source_needs_a_name_that_a_log_can_hold():
-    import queue
-
-    for source in ("", "a" * 501):
-        with pytest.raises(ValueError, match="a name of 1 to 500"):
-            arrivals.Inbox(queue.Queue()).put(0, source=source)
-
-
-def test_too_many_arrivals_are_noticed_while_the_program_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr(arrival_waits, "MAX_ENTRIES", 6)
-    wait = arrival_waits.Wait(tmp_path, "completions", "few~1", 3)
-    for number in range(2):
-        wait.offer(number, number)
-    wait.take()
-    with pytest.raises(CapsuleError) as caught:
-        wait.take()
-    assert caught.value.code == "CAP-T383"
-    with pytest.raises(CapsuleError, match="more arrivals"):
-        check_arrivals(tmp_path)
-
-
-@pytest.fixture
-def begun(tmp_path):
-    """A wait of this process that has been given one of two results."""
-    wait = arrival_waits.Wait(tmp_path, "completions", "full~1", 2)
-    for number in range(2):
-        wait.offer(number, number)
-    wait.take()
-    return wait
-
-
-def test_a_full_disk_is_an_error_with_a_code(begun, tmp_path, monkeypatch):
-    write, written = os.write, []
-
-    def write_on_a_full_disk(file, data):
-        if written:
-            raise OSError(28, "No space left on device")
-        written.append(write(file, data[:4]))
-        return written[0]
-
-    monkeypatch.setattr(os, "write", write_on_a_full_disk)
-    with pytest.raises(CapsuleError, match=r"CAP-T131 .*No space left on device"):
-        begun.take()
-    monkeypatch.undo()
-    with pytest.raises(CapsuleError, match=r"CAP-T131 .*No space left on device"):
-        check_arrivals(tmp_path)
-
-
 def test_a_line_that_a_full_disk_cut_short_is_an_error_with_a_code(begun, tmp_path):
     (path,) = (tmp_path / contract.ARRIVALS_FOLDER).glob("*.jsonl")
     with path.open("ab") as file:
@@ -483,20 +343,9 @@ def test_a_line_that_a_full_disk_cut_short_is_an_error_with_a_code(begun, tmp_pa
         collect_arrivals(tmp_path)
 
 
-def test_a_line_that_is_written_in_two_parts_is_whole(begun, tmp_path, monkeypatch):
-    write = os.write
-    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:4]))
-    begun.take()
-    collect_arrivals(tmp_path)
-    assert parse_arrivals((tmp_path / contract.ARRIVALS).read_bytes()).waits["full~1"].order == (
-        0,
-        1,
-    )
-
-
 def test_a_program_that_starts_over_forgets_its_arrivals_and_one_that_resumes_is_refused(tmp_path):
     begin_arrivals(tmp_path, resumed=True)
-    arrival_waits.Wait(tmp_path, "completions", "some~1", 3)
+    Wait(tmp_path, "completions", "some~1", 3)
     with pytest.raises(CapsuleError) as caught:
         begin_arrivals(tmp_path, resumed=True)
     assert (caught.value.code, caught.value.exit_code) == ("CAP-T384", ExitCode.USAGE)

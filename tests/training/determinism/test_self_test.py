@@ -1,4 +1,4 @@
-"""The start-up self-test, the operator sweep, and ``capsule doctor``'s view of them."""
+"""The start-up self-test, its golden answers, and ``capsule doctor``'s view of them."""
 
 import json
 import struct

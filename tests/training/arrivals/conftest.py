@@ -1,0 +1,93 @@
+"""Programs that are started as in a run directory, and what they left there."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from capsule.experiment import contract
+from capsule.experiment.arrival_log import ArrivalLog, parse_arrivals
+from capsule.experiment.errors import CapsuleError
+from capsule.native import native_part
+from capsule.training.arrivals.files import check_arrivals, collect_arrivals
+from capsule.training.arrivals.waits import Wait
+from tests.training.conftest import ROOT
+
+HEAD = """\
+import asyncio, json, multiprocessing, os, queue, sys, threading
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from capsule.training import arrivals
+
+ORDER = json.loads(sys.argv[1])
+LIVE = not os.path.exists(os.environ.get("CAPSULE_RUN", "") + "/arrivals.replay")
+"""
+
+
+@dataclass
+class Finished:
+    output: str
+    errors: str
+    status: int
+    directory: object
+
+    @property
+    def log(self) -> ArrivalLog:
+        return parse_arrivals((self.directory / contract.ARRIVALS).read_bytes())
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run a program as in a run directory, with derived randomness; collect its arrivals."""
+
+    def run(code, order=(), *, replay=None, entropy="virtual", under_capsule=True):
+        number = sum(1 for _ in tmp_path.iterdir())
+        directory = tmp_path / f"run-{number}"
+        (directory / "journal").mkdir(parents=True)
+        script = directory / "program.py"
+        script.write_text(HEAD + code)
+        if replay is not None:
+            (directory / contract.ARRIVALS_REPLAY).write_bytes(replay.document())
+        variables = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        if entropy is not None:
+            variables |= {
+                "LD_PRELOAD": str(native_part("libcapsule-entropy.so")),
+                "CAPSULE_ENTROPY": entropy,
+                "CAPSULE_ENTROPY_PATH": "0",
+                "CAPSULE_ENTROPY_KEY": "00" * 32,
+                "CAPSULE_ENTROPY_DIRECTORY": str(directory / "journal"),
+            }
+        if under_capsule:
+            variables[contract.RUN_VARIABLE] = str(directory)
+        done = subprocess.run(
+            [sys.executable, script, json.dumps(order)],
+            capture_output=True,
+            text=True,
+            env=variables,
+            timeout=300,
+        )
+        if under_capsule and done.returncode == 0:
+            collect_arrivals(directory)
+        return Finished(done.stdout, done.stderr, done.returncode, directory)
+
+    return run
+
+
+def refusal(finished):
+    assert finished.status != 0
+    with pytest.raises(CapsuleError) as caught:
+        check_arrivals(finished.directory)
+    assert caught.value.code in finished.errors
+    return caught.value
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """A wait of this process that has been given one of two results."""
+    wait = Wait(tmp_path, "completions", "full~1", 2)
+    for number in range(2):
+        wait.offer(number, number)
+    wait.take()
+    return wait

@@ -1,0 +1,213 @@
+"""Inboxes: queues as they are without Capsule, and with it in the order of arrival again."""
+
+import asyncio
+import itertools
+import queue
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from capsule.experiment import contract
+from capsule.experiment.arrival_log import NOTHING, ArrivalLog, parse_arrivals
+from capsule.experiment.errors import CapsuleError
+from capsule.training import arrivals
+from capsule.training.arrivals.files import check_arrivals, collect_arrivals
+from capsule.training.arrivals.inboxes import AsyncInbox, Inbox
+
+# A name is numbered for the whole process, so each test has its own.
+NAMES = (f"inbox {number}" for number in itertools.count())
+
+
+@pytest.fixture
+def in_run(tmp_path, monkeypatch):
+    """A function that gives this process a run directory, with a log to follow or without."""
+
+    def enter(log=None):
+        directory = tmp_path / f"run-{sum(1 for _ in tmp_path.iterdir())}"
+        enter_run(directory, monkeypatch, log)
+        return directory
+
+    return enter
+
+
+def enter_run(directory, patch, log=None):
+    directory.mkdir()
+    if log is not None:
+        (directory / contract.ARRIVALS_REPLAY).write_bytes(ArrivalLog(waits=log).document())
+    patch.setenv(contract.RUN_VARIABLE, str(directory))
+
+
+def only_wait(directory):
+    """Collect the arrivals of a run directory, and return the one wait of its log."""
+    collect_arrivals(directory)
+    (wait,) = parse_arrivals((directory / contract.ARRIVALS).read_bytes()).waits.values()
+    return wait
+
+
+def refused(directory, call, *arguments):
+    with pytest.raises(CapsuleError) as caught:
+        call(*arguments)
+    assert caught.value.code == "CAP-T382"
+    with pytest.raises(CapsuleError, match="CAP-T382"):
+        check_arrivals(directory)
+    return caught.value.message
+
+
+# --- without Capsule ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [queue.Queue, queue.SimpleQueue, queue.LifoQueue])
+def test_without_capsule_an_inbox_is_the_queue_that_it_wraps(monkeypatch, make):
+    monkeypatch.delenv(contract.RUN_VARIABLE, raising=False)
+    wrapped, plain = make(), make()
+    inbox = Inbox(wrapped)  # no name is needed
+    for item in ("one", None, "three"):
+        inbox.put(item, source="me")
+        plain.put(item)
+    assert [inbox.get(), inbox.get(timeout=0), inbox.get()] == [plain.get() for _ in range(3)]
+    with pytest.raises(queue.Empty):
+        inbox.get(timeout=0)
+
+
+def test_without_capsule_an_asyncio_inbox_is_the_queue_that_it_wraps(monkeypatch):
+    monkeypatch.delenv(contract.RUN_VARIABLE, raising=False)
+
+    async def main():
+        inbox = AsyncInbox(asyncio.Queue())
+        for item in range(3):
+            await inbox.put(item, source="me")
+        return [await inbox.get() for _ in range(3)]
+
+    assert asyncio.run(main()) == [0, 1, 2]
+
+
+def test_a_source_needs_a_name_that_a_log_can_hold():
+    import queue
+
+    for source in ("", "a" * 501):
+        with pytest.raises(ValueError, match="a name of 1 to 500"):
+            arrivals.Inbox(queue.Queue()).put(0, source=source)
+
+
+def test_a_source_of_an_asyncio_inbox_needs_a_name_as_well():
+    with pytest.raises(ValueError, match="a name of 1 to 500"):
+        asyncio.run(AsyncInbox(asyncio.Queue()).put(0, source=""))
+
+
+# --- recorded and repeated ------------------------------------------------------------------------
+
+
+def test_the_order_of_arrival_and_the_moments_without_a_message_are_recorded(in_run):
+    directory = in_run()
+    inbox = Inbox(queue.Queue(), name=next(NAMES))
+    inbox.put("b0", source="b")
+    assert inbox.get() == "b0"
+    with pytest.raises(queue.Empty):
+        inbox.get(timeout=0)
+    for item in ("a0", "b1"):
+        inbox.put(item, source=item[0])
+        assert inbox.get(timeout=60) == item
+    wait = only_wait(directory)
+    assert (wait.sources, wait.order) == (("b", "a"), (0, NOTHING, 1, 0))
+
+
+EVENTS = st.lists(st.sampled_from(["a", "b", "c", None]), min_size=1, max_size=8)
+
+
+def sent_by(events):
+    """Return each source's messages in order: how many it had sent before, and its name."""
+    numbers = {}
+    for source in filter(None, events):
+        yield source, numbers.setdefault(source, 0)
+        numbers[source] += 1
+
+
+@settings(max_examples=20)
+@given(EVENTS, st.randoms(use_true_random=False))
+def test_messages_are_got_in_the_recorded_order_however_they_come(
+    tmp_path_factory, events, shuffled
+):
+    folder, name = tmp_path_factory.mktemp("inboxes"), next(NAMES)
+    messages = list(sent_by(events))
+    with pytest.MonkeyPatch.context() as patch:
+        enter_run(folder / "live", patch)
+        inbox, arriving = Inbox(queue.Queue(), name=name), iter(messages)
+        expected = []
+        for source in events:
+            if source is not None:
+                inbox.put(next(arriving), source=source)
+            expected.append(got_from(inbox, 0))
+        assert expected == [None if each is None else messages.pop(0) for each in events]
+        live = only_wait(folder / "live")
+
+        # The second inbox of this name, in a process that made the first one as well.
+        enter_run(folder / "again", patch, {f"{name}~2": live})
+        inbox = Inbox(queue.SimpleQueue(), name=name)
+        waiting = {source: [] for source in "abc"}
+        for source, number in sent_by(events):
+            waiting[source].append(number)
+        order = [source for source in events if source]
+        shuffled.shuffle(order)
+        for source in order:
+            inbox.put((source, waiting[source].pop(0)), source=source)
+        assert [got_from(inbox, 60) for _ in events] == expected
+        assert only_wait(folder / "again") == live
+
+
+def got_from(inbox, timeout):
+    try:
+        return inbox.get(timeout=timeout)
+    except queue.Empty:
+        return None
+
+
+def test_an_asyncio_inbox_repeats_its_order(in_run):
+    name = next(NAMES)
+
+    async def main(order):
+        inbox = AsyncInbox(asyncio.Queue(), name=name)
+        for source in order:
+            await inbox.put(f"of {source}", source=source)
+        return [await inbox.get() for _ in order]
+
+    live = in_run()
+    assert asyncio.run(main("bca")) == ["of b", "of c", "of a"]
+    wait = only_wait(live)
+    assert (wait.sources, wait.order) == (("b", "c", "a"), (0, 1, 2))
+    again = in_run({f"{name}~2": wait})
+    assert asyncio.run(main("abc")) == ["of b", "of c", "of a"]
+    assert only_wait(again) == wait
+
+
+def test_two_senders_of_one_source_are_refused(in_run):
+    directory = in_run()
+    shared = queue.Queue()
+    inbox = Inbox(shared, name=next(NAMES))
+    inbox.put("first", source="me")
+    another = queue.Queue()  # of a second sender, which counts its messages from 0 as well
+    copied = Inbox(another, name=next(NAMES))
+    copied.put("second", source="me")
+    assert inbox.get() == "first"
+    shared.put(another.get())
+    message = refused(directory, inbox.get)
+    assert "gets messages that two threads or processes sent as 'me'" in message
+
+
+def test_two_readers_of_one_inbox_are_refused(in_run):
+    directory = in_run()
+    inbox = Inbox(queue.Queue(), name=next(NAMES))
+    for item in range(2):
+        inbox.put(item, source="me")
+    assert inbox.get() == 0
+    with ThreadPoolExecutor(1) as pool:
+        message = refused(directory, pool.submit(inbox.get).result)
+    assert "is read by two threads" in message
+
+
+def test_the_names_of_inboxes_are_checked_where_they_are_made(in_run):
+    directory = in_run()
+    assert "a wait cannot be called '1'" in refused(
+        directory, lambda: Inbox(queue.Queue(), name="1")
+    )
