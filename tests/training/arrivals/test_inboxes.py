@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import queue
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capsule.experiment import contract
-from capsule.experiment.arrival_log import NOTHING, ArrivalLog, parse_arrivals
+from capsule.experiment.arrival_log import NOTHING, ArrivalLog, Messages, parse_arrivals
 from capsule.experiment.errors import CapsuleError
 from capsule.training import arrivals
 from capsule.training.arrivals.files import check_arrivals, collect_arrivals
@@ -161,6 +162,19 @@ def got_from(inbox, timeout):
         return inbox.get(timeout=timeout)
     except queue.Empty:
         return None
+
+
+def test_a_message_that_came_in_time_when_recorded_may_be_late_in_a_replay(in_run):
+    name = next(NAMES)
+    directory = in_run({f"{name}~1": Messages(sources=("a",), order=(0, NOTHING))})
+    inbox = Inbox(queue.Queue(), name=name)
+    sender = threading.Timer(0.05, inbox.put, ("late",), {"source": "a"})
+    sender.start()
+    assert inbox.get(timeout=0) == "late"
+    sender.join()
+    with pytest.raises(queue.Empty):
+        inbox.get(timeout=60)  # at once, as nothing had come
+    assert only_wait(directory).order == (0, NOTHING)
 
 
 def test_an_asyncio_inbox_repeats_its_order(in_run):
