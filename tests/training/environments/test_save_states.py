@@ -18,7 +18,8 @@ from capsule.training.environments.atari import AtariGame
 from capsule.training.environments.base import Environment, Transition
 from capsule.training.environments.save_states import SAVE_STATE_STEPS
 from capsule.training.state.streams import Stream, make_streams
-from tests.training.environments.test_environments import ROOT, play, some_actions
+from tests.training.conftest import ROOT
+from tests.training.environments.conftest import play, some_actions
 
 STICKY = AtariEnvironment(suite="atari", game="breakout", sticky_action_probability=0.25)
 # Pong's lives cannot be lost; at power-on Q*bert's first frame is half drawn; Yars' Revenge shows

@@ -1,0 +1,68 @@
+"""MinAtar games against their package: frames, sticky actions, the step limit."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from capsule.experiment.errors import CapsuleError
+from capsule.training.environments.minatar import _game_module
+from capsule.training.state.streams import Stream
+from tests.training.conftest import ROOT
+from tests.training.environments.conftest import MINATAR, make, some_actions
+
+
+def test_minatar_frames_are_the_games_channels():
+    spec = MINATAR[1].model_copy(update={"sticky_action_probability": 0.0})
+    environment, streams = make(spec, 5)
+    first = environment.reset()
+    reference = _game_module("breakout").Env(ramping=True)
+    reference.random = np.random.RandomState(Stream("environment", 5).integer(2**32))
+    reference.reset()
+    np.testing.assert_array_equal(first, np.moveaxis(reference.state(), 2, 0))
+    for action in (1, 3, 0, 5):
+        reward, _ = reference.act(action)
+        transition = environment.step(action)
+        assert transition.game_reward == reward
+        np.testing.assert_array_equal(transition.frame, np.moveaxis(reference.state(), 2, 0))
+    assert set(np.unique(first)) == {0, 1}
+    assert streams["environment"].draws == 1
+
+
+def test_minatar_sticky_actions_follow_the_stream():
+    spec = MINATAR[4].model_copy(update={"sticky_action_probability": 0.5})
+    sticky, _ = make(spec, 5)
+    plain, _ = make(spec.model_copy(update={"sticky_action_probability": 0.0}), 5)
+    np.testing.assert_array_equal(sticky.reset(), plain.reset())
+    draws, held = Stream("environment", 5), 0
+    draws.integer(2**32)
+    for action in some_actions(sticky, 15):
+        held = held if draws.uniform() < 0.5 else action
+        np.testing.assert_array_equal(sticky.step(action).frame, plain.step(held).frame)
+
+
+def test_minatar_episodes_are_capped():
+    environment, _ = make(MINATAR[2].model_copy(update={"max_episode_steps": 2}))
+    environment.reset()
+    ends = [(t.terminal, t.ended) for t in map(environment.step, [0, 0])]
+    assert ends == [(False, False), (False, True)]
+
+
+def test_a_missing_minatar_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "minatar", None)
+    with pytest.raises(CapsuleError, match="CAP-T215") as refused:
+        make(MINATAR[0])
+    assert "image.packages" in refused.value.fix
+
+
+@pytest.mark.slow
+def test_minatar_loads_no_plotting_library():
+    code = (
+        "import sys; from tests.training.environments.conftest import MINATAR, make\n"
+        "make(MINATAR[0])[0].reset()\n"
+        "print({'matplotlib', 'seaborn', 'minatar', 'torch'} & set(sys.modules))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert (done.stdout.strip(), done.stderr) == ("set()", "")
