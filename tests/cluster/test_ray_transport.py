@@ -20,7 +20,7 @@ from capsule.training.acting.actor_worker import actor_streams
 from capsule.training.acting.transports import Serial
 from capsule.training.environments import make_environment
 from capsule.training.impala.actors.actor_worker import UnrollSettings
-from capsule.training.impala.actors.ray import connection, preflight
+from capsule.training.impala.actors.ray import connection
 from capsule.training.impala.actors.ray import transport as ray_transport
 from capsule.training.impala.actors.ray.preflight import pass_digest
 from capsule.training.impala.actors.ray.transport import RayTransport, pins_of
@@ -529,33 +529,3 @@ def test_an_exception_in_a_worker_is_told_and_one_that_is_always_lost_is_given_u
     assert failure.value.code == "CAP-T354"
     assert "(actors 0 to 4) was lost 4 times in a row: ActorDiedError" in failure.value.message
     assert failure.value.exit_code == ExitCode.TRAINING_FAILED
-
-
-# --- the preflight --------------------------------------------------------------------------------
-
-
-def test_a_pass_is_the_same_each_time_and_leaves_threads_alone():
-    settings = settings_of()
-    torch.set_num_threads(2)
-    assert pass_digest(settings) == pass_digest(settings)
-    assert torch.get_num_threads() == 2
-    others = [
-        settings_of(BREAKOUT),
-        settings_of(products=LIBRARY, environment={"masked_observations": [1]}),
-    ]
-    assert len({pass_digest(each) for each in [settings, *others]}) == 3
-
-
-@pytest.mark.parametrize("place", range(4))
-def test_one_bit_of_any_result_shows_in_a_pass(place, monkeypatch):
-    settings = settings_of()
-    before = pass_digest(settings)
-    original = preflight._pass
-
-    def changed(settings):
-        results = [result.detach().clone() for result in original(settings)]
-        results[place].view(-1)[-1:].view(torch.int32).bitwise_xor_(1)
-        return results
-
-    monkeypatch.setattr(preflight, "_pass", changed)
-    assert pass_digest(settings) != before

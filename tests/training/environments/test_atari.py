@@ -246,3 +246,14 @@ def test_unknown_games_are_refused(game, fix):
     with pytest.raises(CapsuleError, match=f"CAP-T212 environment.game '{game}'") as refused:
         make(ATARI.model_copy(update={"game": game}))
     assert refused.value.fix.startswith(fix)
+
+
+def test_the_screen_of_an_atari_game_is_the_emulators():
+    environment, _ = make(ATARI, training=False)
+    environment.reset()
+    ale = ale_py.ALEInterface()
+    ale.setInt("random_seed", 0)
+    ale.loadROM(roms.get_rom_path("breakout"))
+    assert np.array_equal(environment.screen(), ale.getScreenRGB())
+    assert environment.screen().shape == (210, 160, 3)
+    assert environment.screen_rate == 15

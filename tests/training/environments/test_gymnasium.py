@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from typing import ClassVar
 
 import gymnasium
 import numpy as np
@@ -323,7 +324,7 @@ def test_only_bytes_in_rows_and_columns_are_an_image(name):
     assert "frames: flat" in refused.value.fix
 
 
-# --- nested observations ---
+# --- nested observations --------------------------------------------------------------------------
 
 
 def section(**changes):
@@ -590,3 +591,59 @@ def test_random_nested_spaces_are_seen_as_gymnasium_flattens_them(space, seed):
         assert inside is entry.space
         found = nested(space, seen, observation=path).reset()
         np.testing.assert_array_equal(found, np.array(flat_numbers(inside, part), np.float32))
+
+
+class Rendered(gymnasium.Env):
+    """Renders how many steps were taken."""
+
+    metadata: ClassVar = {"render_modes": ["rgb_array"], "render_fps": 30}
+    observation_space = spaces.Box(0, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+    picture = np.zeros((4, 6, 3), np.uint8)
+    render_mode = None
+
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002 - the interface
+        super().reset(seed=seed)
+        self.picture = np.zeros((4, 6, 3), np.uint8)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.picture = self.picture + np.uint8(action)
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+    def render(self):
+        return self.picture if self.render_mode == "rgb_array" else None
+
+
+class Unrendered(Rendered):
+    """Renders text."""
+
+    metadata: ClassVar = {"render_modes": ["ansi"]}
+
+    def render(self):
+        return "a picture"
+
+
+gymnasium.register("capsule/Rendered-v0", entry_point=Rendered, max_episode_steps=9)
+
+
+gymnasium.register("capsule/Unrendered-v0", entry_point=Unrendered, max_episode_steps=9)
+
+
+def gymnasium_task(name):
+    return make(CARTPOLE.model_copy(update={"id": name}))[0]
+
+
+def test_the_screen_of_a_gymnasium_task_is_what_it_renders():
+    environment = gymnasium_task("capsule/Rendered-v0")
+    environment.reset()
+    environment.step(1)
+    assert environment.screen().tolist() == np.ones((4, 6, 3)).tolist()
+    assert environment.screen_rate == 30
+
+
+def test_a_task_without_pictures_says_so():
+    environment = gymnasium_task("capsule/Unrendered-v0")
+    environment.reset()
+    with pytest.raises(CapsuleError, match=r"CAP-T217.*it renders str"):
+        environment.screen()

@@ -66,3 +66,14 @@ def test_minatar_loads_no_plotting_library():
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     assert (done.stdout.strip(), done.stderr) == ("set()", "")
+
+
+def test_the_screen_of_minatar_shows_every_object_in_a_colour_of_its_own():
+    environment, _ = make(MINATAR[1])
+    frame, screen = environment.reset(), environment.screen()
+    assert (screen.shape, screen.dtype) == ((10, 10, 3), np.uint8)
+    assert np.array_equal(screen.any(axis=2), frame.any(axis=0))
+    topmost = frame.argmax(axis=0)[frame.any(axis=0)]
+    colours = [tuple(colour) for colour in screen[frame.any(axis=0)].tolist()]
+    assert len(set(zip(topmost.tolist(), colours, strict=True))) == len(set(topmost.tolist()))
+    assert len(set(colours)) == len(set(topmost.tolist()))

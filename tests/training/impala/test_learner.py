@@ -5,7 +5,6 @@ import math
 import multiprocessing
 import random
 import shutil
-from array import array
 from functools import cache
 from types import SimpleNamespace
 
@@ -16,7 +15,7 @@ import torch
 from capsule.experiment import contract
 from capsule.experiment.canonical import canonical_json
 from capsule.experiment.errors import CapsuleError
-from capsule.experiment.schedule_log import ScheduleLog, parse_schedule
+from capsule.experiment.schedule_log import parse_schedule
 from capsule.experiment.trace import first_difference
 from capsule.training.impala.gradient import ImpalaGradient
 from capsule.training.state.streams import Stream
@@ -32,33 +31,11 @@ from tests.training.conftest import (
     trainers_in,
 )
 from tests.training.impala import tasks as impala_tasks
-from tests.training.impala.conftest import TASK
+from tests.training.impala.conftest import COUNTING, LIVE, TASK, edited, log_of, refusal_of, train
 from tests.training.warm_workers import fork_workers
 
 # The processes of runs, further below, are spawned.
 pytestmark = pytest.mark.usefixtures("deterministic", "importable", "warm_workers")
-
-
-COUNTING = merge(
-    TASK,
-    {
-        "environment": {"id": impala_tasks.NAME, "modules": [impala_tasks.__name__]},
-        "trainer": {"reward_clipping": "none", "total_steps": 400},
-        "evaluation": {"interval": 400},
-        "recording": {"trace_interval": 20, "tensor_interval": 100},
-    },
-)
-LIVE = {"schedule": {"mode": "recorded", "policy_lag": 3}}
-
-
-def train(learner, steps=None):
-    while learner.step < (steps or learner._trainer.total_steps):
-        learner.train_step()
-    return learner
-
-
-def log_of(learner):
-    return learner.artifacts()[contract.SCHEDULE]
 
 
 def trace_of(learner):
@@ -391,45 +368,7 @@ def test_an_actor_that_errs_in_a_replay_is_named_by_its_place_in_the_log(make, n
     assert found.name == f"update {places[4] // 4}, actor 3, unroll 4"
 
 
-# --- logs that are not to be followed -------------------------------------------------------------
-
-
-def refusal_of(make, replay, steps=None, **changes):
-    with pytest.raises(CapsuleError) as refusal:
-        train(make(COUNTING, replay=replay, **merge({"trainer": LIVE}, changes)), steps)
-    return refusal.value
-
-
-def test_logs_that_do_not_fit_are_refused(make):
-    learner = train(make(COUNTING, trainer=LIVE))
-    data = log_of(learner)
-    cut = refusal_of(make, data[:-1])
-    changed = refusal_of(make, data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
-    assert {cut.code, changed.code} == {"CAP-T341"}
-    for changes in (
-        {"seeds": {"root": 1}},
-        {"trainer": {"learning_rate": 0.5}},
-        {"trainer": {"schedule": {"policy_lag": 4}}},
-        {"trainer": {"actors": 7}},
-    ):
-        assert refusal_of(make, data, **changes).code == "CAP-T344"
-    assert refusal_of(make, b"").code == "CAP-T341"
-
-
-def edited(log, **changes):
-    """Return a log with other fields, as a program makes it that knows the format."""
-    return ScheduleLog(**{**vars(log), **changes}).document()
-
-
-def test_a_log_of_this_spec_that_no_run_of_it_can_have_made_is_refused(make):
-    log = parse_schedule(log_of(train(make(COUNTING, trainer=LIVE))))
-    late = log.lags[:]
-    late[-1] = 4
-    for changes in ({"actors": 7}, {"batch": 2}, {"batch": 1}, {"lags": late}):
-        assert refusal_of(make, edited(log, **changes)).code == "CAP-T344"
-    fewer = array("H", [actor % 5 for actor in log.played])
-    with pytest.raises(CapsuleError):
-        train(make(COUNTING, trainer=LIVE, replay=edited(log, actors=5, played=fewer)))
+# --- a log that ends before the run ---------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -16,7 +16,8 @@ from capsule.training.impala.population_trainer import member_seeds
 from capsule.training.state.streams import Stream
 from tests.conftest import strictly
 from tests.training.conftest import kill_when_traced, make_spec, merge, new_run, trainers_in
-from tests.training.impala.test_learner import TASK, finish, go_on, state_of
+from tests.training.impala.conftest import TASK
+from tests.training.impala.test_learner import finish, go_on, state_of
 from tests.training.impala.trainers import Trainers
 
 pytestmark = pytest.mark.usefixtures("deterministic", "importable")

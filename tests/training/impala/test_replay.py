@@ -14,7 +14,8 @@ from capsule.experiment.errors import CapsuleError
 from capsule.training.impala.actors.unrolls import Unroll
 from capsule.training.impala.replay import UnrollReplay
 from capsule.training.state.streams import Stream
-from tests.training.impala.test_learner import go_on, results, state_of, train
+from tests.training.impala.conftest import train
+from tests.training.impala.test_learner import go_on, results, state_of
 
 pytestmark = pytest.mark.usefixtures("deterministic", "importable")
 

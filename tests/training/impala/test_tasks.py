@@ -6,7 +6,8 @@ from capsule.experiment.spec import SeedsSpec, tasks_of
 from capsule.training.evaluation.protocol import evaluation_environments, generate_starts
 from capsule.training.state.streams import Stream
 from tests.training.conftest import merge
-from tests.training.impala.test_learner import TASK, results, train
+from tests.training.impala.conftest import TASK, train
+from tests.training.impala.test_learner import results
 
 pytestmark = pytest.mark.usefixtures("deterministic", "importable")
 

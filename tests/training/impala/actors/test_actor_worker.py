@@ -1,0 +1,285 @@
+"""IMPALA's actors: step by step by hand, alone and together, from a snapshot."""
+
+import itertools
+import json
+from bisect import bisect_right
+from collections import deque
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from capsule.experiment.canonical import canonical_json
+from capsule.experiment.errors import CapsuleError
+from capsule.training.acting.actor_worker import ActorRequest, actor_streams
+from capsule.training.environments import make_environment
+from capsule.training.impala.actors.actor_worker import UnrollWorker
+from capsule.training.impala.actors.unrolls import stacked
+from capsule.training.impala.learner import _document, _snapshot
+from capsule.training.layers.backends import FIXED_ORDER, LIBRARY
+from capsule.training.state.streams import RequestWords, Stream, uniform_of
+from tests.training.impala import tasks as impala_tasks
+from tests.training.impala.actors.conftest import (
+    parameters_of,
+    play,
+    settings_of,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def same(a, b):
+    """Tell whether two unrolls are equal, bit for bit."""
+    return all(
+        left == right
+        if isinstance(left, list)
+        else (left.dtype, left.shape, left.tobytes()) == (right.dtype, right.shape, right.tobytes())
+        for left, right in zip(a, b, strict=True)
+    )
+
+
+def textbook(settings, actor, versions):
+    """Play one actor alone, step by step, and return what its unrolls hold."""
+    streams = actor_streams(settings.seeds, actor)
+    environment = make_environment(settings.tasks[0], streams, training=True)
+    blank = np.zeros(environment.frame_shape, environment.frame_dtype)
+    blank_state = torch.zeros(1, *settings.network.state_shape)
+
+    def begin():
+        stack = deque([blank] * environment.frame_stack, environment.frame_stack)
+        stack.append(environment.reset())
+        return SimpleNamespace(
+            stack=stack, action=-1, reward=0.0, state=blank_state, age=0, score=0, cut_off=False
+        )
+
+    def see():
+        made.observations.append(np.stack(now.stack))
+        made.ages.append(now.age)
+        made.previous_actions.append(now.action)
+        made.previous_rewards.append(now.reward)
+
+    words, requests = RequestWords(Stream("exploration", 3, actor).key), itertools.count()
+    now, found = begin(), []
+    for version in versions:
+        parameters = parameters_of(settings, version)
+        made = SimpleNamespace(
+            observations=[], ages=[], previous_actions=[], previous_rewards=[], actions=[],
+            log_behaviour=[], rewards=[], terminals=[], returns=[], state=now.state[0].numpy(),
+            acted=[],
+        )  # fmt: skip
+
+        for _ in range(settings.steps):
+            see()
+            made.acted.append(not now.cut_off)
+            if now.cut_off:
+                for part in (made.actions, made.log_behaviour, made.rewards):
+                    part.append(0)
+                made.terminals.append(True)
+                now = begin()
+                continue
+            logits, _, now.state = settings.network.unroll(
+                parameters.views,
+                torch.from_numpy(np.stack(now.stack))[None, None],
+                torch.tensor([[now.action]]),
+                torch.tensor([[now.reward]], dtype=torch.float32),
+                now.state,
+                torch.zeros(1, 1, dtype=torch.bool),
+            )
+            mu = logits[0, 0].detach().double().softmax(0)
+            uniform = uniform_of(words.word(next(requests)))
+            now.action = bisect_right(list(itertools.accumulate(mu.tolist()))[:-1], uniform)
+            transition = environment.step(now.action)
+            now.state, now.reward, now.age = now.state.detach(), transition.reward, now.age + 1
+            now.score += transition.game_reward
+            now.stack.append(transition.frame)
+            made.actions.append(now.action)
+            made.log_behaviour.append(mu[now.action].log().item())
+            made.rewards.append(transition.reward)
+            truncated = transition.ended and not transition.terminal
+            now.cut_off = truncated and settings.truncation == "bootstrap"
+            made.terminals.append(transition.terminal or (truncated and not now.cut_off))
+            if transition.ended:
+                made.returns.append(now.score)
+                if not now.cut_off:
+                    now = begin()
+        see()
+        found.append(made)
+    return found
+
+
+def check(unroll, made):
+    steps = len(made.actions)
+    assert len(unroll.ages) == steps + 1
+    for name in (
+        "ages", "previous_actions", "previous_rewards", "acted", "actions", "rewards", "terminals",
+    ):  # fmt: skip
+        array = getattr(unroll, name)
+        np.testing.assert_array_equal(array, np.array(getattr(made, name), array.dtype), name)
+    np.testing.assert_array_equal(unroll.state, made.state)
+    np.testing.assert_allclose(unroll.log_behaviour, made.log_behaviour, rtol=2e-6)
+    assert unroll.returns == made.returns
+    stack = len(made.observations[0])
+    np.testing.assert_array_equal(stacked([unroll], stack)[:, 0], np.stack(made.observations))
+    np.testing.assert_array_equal(unroll.frames[stack - 1 :], [o[-1] for o in made.observations])
+    assert [unroll.log_behaviour.dtype, unroll.previous_rewards.dtype] == [np.float32] * 2
+    assert [unroll.actions.dtype, unroll.ages.dtype, unroll.rewards.dtype] == ["i8", "i8", "f8"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("units", "truncation"), [(5, "bootstrap"), (0, "terminal")])
+@pytest.mark.parametrize(("name", "length"), [("counting", 7), ("cartpole", 9), ("sticky", 20)])
+def test_an_unroll_is_what_the_actor_alone_does_step_by_step(name, length, units, truncation):
+    actors = range(1 if name == "sticky" else 3)
+    settings = settings_of(name, length, units, truncation=truncation)
+    versions = [0, 1, 1, 2, 5, 6] + ([6] * 4 if name == "sticky" else [])
+    made = play(UnrollWorker(settings, actors), actors, versions, settings)
+    for actor in actors:
+        unrolls = [played[actor].made for played in made]
+        for unroll, expected in zip(unrolls, textbook(settings, actor, versions), strict=True):
+            check(unroll, expected)
+        assert sum(len(unroll.returns) for unroll in unrolls) > 0
+        ended = np.concatenate([unroll.terminals for unroll in unrolls])
+        begun = np.concatenate([unroll.ages[1:] == 0 for unroll in unrolls])
+        assert (ended >= begun).all()
+        waited = sum((~unroll.acted).sum() for unroll in unrolls)
+        assert bool(waited) == (truncation == "bootstrap")
+        if name == "sticky":  # lost lives end returns, but not episodes
+            assert (ended & ~begun).sum() >= 2
+
+
+@pytest.mark.parametrize("truncation", ["bootstrap", "terminal"])
+def test_an_unroll_of_a_counting_environment_as_written_down(truncation):
+    """Terminated and truncated episodes of known lengths; what the network is shown of them."""
+    settings = settings_of(length=17, truncation=truncation)
+    (((_, unroll, after),),) = play(UnrollWorker(settings, [2]), [2], [0], settings)
+    stream = Stream("environment", 3, 2)
+    seeds = [stream.integer(2**32) for _ in range(9)]
+    lengths = [impala_tasks.length_of(seed) for seed in seeds]
+    shown_last = [impala_tasks.is_truncated(seed) and truncation == "bootstrap" for seed in seeds]
+    rows = [length + last for length, last in zip(lengths, shown_last, strict=True)]
+    ages = [age for count in rows for age in range(count)][:18]
+    episode = np.repeat(range(9), rows)[:18].tolist()
+    assert unroll.ages.tolist() == ages
+    acted = [age < lengths[number] for age, number in zip(ages, episode, strict=True)][:17]
+    assert unroll.acted.tolist() == acted
+    assert all(acted) == (truncation == "terminal")
+    assert unroll.terminals.tolist() == [age == 0 for age in ages[1:]]
+    assert unroll.frames[:, 0].tolist() == ages
+    np.testing.assert_array_equal(
+        unroll.frames[:, 2], np.array([seeds[e] % 97 / 97 for e in episode], np.float32)
+    )
+    shown = [
+        -1 if age == 0 else action for age, action in zip(ages[1:], unroll.actions, strict=True)
+    ]
+    assert unroll.previous_actions.tolist() == [-1, *shown]
+    assert unroll.frames[:, 1].tolist() == [-1, *shown]
+    rewards = [
+        impala_tasks.REWARDS[(age + 1 + action) % 4] if acts else 0.0
+        for age, action, acts in zip(ages, unroll.actions.tolist(), acted, strict=False)
+    ]
+    assert unroll.rewards.tolist() == rewards
+    complete = [sum(1 for e in episode[:17] if e == n) >= lengths[n] for n in range(9)].index(False)
+    assert {impala_tasks.is_truncated(seed) for seed in seeds[:complete]} == {True, False}
+    assert unroll.returns == [
+        sum(r for r, e in zip(rewards, episode, strict=False) if e == number)
+        for number in range(complete)
+    ]
+    earned = [0.0 if age == 0 else reward for age, reward in zip(ages[1:], rewards, strict=True)]
+    assert unroll.previous_rewards.tolist() == [0.0, *earned]
+    assert not unroll.state.any()
+    assert after.document["age"] == ages[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("products", [FIXED_ORDER, LIBRARY], ids=["chained", "library"])
+@pytest.mark.parametrize("units", [5, 0])
+def test_who_unrolls_together_changes_no_bit(products, units):
+    settings = settings_of(products=products, units=units)
+    actors, versions = list(range(20)), [0, 1, 1, 2]
+    expected = play(UnrollWorker(settings, actors), actors, versions, settings)
+    alone = {
+        a: play(UnrollWorker(settings, [a]), [a], versions, settings) for a in (0, 7, 15, 16, 19)
+    }
+    some = play(UnrollWorker(settings, [1, 7, 16, 18]), [18, 7], versions, settings)
+    for version in range(len(versions)):
+        for actor, made in alone.items():
+            assert same(made[version][0].made, expected[version][actor].made)
+        for played in some[version]:
+            assert same(played.made, expected[version][played.actor].made)
+
+
+def test_versions_of_one_call_are_each_their_own():
+    """Actors that unroll with an older version do not reach those that have a newer one."""
+    settings = settings_of("cartpole")
+    worker = UnrollWorker(settings, range(4))
+    flats = {version: parameters_of(settings, version).flat.numpy() for version in (3, 4)}
+    requests = [ActorRequest(2, 4), ActorRequest(0, 3), ActorRequest(3, 3), ActorRequest(1, 4)]
+    made = {played.actor: played.made for played in worker.play(requests, flats, 1)}
+    for actor, version in requests:
+        ((alone,),) = play(UnrollWorker(settings, [actor]), [actor], [version], settings)
+        assert same(made[actor], alone.made)
+
+
+def test_parameters_are_copied_and_kept_as_long_as_the_lag_asks_for():
+    settings = settings_of()
+    worker = UnrollWorker(settings, [0])
+    flat = parameters_of(settings, 0).flat.numpy().copy()
+    worker.play([], {0: flat}, 2)
+    flat[:] = 0
+    worker.play([], {2: flat}, 2)
+    (played,) = worker.play([ActorRequest(0, 0)], {}, 2)
+    ((expected,),) = play(UnrollWorker(settings, [0]), [0], [0], settings)
+    assert same(played.made, expected.made)
+    worker.play([], {3: flat}, 2)
+    with pytest.raises(KeyError):
+        worker.play([ActorRequest(0, 0)], {}, 2)
+
+
+def saved(snapshot):
+    """Return a snapshot as a run that is resumed reads it."""
+    return _snapshot(json.loads(canonical_json(_document(snapshot))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "length"), [("counting", 3), ("cartpole", 4), ("sticky", 30)])
+def test_a_snapshot_goes_on_elsewhere_to_the_same_bits(name, length):
+    settings = settings_of(name, length)
+    actors = range(1 if name == "sticky" else 4)
+    worker = UnrollWorker(settings, actors)
+    before, given = [], set()
+    for version in range(3):
+        before += play(worker, actors, [version], settings, given=given)
+    expected = play(worker, actors, [3, 3, 4], settings, given=given)
+    assert any(played.made.ages[-1] for played in before[-1])
+    if name == "cartpole":  # a snapshot between a truncated episode and the next one
+        assert not all(played.made.acted[0] for played in expected[0])
+    if name == "counting":  # a zero that JSON has no sign for
+        last = [played.made.previous_rewards[-1] for played in before[-1]]
+        assert any(reward == 0 and np.signbit(reward) for reward in last)
+    other = UnrollWorker(settings, actors)
+    other.restore({played.actor: saved(played.after) for played in before[-1]})
+    found = play(other, actors, [3, 3, 4], settings)
+    for ours, theirs in zip(itertools.chain(*found), itertools.chain(*expected), strict=True):
+        assert same(ours.made, theirs.made)
+        assert canonical_json(_document(ours.after)) == canonical_json(_document(theirs.after))
+    alone = UnrollWorker(settings, [0])
+    alone.restore({0: saved(before[1][0].after)})
+    assert same(play(alone, [0], [2], settings)[0][0].made, before[2][0].made)
+
+
+def test_a_snapshot_is_of_one_actor():
+    settings = settings_of()
+    (((_, _, after),),) = play(UnrollWorker(settings, [0]), [0], [0], settings)
+    with pytest.raises(CapsuleError) as refusal:
+        UnrollWorker(settings, [1]).restore({1: after})
+    assert refusal.value.code == "CAP-T201"
+
+
+def test_a_snapshot_is_not_written_to_as_its_actor_goes_on():
+    settings = settings_of("cartpole")
+    worker = UnrollWorker(settings, [0])
+    ((first,),) = play(worker, [0], [0], settings)
+    kept = canonical_json(_document(first.after)), first.made.digest()
+    play(worker, [0], [1], settings)
+    assert (canonical_json(_document(first.after)), first.made.digest()) == kept
