@@ -66,7 +66,7 @@ def test_a_state_takes_over_what_another_one_returned():
 def test_a_tensor_that_was_not_saved_is_missed():
     tensors = whole().tensors()
     del tensors["optimizer/square/dense.bias"]
-    with pytest.raises(KeyError, match="optimizer/square/dense.bias"):
+    with pytest.raises(KeyError, match=r"optimizer/square/dense\.bias"):
         whole().load(tensors)
 
 
