@@ -3,6 +3,7 @@
 import ctypes
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -236,3 +237,178 @@ def test_the_gradient_is_float32_action_by_action():
         total = total + factors[:, action]
     bend = bends[:, None] * (logarithms + entropies[:, None])
     assert np.array_equal(found, factors - probabilities * (total[:, None] + bend))
+
+
+def test_policies_by_hand():
+    logits = torch.tensor([[0.0, math.log(3.0)], [5.0, 5.0], [0.0, -math.inf]])
+    logarithms, probabilities, entropies = kernels.log_softmax(logits)
+    expected = [[math.log(0.25), math.log(0.75)], [math.log(0.5)] * 2]
+    assert logarithms[:2].tolist() == [pytest.approx(row, rel=1e-7) for row in expected]
+    assert probabilities.tolist() == [
+        pytest.approx(row) for row in ([0.25, 0.75], [0.5, 0.5], [1, 0])
+    ]
+    entropy = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
+    assert entropies[:2].tolist() == pytest.approx([entropy, math.log(2)], rel=1e-7)
+
+
+def test_of_a_single_action_the_policy_is_certain():
+    logarithms, probabilities, entropies = kernels.log_softmax(torch.tensor([[7.0], [-1e30]]))
+    assert (logarithms.tolist(), probabilities.tolist()) == ([[0.0]] * 2, [[1.0]] * 2)
+    assert entropies.tolist() == [0.0, 0.0]
+
+
+# --- exponentials and sums of squares -------------------------------------------------------------
+
+
+def test_exponentials_are_rounded_once():
+    numbers = np.concatenate((np.linspace(-87, 88, 20_001), np.geomspace(1e-30, 80, 999)))
+    found = kernels.exponentiate(torch.from_numpy(numbers.astype(np.float32))).numpy()
+    exact = np.exp(numbers.astype(np.float32).astype(np.float64))
+    assert float64_ulps(found, exact) <= 0.5001
+
+
+def test_exponentials_at_the_ends_of_numbers():
+    numbers = torch.tensor([[0.0, -0.0, math.inf], [-math.inf, 89.0, -200.0]])
+    assert kernels.exponentiate(numbers).tolist() == [[1.0, 1.0, math.inf], [0.0, math.inf, 0.0]]
+    assert kernels.exponentiate(torch.tensor([math.nan])).isnan().all()
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=40))
+def test_a_sum_of_squares_is_taken_first_to_last_in_float64(numbers):
+    total = 0.0
+    for number in numbers:
+        total += number * number
+    assert kernels.sum_of_squares(torch.tensor(numbers, dtype=torch.float32)) == total
+
+
+# --- images ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [1.0, 1 / 255, 0.5])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (3, 4, 5, 7), (2, 3, 16, 16), (5, 17, 3, 2)])
+def test_images_become_numbers_with_their_channels_last(shape, scale):
+    images = torch.randint(
+        0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
+    )
+    expected = np.moveaxis(images.numpy(), 1, 3).astype(np.float32) * np.float32(scale)
+    assert same_bits(kernels.interleave(images, scale), expected)
+
+
+def test_stacks_that_share_their_frames_are_read_where_they_are():
+    frames = torch.arange(9 * 4 * 5, dtype=torch.uint8).view(9, 4, 5)
+    stacks = frames.unfold(0, 3, 1).permute(0, 3, 1, 2)
+    assert not stacks.is_contiguous()
+    for images in (
+        stacks,
+        frames.view(1, 9, 4, 5)[:, ::2],
+        frames.view(9, 1, 5, 4).transpose(2, 3),
+    ):
+        expected = np.moveaxis(images.numpy(), 1, 3).astype(np.float32)
+        assert same_bits(kernels.interleave(images, 1.0), expected)
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def test_results_are_aligned_for_vectors():
+    images, filters = normal(2, 5, 6, 3), normal(7, 2, 2, 3)
+    made = [
+        kernels.convolved(images, filters, 1),
+        kernels.convolution(images, filters, normal(7), 1, rectified=True),
+        kernels.dense(normal(3, 5), normal(7, 5), None),
+        kernels.matrix_product(normal(3, 5), normal(5, 7)),
+        kernels.outer(normal(3, 5), normal(3, 7)),
+        kernels.column_sums(normal(3, 5)),
+        kernels.exponentiate(normal(3)),
+        *kernels.log_softmax(normal(3, 5)),
+    ]
+    assert [each.data_ptr() % kernels.ALIGNMENT for each in made] == [0] * len(made)
+
+
+@pytest.mark.parametrize(("stride", "rows"), [(1, None), (2, None), (3, 9)])
+def test_memory_for_a_convolution_has_its_shape(stride, rows):
+    images, filters = normal(2, 11, 8, 3), normal(5, 3, 3, 3)
+    with torch.no_grad():
+        expected = torch.nn.functional.conv2d(
+            images.permute(0, 3, 1, 2), filters.permute(0, 3, 1, 2), stride=stride
+        )
+    found = kernels.convolved(images, filters, stride, rows)
+    assert found.shape == (rows or 2, *expected.shape[2:], 5)
+
+
+def test_a_convolution_is_written_to_the_memory_that_is_given():
+    images, filters, bias = normal(4, 5, 6, 3), normal(7, 2, 2, 3, key=1), normal(7, key=2)
+    expected = kernels.convolution(images, filters, bias, 1, rectified=False)
+    memory = torch.full((6, *expected.shape[1:]), math.nan)
+    found = kernels.convolution(images, filters, bias, 1, rectified=False, out=memory[1:5])
+    assert found.data_ptr() == memory[1].data_ptr()
+    assert same_bits(memory[1:5], expected)
+    assert memory[0].isnan().all()
+    assert memory[5].isnan().all()
+
+
+def test_an_outer_product_reads_rows_that_are_apart_and_writes_where_it_is_told():
+    wide, right = normal(6, 9), normal(6, 4, key=1)
+    left = wide[:, 2:7]
+    assert not left.is_contiguous()
+    memory = torch.full((5, 4), math.nan)
+    found = kernels.outer(left, right, out=memory)
+    assert found is memory
+    assert same_bits(memory, kernels.outer(left.contiguous(), right))
+    torch.testing.assert_close(memory, left.t() @ right)
+
+
+def test_gradients_of_filters_and_biases_are_added_to_those_of_earlier_images():
+    images, gradient = normal(5, 6, 7, 3), normal(5, 3, 3, 4, key=1)
+    outputs = normal(5, 3, 3, 4, key=2)
+    found = {}
+    for cuts in ([5], [2, 5], [1, 2, 3, 4, 5]):
+        filters, bias, first = torch.zeros(4, 2, 2, 3), torch.zeros(4), 0
+        for end in cuts:
+            part = slice(first, end)
+            kernels.conv2d_weight_grad(images[part], gradient[part], filters, 2)
+            kernels.relu_backward(gradient[part], outputs[part], bias)
+            first = end
+        found[len(cuts)] = filters, bias
+    for filters, bias in found.values():
+        assert same_bits(filters, found[1][0])
+        assert same_bits(bias, found[1][1])
+    assert found[1][0].any()
+
+
+# --- instruction sets -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def all_instructions():
+    """Restore the widest instruction set afterwards."""
+    yield
+    kernels.limit_instruction_set("AVX-512")
+
+
+@pytest.mark.usefixtures("all_instructions")
+def test_no_wider_instructions_are_used_than_allowed():
+    widest = kernels.instruction_set()
+    for place, name in enumerate(kernels.INSTRUCTION_SETS):
+        used = kernels.limit_instruction_set(name)
+        assert kernels.INSTRUCTION_SETS.index(used) <= place
+        assert kernels.instruction_set() == used
+        assert kernels.has_products() == (used != "none")
+    assert used == widest
+
+
+@pytest.mark.usefixtures("all_instructions")
+def test_an_unknown_instruction_set_changes_nothing():
+    kernels.limit_instruction_set("none")
+    with pytest.raises(ValueError, match="SSE9"):
+        kernels.limit_instruction_set("SSE9")
+    assert kernels.instruction_set() == "none"
+
+
+@pytest.mark.usefixtures("all_instructions")
+def test_the_products_name_what_the_processor_has():
+    flags = Path("/proc/cpuinfo").read_text().split()
+    widest = kernels.limit_instruction_set("AVX-512")
+    assert (widest != "none") == {"avx2", "fma"}.issubset(flags)
+    if widest == "AVX-512":
+        assert "avx512f" in flags

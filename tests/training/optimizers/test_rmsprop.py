@@ -1,10 +1,13 @@
 """IMPALA's RMSProp: by hand, bit for bit against numpy, against torch's; its rate."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from capsule.training.networks.feedforward import Parameters
 from capsule.training.optimizers.adam import global_norm
@@ -26,6 +29,14 @@ def test_a_rate_falls_in_a_line_to_zero_and_stays_there():
     assert annealed(0.0006, total // 4, total) == pytest.approx(0.00045)
     assert annealed(0.0006, total - 1, total) > 0
     assert annealed(0.0006, total, total) == annealed(0.0006, total + 640, total) == 0.0
+
+
+@given(st.floats(0, 1e3), st.integers(0, 2**40), st.integers(1, 2**40))
+def test_a_rate_is_never_below_zero_or_above_its_beginning_and_never_rises(rate, done, total):
+    found = annealed(rate, done, total)
+    assert 0 <= annealed(rate, done + 1, total) <= found <= rate
+    share = Fraction(max(total - done, 0), total)
+    assert found == pytest.approx(float(Fraction(rate) * share), rel=1e-15, abs=5e-324)
 
 
 def make(seed=0, device=CPU, **changes):
@@ -150,6 +161,18 @@ def test_what_is_not_a_number_reaches_the_weights():
         given[7] = value
         optimizer.update(given, 1e-3, 40.0)
         assert parameters.flat[7].isnan()
+
+
+def test_epsilon_may_be_changed_between_updates():
+    parameters = Parameters({"w": (1,)}, CPU)
+    optimizer = RmsProp(parameters, epsilon=0.0, decay=0.5, initial_square=7.0)
+    optimizer.update(torch.tensor([1.0]), 1.0)
+    # v = 3.5 + 0.5 = 4; w = -1 / sqrt(4)
+    assert parameters.flat.item() == -0.5
+    optimizer.epsilon = 13.5
+    optimizer.update(torch.tensor([1.0]), 1.0)
+    # v = 2 + 0.5 = 2.5; 1 / sqrt(2.5 + 13.5) = 1 / 4
+    assert parameters.flat.item() == -0.75
 
 
 @pytest.mark.gpu

@@ -1,24 +1,37 @@
 """R2D2's actors: step by step by hand, in any worker, their states and exploration rates."""
 
 import itertools
+import json
 from collections import deque
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import DeterminismSpec
+from capsule.training.acting.actor_worker import ActorRequest
+from capsule.training.acting.batched_actors import Inputs
 from capsule.training.environments import make_environment
 from capsule.training.layers.backends import LIBRARY
 from capsule.training.r2d2.actor_worker import (
+    EpsilonGreedyActor,
+    Experience,
     exploration_ladder,
+    q_values,
+    stream_profiles,
 )
 from capsule.training.r2d2.cutting import SequenceLayout
 from capsule.training.r2d2.priorities import PriorityRule
 from capsule.training.r2d2.replay import Frames, SequenceReplay
+from capsule.training.state.streams import Stream
 from tests.training.acting.actor_networks import PlacedNetwork
 from tests.training.r2d2.conftest import (
+    ENVIRONMENTS,
+    SEEDS,
     bits,
     parameters_of,
     play,
@@ -226,3 +239,118 @@ def test_hundreds_of_actors_live_in_one_process():
     settings = settings_of(actors=256, network=recurrent("cartpole"))
     made = play(settings, 20, parameters_of(settings))
     assert len({experience.frames.tobytes() for experience in made}) == 256
+
+
+@given(st.integers(1, 300), st.floats(0.01, 0.99), st.floats(0, 20))
+def test_exploration_rates_fall_from_the_base_to_its_power(actors, base, exponent):
+    rates = exploration_ladder(actors, base, exponent)
+    assert len(rates) == actors
+    assert rates[0] == base
+    assert rates == sorted(rates, reverse=True)
+    if actors > 1:
+        assert rates[-1] == pytest.approx(base ** (1 + exponent))
+
+
+@pytest.mark.parametrize(("epsilon", "explores"), [(0.0, False), (1.0, True)])
+def test_a_choice_is_the_best_action_or_the_drawn_one(epsilon, explores):
+    actor = EpsilonGreedyActor(settings_of(), 2, epsilon)
+    draws = Stream("exploration", 3, 2)
+    for best in (0, 1, 1, 0, 1, 0):
+        values = np.array([1.0, 1.0], np.float32)
+        values[best] = 2.0
+        draws.uniform()
+        drawn = draws.integer(2)
+        assert actor.choose(values) == (drawn if explores else best)
+
+
+def test_an_actor_explores_where_its_uniform_lies_below_epsilon():
+    actor = EpsilonGreedyActor(settings_of(), 0, 0.3)
+    draws = Stream("exploration", 3, 0)
+    explored = 0
+    for _ in range(400):
+        explores, drawn = draws.uniform() < 0.3, draws.integer(2)
+        explored += explores
+        assert actor.choose(np.array([0.0, 1.0], np.float32)) == (drawn if explores else 1)
+    assert 80 < explored < 160
+
+
+def test_an_actor_continues_from_its_document():
+    one, other = (EpsilonGreedyActor(settings_of(), 1, 0.5) for _ in range(2))
+    one.environment.reset()
+    for _ in range(3):
+        one.environment.step(one.choose(np.zeros(2, np.float32)))
+    one.age, one.episode_return = 3, 2.5
+    other.restore(json.loads(json.dumps(one.document())))
+    assert (other.age, other.episode_return) == (3, 2.5)
+    assert other.document() == one.document()
+    values = np.zeros(2, np.float32)
+    assert [other.choose(values) for _ in range(9)] == [one.choose(values) for _ in range(9)]
+
+
+@pytest.mark.parametrize("name", ["cartpole", "sticky"])
+def test_a_blank_experience_has_room_for_each_step(name):
+    environment = make_environment(ENVIRONMENTS[name], streams_of(0), training=True)
+    blank = Experience.blank(7, environment)
+    assert blank.frames.shape == (7, *environment.frame_shape)
+    assert blank.frames.dtype == environment.frame_dtype
+    arrays = [part for part in blank if isinstance(part, np.ndarray)]
+    assert {len(array) for array in arrays} == {7}
+    assert not any(array.any() for array in arrays)
+    assert [part for part in blank if not isinstance(part, np.ndarray)] == [{}, {}, {}, []]
+    # Nothing is shared between two of them.
+    blank.states[0] = blank.returns
+    assert Experience.blank(7, environment).states == {}
+
+
+def test_values_of_a_step_take_the_states_that_they_are_given():
+    network = recurrent("cartpole", units=6)
+    parameters = parameters_of(settings_of(network=network))
+    rows = 3
+    draw = torch.Generator().manual_seed(1)
+    inputs = Inputs(
+        observations=torch.randn(rows, 1, 4, generator=draw),
+        previous_actions=torch.tensor([-1, 0, 1]),
+        previous_rewards=torch.randn(rows, generator=draw),
+        states=torch.randn(rows, 2, 6, generator=draw),
+        instructions=torch.zeros(rows, 0, dtype=torch.int64),
+    )
+    with torch.no_grad():
+        values, after = q_values(network, parameters, inputs)
+        forgotten, _ = q_values(network, parameters, inputs._replace(states=inputs.states * 0))
+        for row in range(rows):
+            alone = Inputs(*(part[row : row + 1] for part in inputs))
+            one, state = q_values(network, parameters, alone)
+            assert torch.equal(one[0], values[row])
+            assert torch.equal(state[0], after[row])
+    assert values.shape == (rows, 2)
+    assert after.shape == inputs.states.shape
+    assert (values != forgotten).any(1).all()
+
+
+def test_profiles_are_those_of_streams_that_were_drawn_from_as_often():
+    settings = settings_of("sticky", actors=3, steps=9)
+    worker = settings.make_worker([2])
+    flat = parameters_of(settings).flat.numpy()
+    (played,) = worker.play([ActorRequest(2, 0)], {0: flat}, 0)
+    found = {profile.name: profile for profile in stream_profiles(SEEDS, 2, played.after)}
+    expected = streams_of(2)
+    expected["exploration"].uniforms(18)  # two words for each step
+    expected["environment"].uniforms(4 * 9)  # one for each emulator frame
+    expected["no-op"].integer(30)  # one for the episode
+    assert set(found) == {"environment/2", "exploration/2", "no-op/2"}
+    for name, stream in expected.items():
+        assert found[f"{name}/2"].draws == stream.draws
+        assert (found[f"{name}/2"].key, found[f"{name}/2"].seed) == (
+            stream.profile().key,
+            stream.profile().seed,
+        )
+
+
+def test_profiles_of_another_actors_snapshot_are_refused():
+    settings = settings_of(actors=2)
+    worker = settings.make_worker([0])
+    flat = parameters_of(settings).flat.numpy()
+    (played,) = worker.play([ActorRequest(0, 0)], {0: flat}, 0)
+    with pytest.raises(CapsuleError) as refusal:
+        stream_profiles(SEEDS, 1, played.after)
+    assert refusal.value.code == "CAP-T201"

@@ -92,3 +92,62 @@ def test_the_state_between_updates_is_that_of_what_was_learned():
     assert sum(executor.trained) == 2
     executor.close()
     assert executor._transport.closed
+
+
+def test_a_restored_executor_plays_again_what_was_not_trained_on():
+    first = Executor(Lockstep(4, 2, 1, 99), Play(newest), 4)
+    follow(None, 4, 3, newest, first)  # 6 unrolls are trained on, and two more are under way
+    transport = Play(oldest)
+    second = Executor(Lockstep(4, 2, 1, 99), transport, 4)
+    second.restore(first.snapshots, first.trained, first.versions)
+    assert {a: each.document["number"] for a, each in transport.snapshots.items()} == {
+        0: 1, 1: 1, 2: 0, 3: 0,
+    }  # fmt: skip
+    second.publish(3, np.full(1, 3, np.float32))
+    # With lag 1, update 3 learns from version 2, and update 4 from version 3.
+    assert transport.outstanding == [(0, 2, 3), (1, 2, 3), (2, 1, 2), (3, 1, 2)]
+    items = second.collect(3)
+    assert [(item.actor, item.number, item.version) for item in items] == [(2, 1, 2), (3, 1, 2)]
+    assert second.trained == [2, 2, 2, 2]
+
+
+def test_before_the_first_unroll_there_is_nothing_to_restore():
+    first = Executor(Lockstep(2, 2, 0, 99), Play(oldest), 2)
+    transport = Play(oldest)
+    second = Executor(Lockstep(2, 2, 0, 99), transport, 2)
+    second.restore(first.snapshots, first.trained, first.versions)
+    assert (transport.snapshots, transport.outstanding, second.versions) == ({}, [], {})
+
+
+def test_a_restored_executor_shares_no_state_with_what_it_was_given():
+    trained, snapshots, versions = [0, 0], [None, None], {}
+    executor = Executor(Lockstep(2, 2, 0, 99), Play(oldest), 2)
+    executor.restore(snapshots, trained, versions)
+    follow(None, 2, 1, oldest, executor)
+    assert (trained, snapshots, versions) == ([0, 0], [None, None], {})
+    assert executor.trained == [1, 1]
+
+
+def test_a_mapping_of_versions_that_a_transport_has_is_not_changed_afterwards():
+    """A thread of a transport may still read it."""
+    given = []
+
+    class Kept(Play):
+        def publish(self, versions):
+            super().publish(versions)
+            given.append((versions, list(versions)))
+
+    executor = Executor(Lockstep(2, 2, 1, 99), Kept(oldest), 2)
+    follow(None, 2, 5, oldest, executor)
+    assert [list(versions) for versions, _ in given] == [numbers for _, numbers in given]
+    assert [numbers for _, numbers in given] == [[0], [0, 1], [1, 2], [2, 3], [3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "kind", "lag"), [(Lockstep(2, 2, 3, 9), "lockstep", 3), (Live(2, 2, 1), "live", 1)]
+)
+def test_an_executor_says_what_it_follows_and_who_answers(schedule, kind, lag):
+    transport = Play(oldest)
+    transport.replicas = 7
+    executor = Executor(schedule, transport, 2)
+    assert (executor.schedule, executor.lag, executor.replicas) == (kind, lag, 7)
