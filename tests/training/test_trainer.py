@@ -30,11 +30,11 @@ def test_members_share_the_processes_and_one_processor_needs_none(workers, membe
     ("accelerator", "graphed"),
     [
         ({"kind": "cpu"}, False),
-        (ANY_GPU, True),
-        ({**ANY_GPU, "cuda_graphs": False}, False),
+        (ANY_GPU, False),
+        ({**ANY_GPU, "cuda_graphs": True}, True),
     ],
 )
-def test_updates_are_graphs_on_a_gpu_unless_the_spec_says_otherwise(accelerator, graphed):
+def test_updates_are_graphs_on_a_gpu_where_the_spec_asks_for_them(accelerator, graphed):
     assert context(accelerator).graphed is graphed
 
 
@@ -63,7 +63,7 @@ def spec_of(unit, checkpoints):
 def test_the_unit_of_a_real_spec_is_its_update():
     spec = make_spec(
         CARTPOLE,
-        trainer={"update_interval": 16, "total_steps": 1_600_000},
+        trainer={"update_interval": 16, "replay_start": 320, "total_steps": 1_600_000},
         evaluation={"interval": 1_600_000},
         recording={"trace_interval": 16, "checkpoint_interval": 800_000},
     ).training()

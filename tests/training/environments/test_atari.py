@@ -257,3 +257,14 @@ def test_the_screen_of_an_atari_game_is_the_emulators():
     assert np.array_equal(environment.screen(), ale.getScreenRGB())
     assert environment.screen().shape == (210, 160, 3)
     assert environment.screen_rate == 15
+
+
+def test_a_game_says_how_many_lives_are_left():
+    spec = ATARI.model_copy(update={"sticky_action_probability": 0.0, "noop_max": 0})
+    environment, _ = make(spec, training=False)
+    environment.reset()
+    assert environment.lives == 5
+    environment.step(1)  # fires the ball
+    lives = [environment.lives for _ in range(40) if environment.step(0)]
+    assert lives == sorted(lives, reverse=True)
+    assert lives[-1] == 4

@@ -647,3 +647,66 @@ def test_a_task_without_pictures_says_so():
     environment.reset()
     with pytest.raises(CapsuleError, match=r"CAP-T217.*it renders str"):
         environment.screen()
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [ImportError("install pygame"), gymnasium.error.DependencyNotInstalled("install pygame")],
+    ids=["import", "dependency"],
+)
+def test_libraries_that_are_missing_for_drawing_are_named(monkeypatch, raised):
+    def render(_task):
+        raise raised
+
+    monkeypatch.setattr(Rendered, "render", render)
+    environment = gymnasium_task("capsule/Rendered-v0")
+    environment.reset()
+    with pytest.raises(CapsuleError, match=r"CAP-T217.*install pygame") as refusal:
+        environment.screen()
+    assert "image.packages" in refusal.value.fix
+
+
+@pytest.mark.parametrize(
+    "picture", [np.zeros((4, 6), np.uint8), np.zeros((4, 6, 3), np.float32)], ids=["grey", "float"]
+)
+def test_a_picture_must_have_colours_of_bytes(monkeypatch, picture):
+    monkeypatch.setattr(Rendered, "render", lambda _task: picture)
+    environment = gymnasium_task("capsule/Rendered-v0")
+    environment.reset()
+    with pytest.raises(CapsuleError, match=r"CAP-T217.*it renders ndarray, not an array of colo"):
+        environment.screen()
+
+
+def test_a_task_that_states_no_rate_has_ten_screens_a_second():
+    assert gymnasium_task("capsule/Unrendered-v0").screen_rate == 10
+
+
+def test_each_episode_has_a_seed_of_its_own():
+    environment, streams = make(CARTPOLE, 7)
+    frames = {environment.reset().tobytes() for _ in range(3)}
+    assert (len(frames), streams["environment"].draws) == (3, 3)
+
+
+class Overwriting(gymnasium.Env):
+    """Shows the same array again and again, as environments with a buffer do."""
+
+    observation_space = spaces.Box(-9.0, 9.0, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002 - the interface's
+        self.shown = np.zeros(2, np.float32)
+        return self.shown, {}
+
+    def step(self, action):
+        self.shown += action
+        return self.shown, 0.0, False, False, {}
+
+
+gymnasium.register("capsule/Overwriting-v0", Overwriting)
+
+
+def test_a_frame_is_kept_when_the_environment_overwrites_its_observation():
+    environment, _ = make(CARTPOLE.model_copy(update={"id": "capsule/Overwriting-v0"}))
+    first = environment.reset()
+    second = environment.step(1).frame
+    assert (first.tolist(), second.tolist()) == ([0, 0], [1, 1])

@@ -77,3 +77,33 @@ def test_the_screen_of_minatar_shows_every_object_in_a_colour_of_its_own():
     colours = [tuple(colour) for colour in screen[frame.any(axis=0)].tolist()]
     assert len(set(zip(topmost.tolist(), colours, strict=True))) == len(set(topmost.tolist()))
     assert len(set(colours)) == len(set(topmost.tolist()))
+
+
+@pytest.mark.parametrize("spec", MINATAR, ids=lambda spec: spec.game)
+def test_a_game_has_six_actions_and_one_frame_for_an_observation(spec):
+    environment, _ = make(spec)
+    assert environment.actions == 6
+    assert (environment.frame_stack, environment.frame_skip, environment.lives) == (1, 1, 0)
+    channels, height, width = environment.frame_shape
+    assert (height, width, environment.frame_dtype) == (10, 10, np.uint8)
+    assert environment.reset().shape == (channels, 10, 10)
+
+
+def test_the_end_of_a_game_ends_the_return():
+    """In Breakout without a move, the ball misses the paddle within a few steps."""
+    spec = MINATAR[1].model_copy(update={"sticky_action_probability": 0.0})
+    environment, _ = make(spec)
+    environment.reset()
+    ends = []
+    while not environment.ended:
+        transition = environment.step(0)
+        ends.append((transition.terminal, transition.ended))
+    assert ends == [(False, False)] * (len(ends) - 1) + [(True, True)]
+    assert len(ends) < 20
+
+
+def test_every_episode_has_a_seed_of_its_own():
+    environment, streams = make(MINATAR[2].model_copy(update={"sticky_action_probability": 0.0}))
+    frames = {environment.reset().tobytes() for _ in range(4)}
+    assert streams["environment"].draws == 4
+    assert len(frames) > 1

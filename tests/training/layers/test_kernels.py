@@ -400,7 +400,7 @@ def test_no_wider_instructions_are_used_than_allowed():
 @pytest.mark.usefixtures("all_instructions")
 def test_an_unknown_instruction_set_changes_nothing():
     kernels.limit_instruction_set("none")
-    with pytest.raises(ValueError, match="SSE9"):
+    with pytest.raises(ValueError):
         kernels.limit_instruction_set("SSE9")
     assert kernels.instruction_set() == "none"
 

@@ -83,7 +83,7 @@ def test_the_network_has_the_units_of_the_spec():
     assert network.actions == 2
     assert network.state_shape == (2, 16)
     assert network.shapes["lstm.recurrent.weight"] == (4 * 16, 16)
-    context, trainer, example = parts(trainer={"recurrent_units": 0})
+    context, trainer, example = parts(trainer={"recurrent_units": 0, "recurrent_state": "zero"})
     network = make_network(trainer, example, context.spec.accelerator)
     assert not any(name.startswith("lstm") for name in network.shapes)
 

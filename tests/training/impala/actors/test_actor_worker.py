@@ -13,8 +13,14 @@ import torch
 from capsule.experiment.canonical import canonical_json
 from capsule.experiment.errors import CapsuleError
 from capsule.training.acting.actor_worker import ActorRequest, actor_streams
+from capsule.training.acting.batched_actors import Inputs
 from capsule.training.environments import make_environment
-from capsule.training.impala.actors.actor_worker import UnrollWorker
+from capsule.training.impala.actors.actor_worker import (
+    RequestingActor,
+    UnrollWorker,
+    act,
+    logits_of,
+)
 from capsule.training.impala.actors.unrolls import stacked
 from capsule.training.impala.learner import _document, _snapshot
 from capsule.training.layers.backends import FIXED_ORDER, LIBRARY
@@ -283,3 +289,86 @@ def test_a_snapshot_is_not_written_to_as_its_actor_goes_on():
     kept = canonical_json(_document(first.after)), first.made.digest()
     play(worker, [0], [1], settings)
     assert (canonical_json(_document(first.after)), first.made.digest()) == kept
+
+
+# --- the parts ------------------------------------------------------------------------------------
+
+
+def inputs_of(settings, rows=3, seed=1):
+    """Return inputs of a step for actors of CartPole."""
+    draw = torch.Generator().manual_seed(seed)
+    return Inputs(
+        observations=torch.randn(rows, 1, 4, generator=draw),
+        previous_actions=torch.arange(rows) % 3 - 1,
+        previous_rewards=torch.randn(rows, generator=draw),
+        states=torch.randn(rows, *settings.network.state_shape, generator=draw),
+        instructions=torch.zeros(rows, 0, dtype=torch.int64),
+    )
+
+
+def test_a_policy_is_the_softmax_of_its_logits():
+    settings = settings_of("cartpole")
+    parameters, inputs = parameters_of(settings), inputs_of(settings)
+    with torch.no_grad():
+        logits, after = logits_of(settings.network, parameters, inputs)
+        logarithms, probabilities, again = act(settings.network, parameters, inputs)
+    exact = torch.softmax(logits.double(), 1)
+    torch.testing.assert_close(probabilities.double(), exact, rtol=1e-7, atol=0)
+    torch.testing.assert_close(logarithms.double(), exact.log(), rtol=1e-6, atol=1e-9)
+    assert torch.equal(after, again)
+    assert (logits.shape, after.shape) == ((3, 2), inputs.states.shape)
+
+
+def test_a_step_continues_from_the_states_that_it_is_given():
+    settings = settings_of("cartpole")
+    parameters, first = parameters_of(settings), inputs_of(settings)
+    second, blank = inputs_of(settings, seed=2), first._replace(states=first.states * 0)
+    with torch.no_grad():
+        logits, middle = logits_of(settings.network, parameters, first)
+        other, _ = logits_of(settings.network, parameters, blank)
+        last, after = logits_of(settings.network, parameters, second._replace(states=middle))
+        # The same two steps in one unroll, in which no episode begins.
+        parts = (torch.stack(pair) for pair in zip(first[:3], second[:3], strict=True))
+        resets = torch.zeros(2, 3, dtype=torch.bool)
+        unrolled, _, states = settings.network.unroll(
+            parameters.views, *parts, first.states, resets
+        )
+    assert (logits != other).any()
+    assert torch.equal(unrolled[1], last)
+    assert torch.equal(states, after)
+
+
+def test_an_actor_continues_from_its_document():
+    settings = settings_of("cartpole")
+    one, other = (RequestingActor(settings, 1, 0) for _ in range(2))
+    one.environment.reset()
+    for action in (0, 1, 1):
+        one.environment.step(action)
+    one.age, one.episode_return = 3, 2.5
+    saved = json.loads(json.dumps(one.document()))
+    other.restore(saved)
+    assert (other.age, other.episode_return) == (3, 2.5)
+    assert other.document() == one.document() == saved
+    assert [stream.draws for stream in other.streams.values()] == [
+        stream.draws for stream in one.streams.values()
+    ]
+    steps = [actor.environment.step(0) for actor in (one, other)]
+    assert steps[0].frame.tolist() == steps[1].frame.tolist()
+
+
+def test_a_document_of_another_actor_is_refused():
+    settings = settings_of("cartpole")
+    one = RequestingActor(settings, 1, 0)
+    one.environment.reset()
+    with pytest.raises(CapsuleError) as refusal:
+        RequestingActor(settings, 2, 0).restore(one.document())
+    assert refusal.value.code == "CAP-T201"
+
+
+def test_a_worker_answers_its_own_actors_and_counts_every_request():
+    settings = settings_of("cartpole", length=9)
+    worker = UnrollWorker(settings, [0, 2])
+    (made,) = play(worker, [0, 2], [0], settings)
+    for played in made:
+        requests = played.after.document["requests"]
+        assert requests["draws"] == requests["own_stream"] == played.made.acted.sum() > 0
