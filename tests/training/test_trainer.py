@@ -63,11 +63,16 @@ def spec_of(unit, checkpoints):
 def test_the_unit_of_a_real_spec_is_its_update():
     spec = make_spec(
         CARTPOLE,
-        trainer={"update_interval": 16, "replay_start": 320, "total_steps": 1_600_000},
-        evaluation={"interval": 1_600_000},
-        recording={"trace_interval": 16, "checkpoint_interval": 800_000},
+        trainer={
+            "update_interval": 24,
+            "replay_start": 240,
+            "target_interval": 240,
+            "total_steps": 480_000,
+        },
+        evaluation={"interval": 480_000},
+        recording={"trace_interval": 24, "tensor_interval": 240, "checkpoint_interval": 240_000},
     ).training()
-    assert state_interval(spec) == 50_000
+    assert state_interval(spec) == 2_083 * 24  # 2,084 are 50,016
 
 
 @given(st.integers(1, 200_000), st.integers(1, 1_000))

@@ -104,7 +104,8 @@ def test_a_recorded_schedule_is_live_unless_there_is_a_log_to_follow(tmp_path):
 def test_a_log_of_another_spec_is_named_with_both(tmp_path, changes, wanted):
     recorded, _, _ = parts(tmp_path / "recorded", trainer=LIVE)
     context, trainer, _ = parts(tmp_path / "replayed", trainer=merge(LIVE, changes))
-    log = ScheduleLog(recorded.spec.digest(), 6, 4, array("H", range(4)), array("H", [0, 1, 0, 0]))
+    played, lags = array("H", [0, 1, 2, 3] * 2), array("H", [0, 0, 0, 0, 1, 0, 0, 0])
+    log = ScheduleLog(recorded.spec.digest(), 6, 4, played, lags)
     (context.directory.parent / contract.SCHEDULE_REPLAY).write_bytes(log.document())
     with pytest.raises(CapsuleError) as refusal:
         make_schedule(context, trainer)
@@ -127,12 +128,12 @@ def test_actors_have_the_settings_of_the_spec(tmp_path):
     context, trainer, example = parts(
         tmp_path,
         BABYAI,
-        trainer={"language": language, "unroll_length": 8, "truncation": "terminal"},
+        trainer={"language": language, "truncation": "terminal"},
         determinism={"batch_invariance": False},
     )
     settings = make_settings(context, trainer, example)
     assert settings.tasks == (context.spec.environment,)
-    assert (settings.steps, settings.truncation) == (8, "terminal")
+    assert (settings.steps, settings.truncation) == (5, "terminal")
     assert (settings.vocabulary.words, settings.vocabulary.longest) == (("go", "to"), 3)
     assert settings.determinism == context.spec.determinism
     assert (settings.network.actions, settings.network.words) == (7, 3)
