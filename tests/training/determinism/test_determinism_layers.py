@@ -11,9 +11,8 @@ import sys
 import pytest
 
 from capsule.experiment.variables import environment_variables
-from tests.training.conftest import CARTPOLE, make_spec, start_variables
+from tests.training.conftest import start_variables
 from tests.training.determinism.conftest import run, spec_with
-from tests.training.determinism.test_flags import CUDA
 
 CPU = {"kind": "cpu"}
 

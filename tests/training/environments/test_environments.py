@@ -6,7 +6,6 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import GymnasiumEnvironment, SeedsSpec
@@ -183,34 +182,3 @@ def test_stepping_beyond_the_end_is_a_bug(spec):
         pass
     with pytest.raises(RuntimeError, match="reset"):
         environment.step(0)
-
-
-@pytest.mark.parametrize("name", ["", "pop gym", "3d", "a..b", "a.", ".a"])
-def test_modules_have_names_of_modules(name):
-    with pytest.raises(ValidationError, match="modules"):
-        GymnasiumEnvironment(suite="gymnasium", id="CartPole-v1", modules=(name,))
-
-
-@pytest.mark.parametrize(
-    "section",
-    [
-        {"numbers": ["kind"]},
-        {"numbers": ["kind"], "frames": "image"},
-        {"numbers": ["kind"], "observation": "grey"},
-        {"numbers": ["kind", "kind"], "observation": "grey", "frames": "image"},
-        {"numbers": ["grey"], "observation": "grey", "frames": "image"},
-        {"numbers": ["m"], "observation": "grey", "frames": "image", "instruction": "m"},
-        {"numbers": [], "observation": "grey", "frames": "image"},
-    ],
-)
-def test_numbers_go_with_an_image_and_are_named_once(section):
-    document = json.dumps({"suite": "gymnasium", "id": "x", **section})
-    with pytest.raises(ValidationError, match="numbers"):
-        GymnasiumEnvironment.model_validate_json(document)
-
-
-def test_nothing_of_an_image_is_hidden():
-    with pytest.raises(
-        ValidationError, match="masked_observations does not apply to frames: image"
-    ):
-        GymnasiumEnvironment(suite="gymnasium", id="x", frames="image", masked_observations=(1,))

@@ -19,7 +19,7 @@ from capsule.experiment import contract
 from capsule.experiment.canonical import canonical_json, parse_canonical_json
 from capsule.experiment.contract import CheckpointIndex, Job, StreamProfile
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.states import BLOCK_BYTES, RESUME, StateIndex
+from capsule.experiment.states import RESUME, StateIndex
 from capsule.experiment.trace import first_difference
 from capsule.training.dqn.replay import ReplayMemory
 from capsule.training.state.checkpoint import load_resume_state, save_resume_state, tensor_digests
