@@ -9,7 +9,7 @@ import os
 
 import pytest
 import typer
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capsule.cli.common import guarded, locked, print_json, use_gpu
@@ -147,6 +147,7 @@ def test_json_for_a_terminal_is_ascii(capsys):
     assert capsys.readouterr().out.isascii()
 
 
+@settings(max_examples=40)
 @given(DOCUMENTS)
 def test_what_is_printed_is_the_document_without_control_characters(document):
     with contextlib.redirect_stdout(io.StringIO()) as shown:
