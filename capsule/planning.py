@@ -30,6 +30,7 @@ from capsule.image.lockfile import (
     lock_path,
     locked_image,
     names_lock,
+    pinned_already,
     pins_fit,
     read_lock,
 )
@@ -180,11 +181,14 @@ def make_plan(
         progress: Told about each stage.
 
     Raises:
-        CapsuleError: The spec is wrong (CAP-S…), or its packages cannot be resolved (CAP-L…).
+        CapsuleError: The spec is wrong (CAP-S…), its packages cannot be resolved (CAP-L…), or
+            there are settings for a lock (CAP-L003).
     """
     with temporary_folder("capsule-plan-") as folder:
         # What resolving writes goes to a temporary cache, which is removed with its folder.
         scratch = Cache(folder / "cache")
+        if names_lock(path) and overrides:
+            raise pinned_already(path)
         pinned = _from_lock(path) if names_lock(path) else _pin(path, overrides, scratch, progress)
         wheels = _locate(pinned, cache, scratch, progress)
     lock = pinned.lock

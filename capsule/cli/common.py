@@ -109,15 +109,17 @@ def locked(
     """
     from capsule.experiment.spec import SourcesSpec
     from capsule.host.spec_file import load_spec
-    from capsule.image.lockfile import lock_path, names_lock, obtain_lock, read_lock
+    from capsule.image.lockfile import (
+        lock_path,
+        names_lock,
+        obtain_lock,
+        pinned_already,
+        read_lock,
+    )
 
     if names_lock(path):
         if overrides or refresh or refresh_base or refresh_data:
-            raise CapsuleError(
-                "CAP-L003",
-                f"{path} is a lock file, whose pins cannot be changed",
-                fix="Name the spec instead of the lock file.",
-            )
+            raise pinned_already(path)
         return read_lock(path), SourcesSpec()
     spec = load_spec(path, overrides or [])
     lock = obtain_lock(

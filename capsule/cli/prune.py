@@ -104,9 +104,7 @@ def _pruning(
         items=chosen(cache_items(cache), kinds, before=before, keep=keep)
         if only in ("all", "cache")
         else (),
-        images=list(removable_images())
-        if only == "images" or (only == "all" and unfiltered)
-        else (),
+        images=list(removable_images()) if only in ("all", "images") and unfiltered else (),
         folders=abandoned_folders() if only in ("all", "folders") else (),
     )
 

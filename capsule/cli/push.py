@@ -49,6 +49,7 @@ def command(
     from capsule.bundle.trust import load_policy
     from capsule.export.images import image_of_bundle
     from capsule.image.cache import Cache
+    from capsule.image.lockfile import pinned_already
     from capsule.image.registry.images import push_image
     from capsule.image.registry.reference import Reference
     from capsule.report.progress import open_reporter
@@ -58,6 +59,8 @@ def command(
         if source.suffix in (".yaml", ".yml", ".json"):
             lock, sources = locked(source, overrides, cache, progress=reporter.note)
             image = execution.build_image(lock, cache, sources=sources, reporter=reporter)
+        elif overrides:
+            raise pinned_already(source, "bundle")
         else:
             policy = load_policy(keys=keys or ())
             # The files of this image are temporary, and are kept until it has been uploaded.

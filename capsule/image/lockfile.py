@@ -65,6 +65,15 @@ def names_lock(path: Path) -> bool:
     return path.name.endswith(_SUFFIX) or path.name == LOCK
 
 
+def pinned_already(path: Path, what: str = "lock file") -> CapsuleError:
+    """Return the error of settings for a file that has a lock instead of a spec."""
+    return CapsuleError(
+        "CAP-L003",
+        f"{path} is a {what}, whose pins cannot be changed",
+        fix=f"Name the spec instead of the {what}.",
+    )
+
+
 def read_lock(path: Path) -> Lock:
     """Read a lock file.
 

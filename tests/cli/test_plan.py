@@ -6,6 +6,7 @@ import os
 import pytest
 
 from capsule.experiment import contract
+from capsule.experiment.errors import ExitCode
 from capsule.experiment.lock import Lock
 from capsule.host.run_directory import LOCK, WORK
 from capsule.image.lockfile import Pins, locked_image, write_lock
@@ -117,3 +118,9 @@ def test_a_machine_that_executes_no_runs_makes_no_plan(place, monkeypatch):
     document = json.loads(done.stdout)
     assert (done.exit_code, document["code"]) == (125, "CAP-E019")
     assert "on aarch64" in document["message"]
+
+
+def test_settings_for_a_lock_are_refused(place):
+    done = capsule("plan", "dqn.lock.json", "--set", "seeds.root=77")
+    assert done.exit_code == ExitCode.USAGE
+    assert "CAP-L003: dqn.lock.json is a lock file, whose pins cannot be changed" in done.stderr

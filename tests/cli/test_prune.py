@@ -218,6 +218,8 @@ def test_images_of_engines_stay_if_only_the_unused_is_deleted(cache, monkeypatch
     monkeypatch.setattr("capsule.pruning.removable_images", lambda: pytest.fail("they were listed"))
     assert prune("--dry-run", "--older-than", "1h").exit_code == 0
     assert prune("--dry-run", "--keep-size", "1G").exit_code == 0
+    assert prune("--dry-run", "--only", "images", "--older-than", "1h").exit_code == 0
+    assert prune("--dry-run", "--only", "images", "--keep-size", "1G").exit_code == 0
     assert prune("--dry-run", "--only", "cache").exit_code == 0
     assert prune("--dry-run", "--only", "folders").exit_code == 0
 

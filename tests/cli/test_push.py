@@ -7,6 +7,7 @@ import pytest
 
 from capsule import execution
 from capsule.bundle.keys import generate
+from capsule.experiment.errors import ExitCode
 from capsule.export import images
 from capsule.image.registry.images import pull_image
 from capsule.image.registry.reference import Reference
@@ -114,3 +115,9 @@ def test_the_bundle_of_a_plain_process_has_no_image(tmp_path):
     document = json.loads(done.stdout)
     assert (done.exit_code, document["code"]) == (2, "CAP-I406")
     assert document["message"].startswith("plain.capsule.tar has no image")
+
+
+def test_settings_for_a_bundle_are_refused(registry):
+    done = capsule("push", "run.capsule.tar", f"{registry}/tiny", "--set", "seeds.root=1")
+    assert done.exit_code == ExitCode.USAGE
+    assert "CAP-L003: run.capsule.tar is a bundle, whose pins cannot be changed" in done.stderr

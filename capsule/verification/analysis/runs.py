@@ -16,12 +16,11 @@ from capsule.bundle.run_bundle import RecordedRun
 from capsule.experiment import contract
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import Spec
-from capsule.experiment.trace import GENESIS, read_trace
 from capsule.host.errors import CapsuleError, ExitCode
 from capsule.host.run_directory import LOCK, WORK
 from capsule.image.lockfile import read_lock
 from capsule.machine.fingerprint import Fingerprint
-from capsule.verification.integrity.consistency import check_consistency
+from capsule.verification.integrity.consistency import check_consistency, trace_heads
 
 
 @dataclass(frozen=True)
@@ -220,17 +219,11 @@ def _broken_chain(training: Training | None) -> tuple[str, ...]:
     """Return where checkpoints and the result name other heads than the trace's records give."""
     if training is None:
         return ()
-    checkpoints = list(training.checkpoints)
+    heads = trace_heads(training.trace, [each.step for each in training.checkpoints])
     found: list[str] = []
-    head = GENESIS.hex()
-    for record in read_trace(training.trace):
-        # A checkpoint names the head after the last record up to its own step.
-        while checkpoints and checkpoints[0].step < record.step:
-            found += _head(f"checkpoint {checkpoints[0].step}", checkpoints.pop(0).trace_head, head)
-        head = record.head
-    for each in checkpoints:
+    for each, head in zip(training.checkpoints, heads.checkpoints, strict=True):
         found += _head(f"checkpoint {each.step}", each.trace_head, head)
-    return (*found, *_head("the result", training.head, head))
+    return (*found, *_head("the result", training.head, heads.last))
 
 
 def _head(who: str, stated: str, head: str) -> list[str]:

@@ -7,9 +7,10 @@ What is neither checked nor made again here is listed as unchecked, and the verd
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from capsule.bundle import run_bundle
 from capsule.bundle.claims import (
@@ -34,7 +35,7 @@ from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
 from capsule.experiment.arrival_log import MAX_LOG_BYTES, parse_arrivals
 from capsule.experiment.mechanisms import Mechanisms
-from capsule.experiment.trace import read_trace, trace_head
+from capsule.experiment.trace import GENESIS, read_trace
 from capsule.experiment.trainers import CommandTrainer, ImpalaTrainer
 from capsule.host.code import package_digest
 from capsule.host.errors import CapsuleError
@@ -297,9 +298,11 @@ def _check_training(run: RecordedRun, claims: TrainingClaims) -> float:
     seconds = _check_result(run, claims)
     _check_schedule(run, claims)
     name = RUN + contract.TRACE
-    records, head = trace_head(run.bundle.member(name))
-    _equal(name, "the number of records", claims.trace.records, records)
-    _equal(name, "the head of its hash chain", claims.trace.head, head)
+    checkpoints = run.checkpoints()
+    heads = trace_heads(run.bundle.member(name), [each.step for each in checkpoints])
+    _equal(name, "the number of records", claims.trace.records, heads.records)
+    _equal(name, "the head of its hash chain", claims.trace.head, heads.last)
+    _equal(name, "whether it ends with the run", True, heads.step <= claims.steps)
     _check_population(run)
     profiles = run.bundle.read(run_bundle.STREAMS, contract.StreamProfiles)
     _equal(run_bundle.STREAMS, "the stream profiles", claims.streams, profiles.streams)
@@ -310,7 +313,41 @@ def _check_training(run: RecordedRun, claims: TrainingClaims) -> float:
     if pinned is not None:
         _equal(name, "the starts against the lock", pinned.starts, evaluation.starts)
     _check_checkpoints(run, claims)
+    stated = [each.trace_head for each in checkpoints]
+    _equal(RUN + contract.CHECKPOINT_INDEX, "the trace heads", heads.checkpoints, stated)
     return seconds
+
+
+class TraceHeads(NamedTuple):
+    """The hash chain of a trace.
+
+    Attributes:
+        records: Number of records.
+        step: The step of the last one; 0 without any.
+        last: Its head, hexadecimal.
+        checkpoints: The head after the last record up to each checkpoint.
+    """
+
+    records: int
+    step: int
+    last: str
+    checkpoints: list[str]
+
+
+def trace_heads(path: Path, steps: Sequence[int]) -> TraceHeads:
+    """Return the hash chain of a trace at its end, and at the increasing ``steps``.
+
+    Raises:
+        CapsuleError: CAP-T141, a line is not what a trace holds.
+    """
+    heads: list[str] = []
+    records, step, head = 0, 0, GENESIS.hex()
+    for record in read_trace(path):
+        while len(heads) < len(steps) and steps[len(heads)] < record.step:
+            heads.append(head)
+        records, step, head = record.number + 1, record.step, record.head
+    heads += [head] * (len(steps) - len(heads))
+    return TraceHeads(records, step, head, heads)
 
 
 def _check_result(run: RecordedRun, claims: TrainingClaims) -> float:
