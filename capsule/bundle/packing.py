@@ -146,7 +146,8 @@ def _speed(run: FinishedRun, claims: Claims) -> tuple[float, float | None]:
     """Return the seconds that a run took, and its steps per second if it counted any."""
     if isinstance(claims, TrainingClaims):
         result = read_document(run.directory / contract.RESULT, contract.Result)
-        return result.seconds, claims.steps / result.seconds
+        # A clock that was set back while the run lasted may make it 0.
+        return result.seconds, claims.steps / result.seconds if result.seconds else None
     return read_document(run.directory / contract.RESULT, contract.ProgramResult).seconds, None
 
 

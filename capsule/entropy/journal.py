@@ -225,8 +225,9 @@ def read_journal(directory: Path) -> Journal:
     path = directory / FILE_NAME
     try:
         with open_regular(path, follow=False) as stream:  # the program can write here
-            # Filled up, so that a file that is too short fails the comparison below.
-            header = stream.read(_HEADER.size).ljust(_HEADER.size, b"\0")
+            # Filled up, so that a file without a whole header fails one of the comparisons below.
+            found = stream.read(_HEADER.size)
+            header = found.ljust(_HEADER.size, b"\0")
             magic, version, machine, capacity, used, failed, _ = _HEADER.unpack(header)
             if magic != MAGIC or version != VERSION:
                 raise _missing(path, f"is not a journal of version {VERSION}")
@@ -235,6 +236,8 @@ def read_journal(directory: Path) -> Journal:
                 _contradiction(path, "states an impossible size or machine")
             # The file is sparse and may have a size of 1 GiB. Only what the run has used is read.
             body = stream.read(used - _HEADER.size)
+            if len(found) + len(body) < used:
+                _contradiction(path, f"should have {used:,} bytes or more, and is shorter")
     except OSError as error:
         raise _missing(path, f"cannot be read: {error.strerror}") from error
     return _Reader(path, header + body, machine).journal(full=failed == _IS_FULL)

@@ -97,6 +97,13 @@ def test_a_training_observes_its_speed_and_a_program_its_time(training, packed, 
     assert (other["training_seconds"], other["steps_per_second"]) == (3, None)
 
 
+def test_a_training_that_took_no_time_has_no_speed(training, packed):
+    path = training.directory / contract.RESULT
+    path.write_bytes(canonical_json(json.loads(path.read_bytes()) | {"seconds": 0}))
+    found = observed(packed(training)[0])
+    assert (found["training_seconds"], found["steps_per_second"]) == (0, None)
+
+
 def test_claims_depend_neither_on_the_machine_nor_on_the_time(training, packed):
     elsewhere = replace(
         training,

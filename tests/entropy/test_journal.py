@@ -222,6 +222,14 @@ def test_a_header_that_is_cut_off_is_no_journal(tmp_path, size, code):
     refused(tmp_path, code)
 
 
+def test_a_journal_that_is_cut_off_is_refused_at_any_length(tmp_path):
+    path = recorded_run(tmp_path) / FILE_NAME
+    whole = path.read_bytes()
+    for size in range(32, len(whole)):
+        path.write_bytes(whole[:size])
+        refused(tmp_path, "CAP-R202")
+
+
 def test_only_a_file_is_read(tmp_path):
     """The program can write to the folder, and a link may lead anywhere."""
     (tmp_path / "other").mkdir()

@@ -119,11 +119,8 @@ def judge_program(claims: ProgramClaims, found: ComparisonFinding) -> Judgement:
 
 def _same_content(outputs: OutputComparison) -> str:
     what = "dates" if outputs.nature == "date" else "how the same content is written down"
-    files = "1 output" if outputs.count == 1 else f"{outputs.count:,} outputs"
-    return (
-        f"the content of every output was reproduced, but not every bit: {files} differ only "
-        f"in {what}"
-    )
+    differ = "1 output differs" if outputs.count == 1 else f"{outputs.count:,} outputs differ"
+    return f"the content of every output was reproduced, but not every bit: {differ} only in {what}"
 
 
 def judge_training(

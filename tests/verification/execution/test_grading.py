@@ -100,7 +100,7 @@ def test_outputs_of_other_content_are_not_reproduced(file, summary):
 @pytest.mark.parametrize(
     ("nature", "count", "reason"),
     [
-        ("date", 1, "only in dates"),
+        ("date", 1, "1 output differs only in dates"),
         ("date", 1_234, "1,234 outputs differ only in dates"),
         ("packaging", 2, "2 outputs differ only in how the same content is written down"),
     ],
