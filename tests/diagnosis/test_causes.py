@@ -88,8 +88,10 @@ def test_a_race_is_named_and_no_setting_is_proposed(diagnosed, program):
 
 @pytest.mark.slow
 def test_the_threads_that_race_for_entropy_are_named(diagnosed):
-    (race,) = (item for item in diagnosed(POOL, torch=False).findings if item.code == "CAP-D111")
-    assert re.search(r"thread 0-[1-4] of process 0\.2x \d+ and \d+", race.message)
+    # On a busy machine the threads race at more than one place.
+    found = diagnosed(POOL, torch=False).findings
+    races = [item.message for item in found if item.code == "CAP-D111"]
+    assert any(re.search(r"thread 0-[1-4] of process 0\.2x \d+ and \d+", race) for race in races)
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from capsule.training.acting.actor_worker import (
 from capsule.training.acting.batching import Batching
 from capsule.training.state.streams import Account, Stream
 from tests.training.acting.actor_networks import CountingNetwork, PlacedNetwork
-from tests.training.r2d2.test_actors import ENVIRONMENTS, SEEDS, bits, parameters_of, settings_of
+from tests.training.r2d2.conftest import ENVIRONMENTS, SEEDS, bits, parameters_of, settings_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
