@@ -184,11 +184,11 @@ def make_plan(
         CapsuleError: The spec is wrong (CAP-S…), its packages cannot be resolved (CAP-L…), or
             there are settings for a lock (CAP-L003).
     """
+    if names_lock(path) and overrides:
+        raise pinned_already(path)
     with temporary_folder("capsule-plan-") as folder:
         # What resolving writes goes to a temporary cache, which is removed with its folder.
         scratch = Cache(folder / "cache")
-        if names_lock(path) and overrides:
-            raise pinned_already(path)
         pinned = _from_lock(path) if names_lock(path) else _pin(path, overrides, scratch, progress)
         wheels = _locate(pinned, cache, scratch, progress)
     lock = pinned.lock
