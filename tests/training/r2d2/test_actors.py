@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,8 @@ from capsule.experiment.spec import SeedsSpec
 from capsule.training.acting.transports import local_transport
 from capsule.training.r2d2.actors import Actors, ActorsState
 from tests.conftest import wait_until
-from tests.training.acting.actor_networks import TellingNetwork
 from tests.training.conftest import CARTPOLE, ROOT, make_spec, start_variables
-from tests.training.r2d2.conftest import ENVIRONMENTS, bits, parameters_of, recurrent, settings_of
+from tests.training.r2d2.conftest import bits, parameters_of, recurrent, settings_of
 
 pytestmark = pytest.mark.usefixtures("one_thread", "importable")
 
@@ -151,84 +149,7 @@ def test_calls_out_of_order_are_refused(start):
             call()
 
 
-# Processes that fail, are killed, or are left alone
-
-
-def process_of(number):
-    """Return the process that plays the actors of one share."""
-    name = f"actors-{number}"
-    return next(p for p in multiprocessing.active_children() if p.name == name)
-
-
-def check_death(actors, who):
-    with pytest.raises(CapsuleError) as failure:
-        actors.finish()
-    assert failure.value.code == "CAP-T331"
-    assert failure.value.message == f"{who} died: SIGKILL"
-    assert not multiprocessing.active_children()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("warm_workers")
-def test_a_process_killed_while_it_acts_is_named(start):
-    settings = settings_of(steps=1_000_000, actors=1)
-    actors = start(settings, 2)
-    actors.begin(parameters_of(settings).flat)
-    os.kill(process_of(0).pid, signal.SIGKILL)
-    check_death(actors, "process 0 (actor 0)")
-
-
-@pytest.mark.slow
-def test_orders_to_stop_are_the_trainers_but_a_kill_is_a_kill(start):
-    settings = settings_of(actors=3)
-    actors = start(settings, 2)
-    for number in range(2):
-        for order in (signal.SIGTERM, signal.SIGINT):
-            os.kill(process_of(number).pid, order)
-    assert len(act(actors, parameters_of(settings))) == 3
-    process = process_of(0)
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    actors.begin(None)
-    check_death(actors, "process 0 (actors 0 and 2)")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("warm_workers")
-def test_an_exception_in_a_process_is_told_with_its_settings(start):
-    network = recurrent("cartpole")
-    settings = settings_of(actors=1, network=TellingNetwork(**vars(network)))
-    actors = start(settings, 2)
-    with pytest.raises(CapsuleError) as failure:
-        act(actors, parameters_of(settings))
-    assert failure.value.code == "CAP-T332"
-    assert failure.value.message == "process 0 (actor 0): ValueError: 1 threads, strict: True"
-    assert not multiprocessing.active_children()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("warm_workers")
-def test_a_foreseen_failure_keeps_its_code(start):
-    environment = ENVIRONMENTS["breakout"].model_copy(update={"game": "no_such_game"})
-    settings = settings_of("breakout", actors=4)
-    with pytest.raises(CapsuleError) as failure:
-        act(start(replace(settings, tasks=(environment,)), 2), parameters_of(settings))
-    assert failure.value.code == "CAP-T212"
-    process, _, what = failure.value.message.partition(": ")
-    assert process in ("process 0 (actors 0 and 2)", "process 1 (actors 1 and 3)")
-    assert what.startswith("environment.game")
-    assert not multiprocessing.active_children()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("warm_workers")
-def test_a_process_that_cannot_keep_the_numerics_is_refused(start):
-    settings = settings_of(actors=1)
-    actors = start(settings, 2, numerics="portable-v3")  # no maths shim is preloaded here
-    with pytest.raises(CapsuleError) as failure:
-        act(actors, parameters_of(settings))
-    assert failure.value.code == "CAP-T104"
-    assert failure.value.message.startswith("process 0 (actor 0): library flag ")
+# The end of the trainer
 
 
 SCRIPT = """
