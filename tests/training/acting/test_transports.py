@@ -11,7 +11,7 @@ from capsule.experiment.errors import CapsuleError
 from capsule.training.acting.actor_worker import ActorRequest
 from capsule.training.acting.transports import Processes, Serial, local_transport
 from tests.training.acting.actor_networks import TellingNetwork
-from tests.training.r2d2.test_actors import (
+from tests.training.r2d2.conftest import (
     ENVIRONMENTS,
     bits,
     parameters_of,
