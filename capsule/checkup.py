@@ -286,7 +286,7 @@ def check_mirror() -> Check:
     package = min(shipped_base(DEBIAN_12).packages, key=lambda each: each.size)
     try:
         with temporary_folder("capsule-doctor-") as folder:
-            fetch_debian([package], Cache(folder), SourcesSpec(), lambda _: None)
+            fetch_debian(DEBIAN_12.vendor, [package], Cache(folder), SourcesSpec(), lambda _: None)
     except CapsuleError as error:
         return Check("Debian mirror", "warning", f"{error.code}: {error.message}", error.fix)
     return Check("Debian mirror", "ok", f"has {package.name} {package.version}")

@@ -1,8 +1,8 @@
 # ruff: noqa: INP001
-"""Write images/debian-N.lock.json: the Debian packages of a base, and the layers that they make.
+"""Write the lock of a base in images/: its packages, and the layers that they make.
 
 To be run after every change of a recipe's files or of the rules by which base layers are made. It
-needs a mirror of Debian.
+needs mirrors of Debian and Ubuntu.
 
 usage: python scripts/base_lock.py [--refresh] [BASE ...]
 
@@ -41,7 +41,7 @@ def main(distribution: Distribution, *, refresh: bool) -> None:
     else:
         packages = shipped_base(distribution).packages
     if missing := [package for package in packages if not cache.has(package.sha256)]:
-        fetch_debian(missing, cache, sources, _ignore)
+        fetch_debian(distribution.vendor, missing, cache, sources, _ignore)
     layers = {}
     for recipe in recipes:
         chosen = [package for package in packages if package.name in recipe.debian]

@@ -18,8 +18,9 @@ def wheel_purl(wheel: LockedWheel) -> str:
 
 def debian_purl(package: LockedDebianPackage, distribution: str) -> str:
     """Return the package URL of a package of ``distribution``, e.g. ``debian-12``."""
+    vendor = distribution.partition("-")[0]
     return package_url(
-        "deb/debian",
+        f"deb/{vendor}",
         package.name,
         package.version,
         arch=package.architecture,

@@ -1,4 +1,4 @@
-"""The releases of Debian that images are made of, and what follows from the choice of one."""
+"""The releases of Debian and Ubuntu that images are made of, and what follows from the choice."""
 
 from __future__ import annotations
 
@@ -19,11 +19,71 @@ _LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 
 
 @dataclass(frozen=True)
+class Vendor:
+    """Who publishes a distribution, and where its packages are.
+
+    Attributes:
+        name: The origin that its signed indexes state, e.g. ``Debian``.
+        mirrors: Its own mirrors.
+        components: The parts of its archive that packages are taken from.
+        updates: Endings of the names of suites that a mirror has besides the release itself.
+        suites: How the names of its suites begin, as a regular expression.
+        search: Page that finds packages of a release, by codename.
+        superseded: Advice for packages that its mirrors no longer have.
+    """
+
+    name: str
+    mirrors: tuple[str, ...]
+    components: tuple[str, ...]
+    updates: tuple[str, ...]
+    suites: str
+    search: str
+    superseded: str
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that lists mirrors."""
+        return f"CAPSULE_{self.name.upper()}_MIRROR"
+
+    @property
+    def keyring(self) -> str:
+        """The file in ``images/`` with the keys that sign its indexes."""
+        return f"{self.name.lower()}-archive-keyring.asc"
+
+
+DEBIAN = Vendor(
+    name="Debian",
+    mirrors=("https://deb.debian.org/debian", "https://deb.debian.org/debian-security"),
+    components=("main",),
+    updates=("updates",),
+    suites="bookworm|trixie|forky|duke|sid|unstable|testing|stable|oldstable|oldoldstable",
+    search="https://packages.debian.org",
+    superseded="Name a snapshot of Debian's archive of a day on which the lock was made, such as "
+    "https://snapshot.debian.org/archive/debian/20260901T000000Z, after the mirrors in "
+    "image.sources.debian or CAPSULE_DEBIAN_MIRROR",
+)
+UBUNTU = Vendor(
+    name="Ubuntu",
+    mirrors=("http://archive.ubuntu.com/ubuntu",),
+    components=("main", "universe"),
+    # Ubuntu's archive has each version in these suites only until the next one, but the packages
+    # of the release itself stay unchanged. A lock that names only these can be built for years.
+    updates=(),
+    suites="jammy|noble|resolute|devel",
+    search="https://packages.ubuntu.com",
+    superseded="Name a mirror of Ubuntu's archive in image.sources.debian or "
+    "CAPSULE_UBUNTU_MIRROR; http://old-releases.ubuntu.com/ubuntu has the releases that are no "
+    "longer supported",
+)
+
+
+@dataclass(frozen=True)
 class Distribution:
-    """A release of Debian.
+    """A release of Debian or Ubuntu.
 
     Attributes:
         name: As specs say it, e.g. ``debian-12``.
+        vendor: Who publishes it.
         codename: As mirrors say it, e.g. ``bookworm``.
         python: Version of its Python, e.g. ``3.11``.
         glibc: Version of its C library.
@@ -31,6 +91,7 @@ class Distribution:
     """
 
     name: str
+    vendor: Vendor
     codename: str
     python: str
     glibc: tuple[int, int]
@@ -128,17 +189,14 @@ _COMMON = frozenset(
         *("libncursesw6", "libsqlite3-0", "libstdc++6", "libtinfo6", "libuuid1", "zlib1g"),
     }
 )
-DEBIAN_12 = Distribution(
-    "debian-12", "bookworm", PYTHON["debian-12"], (2, 36), _COMMON | {"libreadline8", "libssl3"}
+_OLDER = _COMMON | {"libreadline8", "libssl3"}
+_NEWER = _COMMON | {"libreadline8t64", "libssl3t64"}  # after the change to 64 bits of time_t
+DEBIAN_12 = Distribution("debian-12", DEBIAN, "bookworm", PYTHON["debian-12"], (2, 36), _OLDER)
+DEBIAN_13 = Distribution("debian-13", DEBIAN, "trixie", PYTHON["debian-13"], (2, 41), _NEWER)
+UBUNTU_24_04 = Distribution(
+    "ubuntu-24.04", UBUNTU, "noble", PYTHON["ubuntu-24.04"], (2, 39), _NEWER
 )
-DEBIAN_13 = Distribution(
-    "debian-13",
-    "trixie",
-    PYTHON["debian-13"],
-    (2, 41),
-    _COMMON | {"libreadline8t64", "libssl3t64"},
-)
-DISTRIBUTIONS = {each.name: each for each in (DEBIAN_12, DEBIAN_13)}
+DISTRIBUTIONS = {each.name: each for each in (DEBIAN_12, DEBIAN_13, UBUNTU_24_04)}
 
 
 def distribution_of(image: ImageSpec) -> Distribution:

@@ -15,6 +15,7 @@ from pydantic import Field
 from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.fields import DebianName, Model, Requirement
 from capsule.experiment.spec import Spec
+from capsule.experiment.spec.image import Base
 from capsule.host.errors import CapsuleError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -26,8 +27,8 @@ class Recipe(Model):
     """One kind of image."""
 
     name: Literal["cpu", "cuda"]
-    base: Literal["debian-12", "debian-13"]
-    debian: tuple[DebianName, ...] = Field(description="Debian packages in every image.")
+    base: Base
+    debian: tuple[DebianName, ...] = Field(description="Packages of the base in every image.")
     packages: tuple[Requirement, ...] = Field(
         description="Python packages (PEP 508) that Capsule's training code imports."
     )

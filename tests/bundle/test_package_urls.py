@@ -17,6 +17,8 @@ def test_the_form_of_a_wheel():
 def test_the_form_of_a_debian_package():
     found = debian_purl(debian("libstdc++6", "1:12.2~rc1-1", "all"), "debian-13")
     assert found == "pkg:deb/debian/libstdc%2B%2B6@1:12.2~rc1-1?arch=all&distro=debian-13"
+    found = debian_purl(debian("tzdata", "2024a-2ubuntu1", "all"), "ubuntu-24.04")
+    assert found == "pkg:deb/ubuntu/tzdata@2024a-2ubuntu1?arch=all&distro=ubuntu-24.04"
 
 
 @settings(max_examples=30)

@@ -1,9 +1,10 @@
-"""An image of Debian 13, with its Python and its C library: made, run, and run again."""
+"""Images of Debian 13 and Ubuntu 24.04, with their own Python: made, run, and run again."""
 
 import json
 
 import pytest
 
+from capsule.image.distribution import DEBIAN_13, UBUNTU_24_04
 from tests.end_to_end.conftest import run
 
 pytestmark = [
@@ -17,7 +18,7 @@ SPEC = """\
 schema: capsule/spec/v1
 name: newer
 code: {path: newer}
-image: {base: debian-13, packages: [numpy]}
+image: {base: BASE, packages: [numpy]}
 trainer: {command: [python, program.py]}
 limits: {memory_mb: 1024, minutes: 5}
 """
@@ -34,17 +35,24 @@ print(json.dumps([sys.version_info[:2], platform.libc_ver(), sorted(names), draw
 """
 
 
+@pytest.fixture(scope="module", params=[DEBIAN_13, UBUNTU_24_04], ids=lambda each: each.name)
+def distribution(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def made(workplace):
-    (workplace / "newer").mkdir()
+def made(workplace, distribution):
+    (workplace / "newer").mkdir(exist_ok=True)
     (workplace / "newer" / "program.py").write_text(PROGRAM)
-    (workplace / "newer.yaml").write_text(SPEC)
-    return run(workplace, spec="newer.yaml")
+    spec = f"{distribution.name}.yaml"
+    (workplace / spec).write_text(SPEC.replace("BASE", distribution.name))
+    return run(workplace, spec=spec)
 
 
-def test_the_program_sees_the_python_and_the_c_library_of_debian_13(made):
+def test_the_program_sees_the_python_and_the_c_library_of_the_base(made, distribution):
     version, library, _, drawn = json.loads((made.directory / "work" / "output.log").read_text())
-    assert (version, library) == ([3, 13], ["glibc", "2.41"])
+    assert ".".join(map(str, version)) == distribution.python
+    assert library == ["glibc", ".".join(map(str, distribution.glibc))]
     assert len(set(map(str, drawn))) == 5
 
 
@@ -55,9 +63,11 @@ def test_it_is_reproduced(made, workplace, engine):
     assert done.document["verdict"] == "reproduced-bitwise"
 
 
-def test_the_processes_of_an_older_machine_cannot_run_it(made, workplace):
+def test_the_processes_of_an_older_machine_cannot_run_it(made, workplace, distribution):
     done = made.verify(made.bundle, "--engine", "process", cwd=workplace)
     if done.status == 0:  # this machine has such a C library
         assert done.document["verdict"] == "reproduced-bitwise"
     else:
-        assert "glibc 2.41" in done.document["error"]["message"]
+        assert (
+            f"glibc {'.'.join(map(str, distribution.glibc))}" in done.document["error"]["message"]
+        )

@@ -70,7 +70,7 @@ def fetched_interpreter():
     packages = [package for package in shipped if package.name in names]
     missing = [package for package in packages if not Cache().has(package.sha256)]
     if missing:
-        fetch_debian(missing, Cache(), SourcesSpec(), lambda _: None)
+        fetch_debian(DEBIAN_12.vendor, missing, Cache(), SourcesSpec(), lambda _: None)
     return packages
 
 

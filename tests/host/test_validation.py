@@ -131,6 +131,6 @@ def test_a_wrong_field_is_the_only_complaint_where_a_default_depends_on_it():
     with pytest.raises(CapsuleError) as caught:
         parse_spec(f"{SPEC}image: {{base: ubuntu}}\n".encode(), "s.yaml")
     assert caught.value.message == (
-        "s.yaml:5:9: image.base: must be 'debian-12' or 'debian-13', not 'ubuntu'"
+        "s.yaml:5:9: image.base: must be 'debian-12', 'debian-13' or 'ubuntu-24.04', not 'ubuntu'"
     )
     assert caught.value.fix == "Change image.base."

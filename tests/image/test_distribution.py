@@ -10,6 +10,7 @@ from capsule.image.distribution import (
     DEBIAN_12,
     DEBIAN_13,
     DISTRIBUTIONS,
+    UBUNTU_24_04,
     distribution_of,
     supported_tags,
 )
@@ -64,6 +65,7 @@ def test_wheels_of_its_python_and_of_older_c_libraries_fit(distribution):
 def test_what_a_newer_c_library_takes_an_older_one_does_not():
     newer = parse_tag("py3-none-manylinux_2_39_x86_64")
     assert newer & set(supported_tags(DEBIAN_13))
+    assert newer & set(supported_tags(UBUNTU_24_04))
     assert not newer & set(supported_tags(DEBIAN_12))
 
 

@@ -8,8 +8,9 @@ from pydantic import Field, model_validator
 
 from capsule.experiment.fields import DebianName, Model, Patterns, Requirement
 
-Python = Literal["3.11", "3.13"]
-PYTHON: dict[str, Python] = {"debian-12": "3.11", "debian-13": "3.13"}  # of each base
+Base = Literal["debian-12", "debian-13", "ubuntu-24.04"]
+Python = Literal["3.11", "3.12", "3.13"]
+PYTHON: dict[Base, Python] = {"debian-12": "3.11", "debian-13": "3.13", "ubuntu-24.04": "3.12"}
 
 
 def _python_of_base(known: dict[str, Any]) -> Python:
@@ -38,8 +39,9 @@ class SourcesSpec(Model):
     debian: tuple[str, ...] = Field(
         (),
         description=(
-            "Debian mirrors; default: those of the variable CAPSULE_DEBIAN_MIRROR, else those "
-            "that this machine's apt is configured to use, else deb.debian.org."
+            "Mirrors of the archive of image.base (Debian's or Ubuntu's); default: those of the "
+            "variable CAPSULE_DEBIAN_MIRROR or CAPSULE_UBUNTU_MIRROR, else those that this "
+            "machine's apt is configured to use, else deb.debian.org or archive.ubuntu.com."
         ),
     )
 
@@ -47,12 +49,13 @@ class SourcesSpec(Model):
 class ImageSpec(Model):
     """The contents of the image in addition to Capsule's own training code."""
 
-    base: Literal["debian-12", "debian-13"] = Field(
-        "debian-12", description="Base recipe of the image: Debian 12 or Debian 13."
+    base: Base = Field(
+        "debian-12",
+        description="Base recipe of the image: Debian 12, Debian 13 or Ubuntu 24.04.",
     )
     python: Python = Field(
         default_factory=_python_of_base,
-        description="Python version, which is that of the base: 3.11 or 3.13.",
+        description="Python version, which is that of the base: 3.11, 3.13 or 3.12.",
         json_schema_extra={"default": "3.11"},
     )
     packages: tuple[Requirement, ...] = Field(
@@ -67,7 +70,9 @@ class ImageSpec(Model):
             "Python packages (PEP 508). The lock pins each one to a wheel and its SHA-256."
         ),
     )
-    debian: tuple[DebianName, ...] = Field((), description="Additional Debian packages.")
+    debian: tuple[DebianName, ...] = Field(
+        (), description="Additional packages of the base's distribution, Debian or Ubuntu."
+    )
     sources: SourcesSpec = Field(
         SourcesSpec(),
         description=("Sources from which packages are downloaded. They are never part of a lock."),

@@ -1,4 +1,4 @@
-"""Debian packages: the shipped base lock, and what a spec adds to it.
+"""Packages of Debian or Ubuntu: the shipped base lock, and what a spec adds to it.
 
 Nothing of the machine is needed for it: indexes are read from mirrors
 (:mod:`capsule.image.resolution.indexes`), and packages are chosen as apt would
@@ -47,7 +47,7 @@ def resolve_debian(
     """Lock the base packages, and extra packages with what they depend on beyond the base.
 
     Args:
-        distribution: The release of Debian.
+        distribution: The release.
         base: Packages of the recipe; exactly these, without dependencies.
         extra: Packages of the spec; with dependencies, without recommendations.
         sources: Mirrors, if not the machine's own.
@@ -66,7 +66,8 @@ def resolve_debian(
         return tuple(_from_shipped(distribution, base))
     progress("resolving Debian packages")
     with cache.lock("debian"):
-        index = read_archive(mirrors(sources), distribution, cache.folder("debian"), progress)
+        addresses = mirrors(distribution.vendor, sources)
+        index = read_archive(addresses, distribution, cache.folder("debian"), progress)
     asked = {*base, *extra} if refresh_base else set(extra)
     exists = (
         name for name in asked if index.candidate(name) is not None or any(index.providers(name))
@@ -75,7 +76,7 @@ def resolve_debian(
         raise CapsuleError(
             "CAP-L123",
             f"image.debian: {distribution.title} has no package {', '.join(map(repr, unknown))}",
-            fix=f"Correct the name. https://packages.debian.org/{distribution.codename} finds "
+            fix=f"Correct the name. {distribution.vendor.search}/{distribution.codename} finds "
             "packages.",
         )
     locked = _newest(base, index) if refresh_base else _from_shipped(distribution, base)

@@ -20,7 +20,7 @@ from capsule.experiment.spec import SourcesSpec
 from capsule.host.errors import CapsuleError
 from capsule.image.archives.wheel import check_filename
 from capsule.image.cache import Cache, HashMismatchError
-from capsule.image.distribution import Distribution
+from capsule.image.distribution import Distribution, Vendor
 from capsule.image.resolution.mirrors import Downloader, DownloadError, is_snapshot, mirrors
 from capsule.image.resolution.resolve import ResolvedWheel, compile_wheels
 from capsule.image.resolution.sources import MachineSources, machine_sources
@@ -53,7 +53,7 @@ def fetch(
             the lock contradicts itself, CAP-L101 pip's configuration is broken.
     """
     if packages := [package for package in image.debian if not cache.has(package.sha256)]:
-        fetch_debian(packages, cache, sources, progress)
+        fetch_debian(distribution.vendor, packages, cache, sources, progress)
     if wheels := [wheel for wheel in image.wheels if not cache.has(wheel.sha256)]:
         fetch_wheels(distribution, wheels, cache, machine_sources(sources), progress)
 
@@ -126,6 +126,7 @@ def locate(
 
 
 def fetch_debian(
+    vendor: Vendor,
     packages: Iterable[LockedDebianPackage],
     cache: Cache,
     sources: SourcesSpec,
@@ -137,9 +138,9 @@ def fetch_debian(
         CapsuleError: CAP-I303 no mirror has a package.
     """
     left = list(packages)
-    progress(f"fetching {len(left)} Debian packages")
+    progress(f"fetching {len(left)} {vendor.name} packages")
     problems: list[str] = []
-    for address in mirrors(sources):
+    for address in mirrors(vendor, sources):
         if is_snapshot(address):
             named = ", ".join(f"{package.name} {package.version}" for package in left)
             progress(f"asking the snapshot {address} for {named}")
@@ -153,11 +154,9 @@ def fetch_debian(
             return
     raise CapsuleError(
         "CAP-I303",
-        f"no mirror provides the locked Debian package {_about(left, problems)}",
-        fix="Name a snapshot of Debian's archive of a day on which the lock was made, such as "
-        "https://snapshot.debian.org/archive/debian/20260901T000000Z, after the mirrors in "
-        "image.sources.debian or CAPSULE_DEBIAN_MIRROR; or run 'capsule lock --refresh-base' to "
-        "take the current versions.",
+        f"no mirror provides the locked {vendor.name} package {_about(left, problems)}",
+        fix=f"{vendor.superseded}; or run 'capsule lock --refresh-base' to take the current "
+        "versions.",
     )
 
 

@@ -1,7 +1,8 @@
-"""Indexes of the Debian archive, read over HTTP: ``InRelease``, which is signed, and ``Packages``.
+"""Indexes of Debian's and Ubuntu's archives: ``InRelease``, which is signed, and ``Packages``.
 
-The signature is checked against the keys of Debian's archive that come with Capsule
-(``images/debian-archive-keyring.asc``), and the index against its SHA-256 in what is signed.
+They are read over HTTP. The signature is checked against the keys of the archive that come with
+Capsule (``images/debian-archive-keyring.asc``, ``images/ubuntu-archive-keyring.asc``), and each
+index against its SHA-256 in what is signed.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ import io
 import lzma
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from capsule.experiment.canonical import sha256_hex, write_atomic
 from capsule.host.errors import CapsuleError
-from capsule.image.distribution import Distribution
+from capsule.image.distribution import Distribution, Vendor
 from capsule.image.recipe import data_file
 from capsule.image.resolution.mirrors import Downloader, DownloadError, is_snapshot, suites
 from capsule.image.resolution.relations import Index, Stanza, version_key
 
-_INDEX = "main/binary-amd64/Packages.xz"
 _MAX_RELEASE_BYTES = 4 << 20
 _MAX_INDEX_BYTES = 256 << 20
 
@@ -30,13 +31,13 @@ Progress = Callable[[str], None]
 
 
 class RejectedIndexError(Exception):
-    """An index from a mirror is not signed by Debian, or is not what was signed."""
+    """An index from a mirror is not signed by the vendor, or is not what was signed."""
 
 
 def read_archive(
     addresses: Iterable[str], distribution: Distribution, folder: Path, progress: Progress
 ) -> Index:
-    """Read the packages of a release of Debian from mirrors.
+    """Read the packages of a release from mirrors.
 
     Snapshots are read only if there are no other mirrors: they are for versions that are gone.
 
@@ -54,21 +55,22 @@ def read_archive(
     texts, problems, released = [], list[str](), False
     with Downloader() as downloader:
         for address in current:
-            for suite in suites(address, distribution.codename):
+            reader = _Reader(downloader, address, distribution.vendor, folder, progress)
+            for suite in suites(address, distribution):
                 try:
-                    texts.append(_read_suite(downloader, address, suite, folder, progress))
+                    texts += reader.read(suite)
                     # The suites of updates contain only what has changed, so they cannot replace
                     # the release.
                     released |= suite == distribution.codename
                 except (DownloadError, RejectedIndexError) as error:
                     problems.append(str(error))
-                    progress(f"the Debian packages of {suite} are not used: {error}")
+                    progress(f"the packages of {suite} are not used: {error}")
     if not released:
         raise CapsuleError(
             "CAP-L122",
             f"no package index of {distribution.title} could be read: {'; '.join(problems)}",
             fix=f"Connect to a mirror of {distribution.title}, or name one in "
-            "image.sources.debian or CAPSULE_DEBIAN_MIRROR.",
+            f"image.sources.debian or {distribution.vendor.variable}.",
         )
     return index_of(texts)
 
@@ -104,8 +106,8 @@ def fields(block: str) -> dict[str, str]:
     return {field[0]: field[1].strip() for field in lines if len(field) == 2}
 
 
-def signed_text(message: bytes) -> str:
-    """Return what Debian's archive keys signed of an ``InRelease`` file, and nothing else.
+def signed_text(message: bytes, vendor: Vendor) -> str:
+    """Return what the keys of an archive signed of an ``InRelease`` file, and nothing else.
 
     Raises:
         RejectedIndexError: It has no valid signature of theirs.
@@ -113,82 +115,103 @@ def signed_text(message: bytes) -> str:
     from pysequoia import verify
 
     try:
-        signed: bytes = verify(message, store=lambda _: _keyring()).bytes or b""
+        signed: bytes = verify(message, store=lambda _: _keyring(vendor)).bytes or b""
         return signed.decode()
     except (RuntimeError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0]  # below it, the library has a trace of its own
-        raise RejectedIndexError(f"it is not signed by Debian ({reason})") from error
+        raise RejectedIndexError(f"it is not signed by {vendor.name} ({reason})") from error
 
 
 @functools.cache
-def _keyring() -> list[object]:
+def _keyring(vendor: Vendor) -> list[object]:
     from pysequoia import Cert
 
-    return list(Cert.split_bytes(data_file("images", "debian-archive-keyring.asc").read_bytes()))
+    return list(Cert.split_bytes(data_file("images", vendor.keyring).read_bytes()))
 
 
-def _read_suite(
-    downloader: Downloader, address: str, suite: str, folder: Path, progress: Progress
-) -> str:
-    """Return the contents of a suite's ``Packages``, as its signed ``InRelease`` describes it."""
-    place = f"{address}/dists/{suite}"
-    name = sha256_hex(place.encode())[:16]
-    kept, kept_index = folder / f"{name}.InRelease", folder / f"{name}.Packages.xz"
-    try:
-        message = _get(downloader, address, f"dists/{suite}/InRelease", _MAX_RELEASE_BYTES)
-    except DownloadError as error:
-        if not (kept.exists() and kept_index.exists()):
-            raise
-        progress(f"using the package index of the last resolution: {error}")
-        message = kept.read_bytes()
-    try:
-        text = signed_text(message)
-        _check_release(text, suite, place, progress)
-        digest = _index_digest(text)
-        index = kept_index.read_bytes() if kept_index.exists() else b""
-        if sha256_hex(index) != digest:
-            index = _download_index(downloader, address, suite, digest)
-            write_atomic(kept_index, index)
+@dataclass(frozen=True)
+class _Reader:
+    """Reads the suites of one mirror."""
+
+    downloader: Downloader
+    address: str
+    vendor: Vendor
+    folder: Path
+    progress: Progress
+
+    def read(self, suite: str) -> list[str]:
+        """Return the contents of a suite's ``Packages``, as its signed ``InRelease`` names them."""
+        place = f"{self.address}/dists/{suite}"
+        try:
+            message, kept = self._release(suite)
+            text = signed_text(message, self.vendor)
+            _check_release(text, self.vendor, suite, place, self.progress)
+            indexes = [self._index(suite, each, text) for each in self.vendor.components]
+        except RejectedIndexError as error:
+            raise RejectedIndexError(f"{place}: {error}") from error
         # Only what has passed every check replaces what is kept for use without a network.
         write_atomic(kept, message)
-        return lzma.decompress(index).decode()
-    except RejectedIndexError as error:
-        raise RejectedIndexError(f"{place}: {error}") from error
+        return [lzma.decompress(index).decode() for index in indexes]
+
+    def _release(self, suite: str) -> tuple[bytes, Path]:
+        """Return a suite's ``InRelease``, the kept one without a network, and where it is kept."""
+        kept = self._kept(f"dists/{suite}", "InRelease")
+        try:
+            message = self._get(f"dists/{suite}/InRelease", _MAX_RELEASE_BYTES)
+        except DownloadError as error:
+            if not kept.exists():
+                raise
+            self.progress(f"using the package index of the last resolution: {error}")
+            message = kept.read_bytes()
+        return message, kept
+
+    def _index(self, suite: str, component: str, release: str) -> bytes:
+        """Return the index of a component of a suite, downloaded only if it has changed."""
+        digest = _index_digest(release, component)
+        kept = self._kept(f"dists/{suite}/{component}", "Packages.xz")
+        index = kept.read_bytes() if kept.exists() else b""
+        if sha256_hex(index) != digest:
+            index = self._download(f"dists/{suite}/{component}/binary-amd64", digest)
+            write_atomic(kept, index)
+        return index
+
+    def _download(self, folder: str, digest: str) -> bytes:
+        """Download an index by its name, or by its digest if it was replaced in the meantime."""
+        for path in (f"{folder}/Packages.xz", f"{folder}/by-hash/SHA256/{digest}"):
+            index = self._get(path, _MAX_INDEX_BYTES)
+            if sha256_hex(index) == digest:
+                return index
+        raise RejectedIndexError(
+            f"its {path} has another SHA-256 than the one that {self.vendor.name} signed"
+        )
+
+    def _get(self, path: str, limit: int) -> bytes:
+        target = io.BytesIO()
+        self.downloader.download(self.address, path, target, limit)
+        return target.getvalue()
+
+    def _kept(self, path: str, name: str) -> Path:
+        return self.folder / f"{sha256_hex(f'{self.address}/{path}'.encode())[:16]}.{name}"
 
 
-def _check_release(text: str, suite: str, place: str, progress: Progress) -> None:
+def _check_release(text: str, vendor: Vendor, suite: str, place: str, progress: Progress) -> None:
     """Check that a release is the one that was asked for; say if it is out of date."""
     found = fields(text)
     # The same keys sign other releases. A mirror could serve the index of one under this name.
-    if (found.get("Origin"), found.get("Codename")) != ("Debian", suite):
+    if (found.get("Origin"), found.get("Codename")) != (vendor.name, suite):
         raise RejectedIndexError(f"it is of {found.get('Origin')} {found.get('Codename')}")
     until = found.get("Valid-Until")
     if until is not None and parsedate_to_datetime(until) < datetime.now(UTC):
         progress(f"{place} was valid until {until}: later updates are not in it")
 
 
-def _index_digest(text: str) -> str:
+def _index_digest(text: str, component: str) -> str:
+    name = f"{component}/binary-amd64/Packages.xz"
     section = text.partition("\nSHA256:\n")[2]
-    match = re.search(rf"^ ([0-9a-f]{{64}}) +[0-9]+ {re.escape(_INDEX)}$", section, re.MULTILINE)
+    match = re.search(rf"^ ([0-9a-f]{{64}}) +[0-9]+ {re.escape(name)}$", section, re.MULTILINE)
     if match is None:
-        raise RejectedIndexError(f"it does not list {_INDEX}")
+        raise RejectedIndexError(f"it does not list {name}")
     return match[1]
-
-
-def _download_index(downloader: Downloader, address: str, suite: str, digest: str) -> bytes:
-    """Download an index by its name, or by its digest if it was replaced in the meantime."""
-    folder = f"dists/{suite}/{_INDEX.rpartition('/')[0]}"
-    for path in (f"dists/{suite}/{_INDEX}", f"{folder}/by-hash/SHA256/{digest}"):
-        index = _get(downloader, address, path, _MAX_INDEX_BYTES)
-        if sha256_hex(index) == digest:
-            return index
-    raise RejectedIndexError(f"its {_INDEX} has another SHA-256 than the one that Debian signed")
-
-
-def _get(downloader: Downloader, address: str, path: str, limit: int) -> bytes:
-    target = io.BytesIO()
-    downloader.download(address, path, target, limit)
-    return target.getvalue()
 
 
 def _stanza(block: str) -> Stanza:

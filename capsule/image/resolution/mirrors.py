@@ -1,8 +1,8 @@
-"""Mirrors of the Debian archive: which are asked, in which order, and how files come from them.
+"""Mirrors of Debian's and Ubuntu's archives: which are asked, in which order, and how.
 
-They are those of the spec, else of ``CAPSULE_DEBIAN_MIRROR``, else of this machine's apt, else
-Debian's own. Where the machine has apt, its proxies and certificates are used. Whatever is
-downloaded is checked by the caller, by a signature or a SHA-256.
+They are those of the spec, else of ``CAPSULE_DEBIAN_MIRROR`` or ``CAPSULE_UBUNTU_MIRROR``, else of
+this machine's apt, else the vendor's own. Where the machine has apt, its proxies and certificates
+are used. Whatever is downloaded is checked by the caller, by a signature or a SHA-256.
 """
 
 from __future__ import annotations
@@ -21,13 +21,9 @@ import urllib3
 
 from capsule.experiment.spec import SourcesSpec
 from capsule.host.network import HttpClient, trusted_certificates
+from capsule.image.distribution import Distribution, Vendor
 
-DEFAULT_MIRRORS = ("https://deb.debian.org/debian", "https://deb.debian.org/debian-security")
 _SCHEMES = ("http", "https", "file")
-# Suites of Debian by their first word; other distributions use apt, too.
-_SUITES = re.compile(
-    r"(bookworm|trixie|forky|duke|sid|unstable|testing|stable|oldstable|oldoldstable)\b"
-)
 _SNAPSHOT = re.compile(r"/[0-9]{8}T[0-9]{6}Z(?=/|$)")
 _TIMEOUT_S = 60.0
 _CHUNK = 1 << 20
@@ -37,14 +33,15 @@ class DownloadError(Exception):
     """A file could not be downloaded. The message names its address."""
 
 
-def mirrors(sources: SourcesSpec) -> list[str]:
+def mirrors(vendor: Vendor, sources: SourcesSpec) -> list[str]:
     """Return the base addresses below which pool paths are looked up, in order, snapshots last.
 
     Args:
+        vendor: Whose archive it is.
         sources: The spec's sources, which replace what the machine says.
     """
-    chosen = sources.debian or os.environ.get("CAPSULE_DEBIAN_MIRROR", "").split()
-    addresses = chosen or _from_apt() or DEFAULT_MIRRORS
+    chosen = sources.debian or os.environ.get(vendor.variable, "").split()
+    addresses = chosen or _from_apt(vendor) or vendor.mirrors
     unique = dict.fromkeys(address.rstrip("/") for address in addresses)
     # The sort is stable, so only snapshots change their places.
     return sorted(unique, key=is_snapshot)
@@ -55,14 +52,15 @@ def is_snapshot(address: str) -> bool:
     return _SNAPSHOT.search(address) is not None
 
 
-def suites(address: str, release: str) -> list[str]:
-    """Return the suites of a release that a mirror has.
+def suites(address: str, distribution: Distribution) -> list[str]:
+    """Return the suites of a release that are read from a mirror.
 
-    Security updates have an archive of their own, ``debian-security``.
+    Debian's security updates have an archive of their own, ``debian-security``.
     """
+    release = distribution.codename
     if "debian-security" in address.split("/"):
         return [f"{release}-security"]
-    return [release, f"{release}-updates"]
+    return [release, *(f"{release}-{update}" for update in distribution.vendor.updates)]
 
 
 class Downloader(HttpClient):
@@ -109,8 +107,8 @@ class Downloader(HttpClient):
             yield from answer.raw.stream(_CHUNK, decode_content=False)
 
 
-def _from_apt() -> list[str]:
-    """Return the addresses of Debian in this machine's apt configuration, if it has any."""
+def _from_apt(vendor: Vendor) -> list[str]:
+    """Return the addresses of an archive in this machine's apt configuration, if it has any."""
     # apt has several files of sources, in two formats. This asks it for the result.
     lines = _apt(
         "apt-get", "indextargets", "--format", "$(ORIGIN)|$(RELEASE)|$(REPO_URI)",
@@ -119,7 +117,8 @@ def _from_apt() -> list[str]:
     found = []
     for origin, suite, address in (line.split("|", 2) for line in lines):
         # The origin is unknown until the machine's first 'apt-get update'.
-        if origin == "Debian" or (origin == "" and _SUITES.match(suite)):
+        of_vendor = re.match(rf"({vendor.suites})\b", suite)
+        if origin == vendor.name or (origin == "" and of_vendor):
             found.append(address)
     return [address for address in found if urlsplit(address).scheme in _SCHEMES]
 

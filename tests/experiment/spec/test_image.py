@@ -20,9 +20,12 @@ def refusal(model, **fields):
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("base", "python"), [("debian-12", "3.11"), ("debian-13", "3.13")])
+@pytest.mark.parametrize(
+    ("base", "python"),
+    [("debian-12", "3.11"), ("debian-13", "3.13"), ("ubuntu-24.04", "3.12")],
+)
 def test_the_python_is_that_of_the_base(base, python):
-    """Bookworm has Python 3.11 and trixie 3.13 (packages.debian.org)."""
+    """Bookworm has Python 3.11, trixie 3.13 (packages.debian.org), noble 3.12."""
     assert image(base=base).python == image(base=base, python=python).python == python
     assert image(base=base).document() == image(base=base, python=python).document()
 
@@ -41,7 +44,9 @@ def test_the_default_base_is_the_first_one():
 
 @pytest.mark.parametrize("base", ["ubuntu", "Debian-12", "", None])
 def test_a_base_without_a_recipe_is_rejected(base):
-    assert "\nbase\n  Input should be 'debian-12' or 'debian-13'" in refusal(ImageSpec, base=base)
+    assert "\nbase\n  Input should be 'debian-12', 'debian-13' or 'ubuntu-24.04'" in refusal(
+        ImageSpec, base=base
+    )
 
 
 def test_an_image_is_read_back_with_its_python():

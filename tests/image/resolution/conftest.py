@@ -1,4 +1,4 @@
-"""A mirror of Debian's archive on the loopback interface, signed with a key of its own."""
+"""A mirror of an archive of packages on the loopback interface, with a signing key of its own."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pysequoia import SignatureMode, Tsk, sign
 from capsule.image.resolution import indexes
 
 INDEX = "main/binary-amd64/Packages.xz"
+Packages = Sequence[Mapping[str, str]]
 
 
 @dataclass
@@ -36,8 +37,9 @@ class Mirror:
 
     def publish(
         self,
-        packages: Sequence[Mapping[str, str]],
+        packages: Packages,
         *,
+        universe: Packages | None = None,
         below: str = "debian",
         suite: str = "bookworm",
         origin: str = "Debian",
@@ -45,22 +47,29 @@ class Mirror:
         until: str | None = None,
         key: Tsk | None = None,
     ) -> str:
-        """Write the index of a suite and sign it; return the address of its archive."""
-        text = "\n".join(
-            "".join(f"{name}: {value}\n" for name, value in package.items()) for package in packages
-        )
-        index = lzma.compress(text.encode())
+        """Write the indexes of a suite and sign them; return the address of its archive."""
         place = self.folder / below / "dists" / suite
-        (place / INDEX).parent.mkdir(parents=True, exist_ok=True)
-        (place / INDEX).write_bytes(index)
+        listed = [_index(place, INDEX, packages)]
+        if universe is not None:
+            listed.append(_index(place, INDEX.replace("main", "universe"), universe))
         release = f"Origin: {origin}\nCodename: {codename or suite}\n"
         release += f"Valid-Until: {until}\n" if until else ""
-        digest = hashlib.sha256(index).hexdigest()
-        release += f"MD5Sum:\n {'0' * 32} 1 {INDEX}\nSHA256:\n {digest} {len(index)} {INDEX}\n"
+        release += f"MD5Sum:\n {'0' * 32} 1 {INDEX}\nSHA256:\n{''.join(listed)}"
         signer = (key or self.key).signer()
         signed = sign(signer, release.encode(), mode=SignatureMode.CLEAR)
         (place / "InRelease").write_bytes(signed)
         return f"{self.address}/{below}"
+
+
+def _index(place: Path, name: str, packages: Packages) -> str:
+    """Write an index and return the line of the release that describes it."""
+    text = "\n".join(
+        "".join(f"{field}: {value}\n" for field, value in package.items()) for package in packages
+    )
+    index = lzma.compress(text.encode())
+    (place / name).parent.mkdir(parents=True, exist_ok=True)
+    (place / name).write_bytes(index)
+    return f" {hashlib.sha256(index).hexdigest()} {len(index)} {name}\n"
 
 
 @pytest.fixture
@@ -78,7 +87,7 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
             asked.append(self.path)
 
     handler = functools.partial(Handler, directory=folder)
-    monkeypatch.setattr(indexes, "_keyring", lambda: [key.extract_certificate()])
+    monkeypatch.setattr(indexes, "_keyring", lambda _: [key.extract_certificate()])
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

@@ -10,7 +10,7 @@ import pytest
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import SourcesSpec
 from capsule.image.cache import Cache
-from capsule.image.distribution import DEBIAN_12, DISTRIBUTIONS
+from capsule.image.distribution import DEBIAN, DEBIAN_12, DISTRIBUTIONS
 from capsule.image.recipe import data_file, load_recipe
 from capsule.image.resolution.debian import (
     resolve_debian,
@@ -167,7 +167,7 @@ def test_packages_are_chosen_as_apt_chooses_them(archive_cache, tmp_path):
     options = [f"-o{name}={value}" for name, value in settings.items()]
     subprocess.run(["apt-get", "-qq", *options, "update"], capture_output=True, check=True)
     folder = archive_cache.folder("debian")
-    index = read_archive(mirrors(SourcesSpec()), DEBIAN_12, folder, lambda _: None)
+    index = read_archive(mirrors(DEBIAN, SourcesSpec()), DEBIAN_12, folder, lambda _: None)
     for name in ORACLE:
         command = ["apt-get", "-qq", *options, "--print-uris", "install", name]
         done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pysequoia import Tsk
 
 from capsule.experiment.errors import CapsuleError
-from capsule.image.distribution import DEBIAN_12
+from capsule.image.distribution import DEBIAN, DEBIAN_12, UBUNTU, UBUNTU_24_04
 from capsule.image.resolution import indexes
 from capsule.image.resolution.indexes import fields, read_archive, signed_text
 from tests.image.resolution.conftest import INDEX
@@ -21,9 +21,9 @@ def read(tmp_path):
     folder = tmp_path / "indexes"
     folder.mkdir()
 
-    def read_version(*addresses):
+    def read_version(*addresses, distribution=DEBIAN_12):
         messages = []
-        found = read_archive(addresses, DEBIAN_12, folder, messages.append).candidate("a")
+        found = read_archive(addresses, distribution, folder, messages.append).candidate("a")
         return found and found.version, "\n".join(messages)
 
     return read_version
@@ -41,7 +41,7 @@ def test_a_suite_that_is_missing_is_said(mirror, read):
     address = mirror.publish([ONE])
     version, messages = read(address)
     assert version == "1"
-    assert "the Debian packages of bookworm-updates are not used" in messages
+    assert "the packages of bookworm-updates are not used" in messages
 
 
 def test_an_index_is_downloaded_again_only_if_it_changed(mirror, read):
@@ -67,7 +67,8 @@ def test_without_a_network_the_last_index_is_used(mirror, read, monkeypatch):
 def test_an_index_that_was_replaced_meanwhile_is_found_by_its_digest(mirror, read):
     address = mirror.publish([ONE])
     place = mirror.folder / "debian" / "dists" / "bookworm" / INDEX
-    digest = indexes._index_digest(signed_text((place.parents[2] / "InRelease").read_bytes()))
+    release = signed_text((place.parents[2] / "InRelease").read_bytes(), DEBIAN)
+    digest = indexes._index_digest(release, "main")
     by_hash = place.parent / "by-hash" / "SHA256" / digest
     by_hash.parent.mkdir(parents=True)
     by_hash.write_bytes(place.read_bytes())
@@ -136,13 +137,13 @@ def test_an_index_that_is_not_the_signed_one_is_refused(mirror, read):
 def test_nothing_beside_the_signed_text_counts(mirror):
     mirror.publish([ONE])
     signed = (mirror.folder / "debian" / "dists" / "bookworm" / "InRelease").read_bytes()
-    text = signed_text(b"Origin: Evil\n\n" + signed + b"\nOrigin: Evil\n")
+    text = signed_text(b"Origin: Evil\n\n" + signed + b"\nOrigin: Evil\n", DEBIAN)
     assert "Evil" not in text
     assert text.startswith("Origin: Debian")
 
 
 def test_the_keys_that_come_with_capsule_are_those_of_debian_12_and_13():
-    found = {certificate.fingerprint for certificate in indexes._keyring()}
+    found = {certificate.fingerprint for certificate in indexes._keyring(DEBIAN)}
     assert found == {  # as https://ftp-master.debian.org/keys.html lists them
         "b8b80b5b623eab6ad8775c45b7c5d7d6350947f8",
         "05ab90340c0c5e797f44a8c8254cf3b5aec0a8f0",
@@ -151,6 +152,32 @@ def test_the_keys_that_come_with_capsule_are_those_of_debian_12_and_13():
         "5e04a1e3223a19a20706e20f9904613d4cce68c6",
         "41587f7db8c774bccf131416762f67a0b2c39de4",
     }
+
+
+def test_the_keys_of_ubuntu_are_those_that_sign_its_archive():
+    found = {certificate.fingerprint for certificate in indexes._keyring(UBUNTU)}
+    assert found == {  # of 2012 and 2018, as https://wiki.ubuntu.com/SecurityTeam/FAQ lists them
+        "790bc7277767219c42c86f933b4fe6acc0b21f32",
+        "f6ecb3762474eda9d21b7022871920d1991bc93c",
+    }
+
+
+def test_both_components_of_ubuntu_count(mirror, read):
+    ubuntu = {"below": "ubuntu", "suite": "noble", "origin": "Ubuntu"}
+    address = mirror.publish([ONE], universe=[TWO], **ubuntu)
+    assert read(address, distribution=UBUNTU_24_04) == ("2", "")
+    mirror.publish([ONE], **ubuntu)
+    with pytest.raises(CapsuleError) as caught:
+        read(address, distribution=UBUNTU_24_04)
+    assert "it does not list universe/binary-amd64/Packages.xz" in caught.value.message
+    assert "CAPSULE_UBUNTU_MIRROR" in caught.value.fix
+
+
+def test_a_release_of_debian_is_none_of_ubuntu(mirror, read):
+    address = mirror.publish([ONE], universe=[], suite="noble")
+    with pytest.raises(CapsuleError) as caught:
+        read(address, distribution=UBUNTU_24_04)
+    assert "it is of Debian noble" in caught.value.message
 
 
 def test_fields_are_first_lines():

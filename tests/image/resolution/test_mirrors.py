@@ -6,8 +6,8 @@ import stat
 import pytest
 
 from capsule.experiment.spec import SourcesSpec
+from capsule.image.distribution import DEBIAN, DEBIAN_12, UBUNTU, UBUNTU_24_04
 from capsule.image.resolution.mirrors import (
-    DEFAULT_MIRRORS,
     Downloader,
     DownloadError,
     is_snapshot,
@@ -24,7 +24,8 @@ def programs(tmp_path, monkeypatch):
     folder = tmp_path / "programs"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.delenv("CAPSULE_DEBIAN_MIRROR", raising=False)
+    for vendor in (DEBIAN, UBUNTU):
+        monkeypatch.delenv(vendor.variable, raising=False)
 
     def make(name, output):
         file = folder / name
@@ -35,11 +36,12 @@ def programs(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("programs")
-def test_without_apt_they_are_debians_own():
-    assert mirrors(SourcesSpec()) == list(DEFAULT_MIRRORS)
+@pytest.mark.parametrize("vendor", [DEBIAN, UBUNTU], ids=lambda each: each.name)
+def test_without_apt_they_are_the_vendors_own(vendor):
+    assert mirrors(vendor, SourcesSpec()) == list(vendor.mirrors)
 
 
-def test_apts_mirrors_of_debian_are_taken(programs):
+def test_apts_mirrors_of_the_vendor_are_taken(programs):
     lines = [
         "Debian|trixie|http://one.example/debian/",
         "Debian|trixie-updates|http://one.example/debian/",
@@ -50,20 +52,26 @@ def test_apts_mirrors_of_debian_are_taken(programs):
         "Debian|bookworm|cdrom:/disc/",
     ]
     programs("apt-get", "\n".join(lines))
-    found = mirrors(SourcesSpec())
+    found = mirrors(DEBIAN, SourcesSpec())
     assert found == ["http://one.example/debian", "http://two.example/debian-security"]
+    found = mirrors(UBUNTU, SourcesSpec())
+    assert found == ["http://three.example/ubuntu", "http://four.example/ubuntu"]
 
 
 def test_apts_mirrors_of_another_distribution_are_not(programs):
     programs("apt-get", "Ubuntu|noble|http://three.example/ubuntu/")
-    assert mirrors(SourcesSpec()) == list(DEFAULT_MIRRORS)
+    assert mirrors(DEBIAN, SourcesSpec()) == list(DEBIAN.mirrors)
 
 
 def test_the_variable_replaces_apts_mirrors_and_the_spec_both(programs, monkeypatch):
     programs("apt-get", "Debian|bookworm|http://one.example/debian/")
     monkeypatch.setenv("CAPSULE_DEBIAN_MIRROR", f"{SNAPSHOT}/ https://m.example/debian")
-    assert mirrors(SourcesSpec()) == ["https://m.example/debian", SNAPSHOT]
-    assert mirrors(SourcesSpec(debian=("file:/spec/debian/",))) == ["file:/spec/debian"]
+    assert mirrors(DEBIAN, SourcesSpec()) == ["https://m.example/debian", SNAPSHOT]
+    assert mirrors(UBUNTU, SourcesSpec()) == list(UBUNTU.mirrors)
+    monkeypatch.setenv("CAPSULE_UBUNTU_MIRROR", "https://u.example/ubuntu")
+    assert mirrors(UBUNTU, SourcesSpec()) == ["https://u.example/ubuntu"]
+    spec = SourcesSpec(debian=("file:/spec/archive/",))
+    assert mirrors(DEBIAN, spec) == mirrors(UBUNTU, spec) == ["file:/spec/archive"]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +91,12 @@ def test_snapshots_are_known_by_their_date(address, dated):
     ],
 )
 def test_each_archive_is_asked_for_its_suites(address, expected):
-    assert suites(address, "bookworm") == expected
+    assert suites(address, DEBIAN_12) == expected
+
+
+def test_of_ubuntu_only_the_release_itself_is_read():
+    """Its archive drops what noble-updates and noble-security had before."""
+    assert suites(UBUNTU.mirrors[0], UBUNTU_24_04) == ["noble"]
 
 
 def download(address, path, limit=100):

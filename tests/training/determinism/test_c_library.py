@@ -1,7 +1,7 @@
-"""The C library of Debian 13 below this interpreter: its answers, and what trainers learn with it.
+"""Other bases' C libraries below this interpreter: their answers, and what trainers learn.
 
 The loader of the locked package ``libc6`` starts the interpreter, so that these tests need no wheel
-of torch for Debian 13's Python.
+of torch for the Python of the base.
 """
 
 import sys
@@ -13,7 +13,7 @@ from capsule.experiment.spec import SourcesSpec
 from capsule.image.archives.deb import deb_entries
 from capsule.image.assembly.unpack import write_entry
 from capsule.image.cache import Cache
-from capsule.image.distribution import DISTRIBUTIONS
+from capsule.image.distribution import DEBIAN_13, UBUNTU_24_04
 from capsule.image.resolution.debian import shipped_base
 from capsule.image.resolution.fetch import fetch_debian
 from tests.training.conftest import BREAKOUT, claimed, finish_run, make_spec, new_run
@@ -24,17 +24,21 @@ from tests.training.r2d2.test_learner import TASK as R2D2
 
 pytestmark = [pytest.mark.network, pytest.mark.slow]
 
-DEBIAN_13 = DISTRIBUTIONS["debian-13"]
 VERSION = "import os; print(json.dumps(os.confstr('CS_GNU_LIBC_VERSION')))"
 
 
+@pytest.fixture(scope="module", params=[DEBIAN_13, UBUNTU_24_04], ids=lambda base: base.name)
+def base(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def interpreter(tmp_path_factory):
-    """The command that starts this interpreter with the C library of ``image.base: debian-13``."""
-    root, cache = tmp_path_factory.mktemp("debian-13"), Cache()
-    package = next(each for each in shipped_base(DEBIAN_13).packages if each.name == "libc6")
+def interpreter(base, tmp_path_factory):
+    """The command that starts this interpreter with the C library of a base."""
+    root, cache = tmp_path_factory.mktemp(base.name), Cache()
+    package = next(each for each in shipped_base(base).packages if each.name == "libc6")
     if not cache.has(package.sha256):
-        fetch_debian([package], cache, SourcesSpec(), print)
+        fetch_debian(base.vendor, [package], cache, SourcesSpec(), print)
     folders = {"."}
     with tempfile.TemporaryFile() as scratch:
         for entry in deb_entries(cache.package(package), package, scratch):
@@ -44,8 +48,8 @@ def interpreter(tmp_path_factory):
     return (libraries / "ld-linux-x86-64.so.2", *options)
 
 
-def test_the_interpreter_has_the_c_library_of_debian_13(interpreter):
-    major, minor = DEBIAN_13.glibc
+def test_the_interpreter_has_the_c_library_of_the_base(base, interpreter):
+    major, minor = base.glibc
     assert python(VERSION, "portable-v3", interpreter=interpreter) == f"glibc {major}.{minor}"
 
 
