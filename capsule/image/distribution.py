@@ -29,7 +29,7 @@ class Vendor:
         updates: Endings of the names of suites that a mirror has besides the release itself.
         suites: How the names of its suites begin, as a regular expression.
         search: Page that finds packages of a release, by codename.
-        superseded: Advice for packages that its mirrors no longer have.
+        alternative: Where packages are that its mirrors do not have.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Vendor:
     updates: tuple[str, ...]
     suites: str
     search: str
-    superseded: str
+    alternative: str
 
     @property
     def variable(self) -> str:
@@ -58,9 +58,8 @@ DEBIAN = Vendor(
     updates=("updates",),
     suites="bookworm|trixie|forky|duke|sid|unstable|testing|stable|oldstable|oldoldstable",
     search="https://packages.debian.org",
-    superseded="Name a snapshot of Debian's archive of a day on which the lock was made, such as "
-    "https://snapshot.debian.org/archive/debian/20260901T000000Z, after the mirrors in "
-    "image.sources.debian or CAPSULE_DEBIAN_MIRROR",
+    alternative="a snapshot of Debian's archive of a day on which the lock was made, such as "
+    "https://snapshot.debian.org/archive/debian/20260901T000000Z",
 )
 UBUNTU = Vendor(
     name="Ubuntu",
@@ -71,9 +70,8 @@ UBUNTU = Vendor(
     updates=(),
     suites="jammy|noble|resolute|devel",
     search="https://packages.ubuntu.com",
-    superseded="Name a mirror of Ubuntu's archive in image.sources.debian or "
-    "CAPSULE_UBUNTU_MIRROR; http://old-releases.ubuntu.com/ubuntu has the releases that are no "
-    "longer supported",
+    alternative="another mirror of Ubuntu's archive, for releases that are no longer supported "
+    "http://old-releases.ubuntu.com/ubuntu",
 )
 
 

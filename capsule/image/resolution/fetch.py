@@ -155,8 +155,8 @@ def fetch_debian(
     raise CapsuleError(
         "CAP-I303",
         f"no mirror provides the locked {vendor.name} package {_about(left, problems)}",
-        fix=f"{vendor.superseded}; or run 'capsule lock --refresh-base' to take the current "
-        "versions.",
+        fix=f"Name {vendor.alternative}, in image.sources.debian or {vendor.variable}; or run "
+        "'capsule lock --refresh-base' to take the current versions.",
     )
 
 

@@ -18,6 +18,7 @@ from capsule.image.assembly.assemble import Image
 from capsule.image.assembly.base import is_genuine
 from capsule.image.cache import Cache
 from capsule.image.code import training_code_digest
+from capsule.image.distribution import distribution_of
 from capsule.image.releases import release_of
 from capsule.verification.execution.reexecution import Reexecutor
 from capsule.verification.findings import ImageFinding
@@ -207,12 +208,12 @@ def prepare_image(
         except CapsuleError as error:
             if error.code != NO_DEBIAN:
                 raise
+            vendor = distribution_of(lock.spec.image).vendor
             raise CapsuleError(
                 "CAP-V013",
                 f"the base layer cannot be built from the locked packages: {error.message}",
-                fix="Name a mirror or a snapshot of Debian's archive that has the packages in "
-                "CAPSULE_DEBIAN_MIRROR; or pass --base supplied to execute the base layer that the "
-                "signer put into the bundle.",
+                fix=f"Name {vendor.alternative}, in {vendor.variable}; or pass --base supplied to "
+                "execute the base layer that the signer put into the bundle.",
             ) from error
 
 
