@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -142,7 +142,10 @@ def _agreed() -> bool:
             "nothing was deleted, as there is no terminal to ask on",
             fix="Add --yes to delete without asking, or --dry-run.",
         )
-    return typer.confirm("Delete this?", err=True)
+    # With err=True alone, click still writes the space after the question to standard output, where
+    # it would precede the document of --json.
+    with redirect_stdout(sys.stderr):
+        return typer.confirm("Delete this?", err=True)
 
 
 def _bytes(text: str) -> int:

@@ -96,7 +96,7 @@ def test_the_answer_counts(cache, answer, text, left, said):
     answer(text)
     done = prune()
     assert (done.exit_code, len(files(cache))) == (0, left)
-    assert done.stderr == f"Delete this? [y/N]:{said}\n"
+    assert done.stderr == f"Delete this? [y/N]: {text}{said}\n"
     assert "layers" in done.stdout
 
 
@@ -109,9 +109,10 @@ def test_an_interruption_of_the_question_deletes_nothing(cache, answer):
 def test_the_question_of_json_is_about_what_was_shown(cache, answer):
     answer("n\n")
     done = prune("--json")
-    document = done.stdout.partition("\n")[2]  # after the answer, which the runner prints
-    assert not json.loads(document)["deleted"]
+    assert done.stdout.startswith("{")
+    assert not json.loads(done.stdout)["deleted"]
     assert "layers" in done.stderr
+    assert done.stderr.endswith("Delete this? [y/N]: n\n")
     assert prune("--json", "--dry-run").stderr == ""
 
 
