@@ -89,7 +89,7 @@ def copyright_files(layer: Path, packages: Iterable[str]) -> dict[str, bytes]:
 
 def _followed(path: str, entries: Mapping[str, TarEntry]) -> TarEntry | None:
     """Return the file that a path leads to, through links: packages share a documentation."""
-    for _ in range(MAX_LINKS):
+    for _ in range(MAX_LINKS + 1):  # the last step finds the file
         # The file itself may be a link, or any of the folders that it is in.
         steps = [path, *map(str, PurePosixPath(path).parents)]
         links = (step for step in steps if step in entries and entries[step].kind == "symlink")
