@@ -35,7 +35,8 @@ class Attempt:
 
         Raises:
             CapsuleError: CAP-R301, randomness was recorded by an earlier start, and what that one
-                had drawn until it was interrupted cannot be told from what this one will draw.
+                had drawn until it was interrupted cannot be told from what this one will draw;
+                CAP-R211 to CAP-R215, the profile is damaged. No folder is made then.
         """
         self._run_directory = run_directory
         self._spec = spec
@@ -48,6 +49,11 @@ class Attempt:
                 "run cannot be resumed",
                 fix="Start a new run, or use entropy.mode: virtual.",
             )
+        # Read once: what is checked at the end must be what the run was served from.
+        self._replay = None if replay is None else replay.read_bytes()
+        if self._replay is not None:
+            # A damaged profile is rejected before anything is made or executed.
+            parse(self._replay)
         # Always as long: the name is in the environment, whose size moves the stack.
         self._name = f"{contract.ENTROPY_STARTS}/start-{self._number:04}"
         self._folder = run_directory / self._name
@@ -55,11 +61,7 @@ class Attempt:
         # new one.
         self._folder.mkdir(parents=True, exist_ok=ended)
         self._ended = ended
-        # Read once: what is checked at the end must be what the run was served from.
-        self._replay = None if replay is None else replay.read_bytes()
         if self._replay is not None:
-            # A damaged profile is rejected before anything is executed.
-            parse(self._replay)
             (self._folder / REPLAYED).write_bytes(self._replay)
 
     def arguments(self, *, native: str, run_directory: str, seconds: int) -> list[str]:
