@@ -102,9 +102,10 @@ def _origin(tree: ast.Module, name: str) -> str:
 def _action_spaces(found: ast.ClassDef) -> Iterator[str]:
     """Yield the kinds of spaces that a class assigns to ``action_space``."""
     for node in ast.walk(found):
-        if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)):
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or not isinstance(node.value, ast.Call):
             continue
-        targets = {getattr(each, "attr", getattr(each, "id", None)) for each in node.targets}
+        assigned = node.targets if isinstance(node, ast.Assign) else [node.target]
+        targets = {getattr(each, "attr", getattr(each, "id", None)) for each in assigned}
         function = node.value.func
         kind = getattr(function, "attr", getattr(function, "id", None))
         if "action_space" in targets and kind in _SPACES:
@@ -115,8 +116,14 @@ def _default(found: ast.ClassDef, argument: str) -> object:
     """Return the default of an argument of a class; None if there is none."""
     for node in found.body:
         if isinstance(node, ast.FunctionDef) and node.name == "__init__":
-            # Defaults belong to the last arguments, so both lists are paired from their ends.
-            named = [*node.args.posonlyargs, *node.args.args][::-1]
-            pairs = zip(named, node.args.defaults[::-1], strict=False)
-            return next((_literal(value) for each, value in pairs if each.arg == argument), None)
+            value = {each.arg: value for each, value in _defaults(node.args)}.get(argument)
+            return None if value is None else _literal(value)
     return None
+
+
+def _defaults(arguments: ast.arguments) -> Iterator[tuple[ast.arg, ast.expr | None]]:
+    """Yield arguments with their defaults; None if a keyword-only argument has none."""
+    # Defaults belong to the last positional arguments, so both lists are paired from their ends.
+    named = [*arguments.posonlyargs, *arguments.args][::-1]
+    yield from zip(named, arguments.defaults[::-1], strict=False)
+    yield from zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
