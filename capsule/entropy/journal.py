@@ -16,7 +16,7 @@ from typing import Any, Literal, NoReturn
 
 from pydantic import Field
 
-from capsule.experiment.canonical import open_regular
+from capsule.experiment.canonical import MAX_SAFE_INTEGER, open_regular
 from capsule.experiment.fields import Model, NonNegativeInt
 from capsule.host.errors import CapsuleError
 
@@ -33,6 +33,10 @@ _COUNTER = struct.Struct("<16x4QI4x64s")
 _CALL = struct.Struct("<16x2Q")
 _MISMATCH = struct.Struct("<16x3I4x4Q192s192s")
 _TOLD = struct.Struct("<16x4Q3I4x192s")
+
+# All counts of a journal together, and all of a launch report. The sum of both is then exact in
+# canonical JSON.
+MAX_COUNTS = MAX_SAFE_INTEGER // 2
 
 _MAX_BYTES = 1 << 30  # what a process makes the file
 _KEPT_SIZE = 32  # bytes at most that are kept of a call
@@ -286,6 +290,7 @@ class _Reader:
         self._recorded: dict[int, list[Call]] = {}
         self._told: list[ToldReport] = []
         self._mismatch: Mismatch | None = None
+        self._counted = 0
 
     def journal(self, *, full: bool) -> Journal:
         """Read all records; those that a killed process left unfinished do not count."""
@@ -323,6 +328,11 @@ class _Reader:
             _contradiction(self._path, f"is cut off at {offset}")
         return layout.unpack_from(self._data, offset)
 
+    def _count(self, offset: int, *counts: int) -> None:
+        self._counted += sum(counts)
+        if self._counted > MAX_COUNTS:
+            _contradiction(self._path, f"has an impossible count at {offset}: {max(counts):,}")
+
     def _text(self, field: bytes) -> str:
         text = field.split(b"\0", 1)[0]
         if not text:
@@ -344,6 +354,7 @@ class _Reader:
 
     def _counter(self, offset: int) -> None:
         owner, _, calls, size, source, caller = self._unpack(_COUNTER, offset)
+        self._count(offset, calls, size)
         # Only an offset at which such a record was read is accepted, never one into the middle of
         # another.
         if owner not in self._threads:
@@ -372,6 +383,7 @@ class _Reader:
         )
         if clock >= len(_CLOCKS) or is_sorted > 1 or cores > _MAX_CORES:
             _contradiction(self._path, f"has an impossible setting at {offset}")
+        self._count(offset, readings, waits, listings, questions)
         self._told.append(
             ToldReport(
                 process=self._text(process),

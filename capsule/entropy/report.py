@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
-from capsule.entropy.journal import FILE_NAME, Journal, ToldReport, read_journal
+from capsule.entropy.journal import FILE_NAME, MAX_COUNTS, Journal, ToldReport, read_journal
 from capsule.experiment.canonical import open_regular
 from capsule.experiment.contract import FIRST_PROCESS
 from capsule.experiment.fields import Model, NonNegativeInt, PositiveInt
@@ -204,6 +204,7 @@ def collect(directory: Path, starts: int = 1) -> EntropyReport:
     if failure := launch_failure(directory):
         raise failure
     launch = _read(directory / REPORT, _Launch)
+    _check_counts(directory / REPORT, launch)
     # The supervisor makes a journal, and so does the interposer, which is always loaded in other
     # modes. If the journal is missing, the program has deleted it, and nothing else has its counts.
     optional = launch.mode == "system" and not launch.supervised
@@ -231,6 +232,20 @@ def collect(directory: Path, starts: int = 1) -> EntropyReport:
         coverage=tuple(_coverage(launch, uses)),
         starts=starts,
     )
+
+
+def _check_counts(path: Path, launch: _Launch) -> None:
+    """Reject a launch report with counts that no run reaches: the program can write to it.
+
+    Raises:
+        CapsuleError: CAP-R113.
+    """
+    counts = [launch.first_process, launch.status, launch.processes, launch.outlived]
+    for program in launch.programs:
+        requests = program.requests
+        counts += requests.calls, requests.bytes, program.unanswered
+    if sum(counts) > MAX_COUNTS:
+        raise _malformed(path, f"has an impossible count: {max(counts):,}")
 
 
 def _without_folder(program: ProgramReport) -> ProgramReport:

@@ -17,16 +17,18 @@ def thread_record(process=b"0", thread=b"0", calls=1, derived=0):
     return record(1, struct.pack("<4Q192s192s", calls, 8, derived, 8 * derived, process, thread))
 
 
-def counter_record(thread, source=1):
-    return record(2, struct.pack("<4QI4x64s", thread, 0, 1, 8, source, b"libc.so.6"))
+def counter_record(thread, source=1, calls=1, size=8):
+    facts = (thread, 0, calls, size, source, b"libc.so.6")
+    return record(2, struct.pack("<4QI4x64s", *facts))
 
 
 def call_record(counter, kept=b"12345678", ready=1, size=None):
     return record(3, struct.pack("<2Q", counter, len(kept) if size is None else size) + kept, ready)
 
 
-def told_record(process=b"0x", clock=2, is_sorted=1, cores=4):
-    return record(5, struct.pack("<4Q3I4x192s", 10, 2, 3, 1, clock, is_sorted, cores, process))
+def told_record(process=b"0x", clock=2, is_sorted=1, cores=4, readings=10):
+    facts = (readings, 2, 3, 1, clock, is_sorted, cores, process)
+    return record(5, struct.pack("<4Q3I4x192s", *facts))
 
 
 def write_journal(directory, *records, failed=0, version=3, used=None, magic=b"CAPSJRNL"):

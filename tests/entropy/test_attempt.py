@@ -5,12 +5,20 @@ import json
 import pytest
 
 from capsule.entropy.attempt import Attempt
+from capsule.entropy.journal import MAX_COUNTS
 from capsule.entropy.launch import REPLAYED, launch_arguments
 from capsule.entropy.profile import merge, parse, serialize
-from capsule.entropy.report import FAILURE, EntropyReport
-from capsule.experiment.contract import ENTROPY_PROFILE, ENTROPY_REPORT, ENTROPY_STARTS
+from capsule.entropy.report import FAILURE, REPORT, EntropyReport
+from capsule.experiment.contract import (
+    ENTROPY_PROFILE,
+    ENTROPY_REPORT,
+    ENTROPY_STARTS,
+    FIRST_PROCESS,
+)
 from capsule.experiment.errors import CapsuleError
 from tests.entropy.journals import (
+    THREAD,
+    counter_record,
     mismatch_record,
     recorded_run,
     thread_record,
@@ -154,6 +162,28 @@ def test_a_run_leaves_its_report_and_nothing_else(directory):
     report = attempt.finish(prefix=False)
     assert (report.starts, report.clock, report.processes) == (2, "fixed", 7)
     assert kept(directory) == {ENTROPY_REPORT}
+    assert EntropyReport.parse((directory / ENTROPY_REPORT).read_bytes()) == report
+
+
+@pytest.mark.parametrize("count", [MAX_COUNTS + 1, 1 << 53, 1 << 64])
+def test_a_count_that_a_document_cannot_contain_is_named_with_its_file(directory, count):
+    attempt = start(directory)
+    write_journal(folder_of(directory))
+    write_launch_report(folder_of(directory), processes=count)
+    with pytest.raises(CapsuleError) as caught:
+        attempt.finish(prefix=False)
+    assert caught.value.code == "CAP-R113"
+    said = f"{folder_of(directory) / REPORT} has an impossible count: {count:,}"
+    assert caught.value.message == said
+
+
+def test_the_largest_counts_of_journal_and_launch_report_are_written(directory):
+    attempt = start(directory)
+    use = counter_record(THREAD, calls=1, size=MAX_COUNTS - 1)
+    write_journal(folder_of(directory), thread_record(), use)
+    others = MAX_COUNTS - FIRST_PROCESS
+    write_launch_report(folder_of(directory), processes=others)
+    report = attempt.finish(prefix=False)
     assert EntropyReport.parse((directory / ENTROPY_REPORT).read_bytes()) == report
 
 

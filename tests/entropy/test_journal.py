@@ -301,6 +301,18 @@ def test_a_journal_that_contradicts_itself_is_refused(tmp_path, records):
         ((thread_record(), counter_record(THREAD, source=0)), "names an unknown source, 0"),
         ((mismatch_record(3, (9, 4)),), "names an unknown source, 9"),
         ((told_record(clock=3),), "has an impossible setting at 64"),
+        (
+            (thread_record(), counter_record(THREAD, size=1 << 53)),
+            f"has an impossible count at {COUNTER}: 9,007,199,254,740,992",
+        ),
+        (
+            (thread_record(), counter_record(THREAD, calls=2**64 - 1)),
+            f"has an impossible count at {COUNTER}: 18,446,744,073,709,551,615",
+        ),
+        (
+            (told_record(readings=1 << 51), told_record(readings=1 << 51)),
+            f"has an impossible count at {64 + len(told_record())}: 2,251,799,813,685,248",
+        ),
     ],
 )
 def test_the_place_of_a_contradiction_is_named(tmp_path, records, said):
