@@ -83,6 +83,9 @@ def read_lock(path: Path) -> Lock:
     try:
         with path.open("rb") as stream:
             data = stream.read(MAX_LOCK_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        fix = "Name an existing lock file, or make one with 'capsule lock'."
+        raise CapsuleError("CAP-L001", f"lock file {path}: {error.strerror}", fix=fix) from error
     except OSError as error:
         raise _unreadable("CAP-L001", path, error.strerror or str(error)) from error
     if len(data) > MAX_LOCK_BYTES:

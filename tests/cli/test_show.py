@@ -111,6 +111,7 @@ def test_what_is_missing_is_named(tmp_path, name, code):
     document = json.loads(done.stdout)
     assert (done.exit_code, document["code"]) == (2, code)
     assert name in document["message"]
+    assert "Delete" not in document["fix"]
 
 
 def test_a_run_directory_with_a_damaged_lock_is_shown_as_damaged(tmp_path):

@@ -163,6 +163,11 @@ def test_a_missing_lock_is_refused(path):
     with pytest.raises(CapsuleError, match="No such file") as caught:
         read_lock(path)
     assert caught.value.code == "CAP-L001"
+    assert caught.value.fix == "Name an existing lock file, or make one with 'capsule lock'."
+    path.touch()
+    with pytest.raises(CapsuleError, match="Not a directory") as below:
+        read_lock(path / "x.lock.json")
+    assert (below.value.code, below.value.fix) == ("CAP-L001", caught.value.fix)
 
 
 @pytest.mark.parametrize(

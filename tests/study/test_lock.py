@@ -307,6 +307,16 @@ def test_a_file_that_is_not_a_lock_is_refused(tmp_path, document):
     assert caught.value.code == "CAP-Y003"
 
 
+def test_a_missing_lock_is_not_to_be_deleted(tmp_path):
+    with pytest.raises(CapsuleError) as caught:
+        read_study_lock(tmp_path / "x.study.lock.json")
+    assert caught.value.code == "CAP-Y003"
+    place = tmp_path / "x.study.lock.json"
+    assert caught.value.message == f"study lock {place}: No such file or directory"
+    fix = "Name an existing lock of a study, or make one with 'capsule study lock'."
+    assert caught.value.fix == fix
+
+
 OPEN = [("study", field) for field in ("name", "base", "resources", "starts", "groups", "runs")]
 
 
