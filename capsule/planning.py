@@ -19,6 +19,7 @@ from capsule.host.folders import free_bytes
 from capsule.host.owner import temporary_folder
 from capsule.host.run_directory import WORK
 from capsule.host.spec_file import load_spec
+from capsule.host.wording import counted
 from capsule.image.assembly.assemble import known_identity, reference_of
 from capsule.image.assembly.base import shipped_layer
 from capsule.image.cache import Cache
@@ -39,7 +40,7 @@ from capsule.image.resolution.fetch import locate
 from capsule.image.resolution.resolve import ResolvedWheel
 from capsule.image.resolution.sources import machine_sources
 from capsule.report.runs import find_runs
-from capsule.report.text import bytes_text, counted
+from capsule.report.text import bytes_text
 
 if TYPE_CHECKING:
     from docker import DockerClient

@@ -32,8 +32,9 @@ def command(
     """
     from datetime import UTC, datetime
 
+    from capsule.host.wording import counted
     from capsule.report.runs import find_runs, runs_table
-    from capsule.report.text import counted, printable, terminal_console
+    from capsule.report.text import printable, terminal_console
 
     runs = find_runs(folder)
     if as_json:

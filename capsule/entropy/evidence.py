@@ -14,6 +14,7 @@ from capsule.entropy.report import EntropyReport, ProgramReport, RequestTally
 from capsule.experiment.arrival_log import ArrivalLog
 from capsule.experiment.contract import DataRead, Runtime, StreamProfiles
 from capsule.experiment.mechanisms import Mechanisms, TorchProcesses
+from capsule.host.wording import counted
 
 Treatment = Literal[
     "eliminated",  # cannot occur in this run
@@ -110,11 +111,6 @@ class Evidence:
 
     def _counts(self, process: str) -> bool:
         return not self.is_program or not is_own(process)
-
-
-def counted(number: int, one: str, many: str | None = None) -> str:
-    """Write a number of things; the plural has an s if no other is given."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def is_own(process: str) -> bool:

@@ -20,11 +20,12 @@ from capsule.bundle.run_bundle import RecordedRun
 from capsule.entropy.ledger import Ledger
 from capsule.experiment.canonical import parse_canonical_json
 from capsule.experiment.lock import Lock
+from capsule.host.wording import counted
 from capsule.image.data.listing import size_text
 from capsule.report.facts import claimed_results
 from capsule.report.runs import FoundRun
 from capsule.report.story import machine_of
-from capsule.report.text import bytes_text, counted, print_line, printable
+from capsule.report.text import bytes_text, print_line, printable
 
 if TYPE_CHECKING:
     from rich.console import Console

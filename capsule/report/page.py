@@ -18,6 +18,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from capsule.bundle.claims import ProgramClaims, TrainingClaims
+from capsule.host.wording import counted
 from capsule.machine.compare import compare
 from capsule.report.charts import (
     Band,
@@ -44,7 +45,6 @@ from capsule.report.story import machine_of, tell
 from capsule.report.subject import NetworkReturns, ReportedRun, drawable, evaluation_points
 from capsule.report.templates import TEMPLATES, code, toned
 from capsule.report.terminal import place_of
-from capsule.report.text import counted
 from capsule.verification.vary import VaryReport
 from capsule.verification.verdict import DivergenceMap, Report
 

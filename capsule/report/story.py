@@ -10,8 +10,8 @@ from typing import Literal
 
 from capsule.bundle.claims import Observations
 from capsule.bundle.reproducing import what_ran
+from capsule.host.wording import counted
 from capsule.report.subject import ReportedRun
-from capsule.report.text import counted
 from capsule.verification.verdict import Report
 
 Tone = Literal["good", "bad", "open"]

@@ -13,7 +13,8 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from capsule.report.text import counted, printable
+from capsule.host.wording import counted
+from capsule.report.text import printable
 
 MARKS = {"good": "✓", "bad": "✗", "open": "○"}
 _NUMBER = re.compile(r"-?[0-9][0-9,.]*(e[+-][0-9]+)?")

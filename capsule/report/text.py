@@ -31,11 +31,6 @@ def _safe(character: str) -> str:
     return character
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural unless it is one."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def bytes_text(size: int) -> str:
     """Return a number of bytes as text: ``812 B``, ``1.4 MiB``."""
     shift, unit = next(

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from capsule.bundle.bundle import OpenedBundle
+from capsule.host.wording import counted
 from capsule.report.inspection import Inspected, Row, bundle_document, bundle_rows, files_text
-from capsule.report.text import counted
 from capsule.study.lock import StudyLock
 from capsule.study.study_bundle import CLAIMS, LOCK
 from capsule.study.tables import StudyClaims

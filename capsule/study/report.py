@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from markupsafe import Markup
 
 from capsule.host.errors import CapsuleError
+from capsule.host.wording import counted
 from capsule.report.charts import Band, Curve, LineChart, line_chart
 from capsule.report.page import STYLE
 from capsule.report.scores import NETWORKS, NOTE, percentage
 from capsule.report.templates import TEMPLATES, code
-from capsule.report.text import counted, print_line, printable
+from capsule.report.text import print_line, printable
 from capsule.study.results import MemberResult, StudyResults, grouped
 from capsule.study.statistics import profile_band
 from capsule.study.tables import (

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from capsule.entropy.evidence import Evidence, counted, is_own
+from capsule.entropy.evidence import Evidence, is_own
 from capsule.entropy.report import RequestTally
 from capsule.experiment.spec import Spec
 from tests.entropy.evidence import (
@@ -159,18 +159,3 @@ def test_only_executed_python_programs_leave_records(other):
 
 
 # ---- numbers in texts ----
-
-
-@pytest.mark.parametrize(
-    ("number", "words", "text"),
-    [
-        (0, ("file",), "0 files"),
-        (1, ("file",), "1 file"),
-        (2, ("file",), "2 files"),
-        (1_234_567, ("byte",), "1,234,567 bytes"),
-        (1, ("process", "processes"), "1 process"),
-        (2, ("process", "processes"), "2 processes"),
-    ],
-)
-def test_things_are_counted_in_words(number, words, text):
-    assert counted(number, *words) == text

@@ -65,7 +65,7 @@ def test_what_is_broken_shows_in_its_row(ledger_of):
         entropy={"address_randomization": True, "clock": "system"},
         determinism={"sorted_listings": False, "cores": None, "threads": None},
     )
-    assert "1 of 2 Python processes drew their own" in rows["Interpreter hash seed"].evidence
+    assert "1 of 2 Python processes drew its own" in rows["Interpreter hash seed"].evidence
     found = {source: row.treatment for source, row in rows.items()}
     assert found["Interpreter hash seed"] == "seeded"  # by the entropy, which is virtual
     assert found["Entropy by raw system calls"] == "unsupported"

@@ -11,7 +11,6 @@ from rich.console import Console
 from capsule.report.text import (
     MAX_CHARACTERS,
     bytes_text,
-    counted,
     print_line,
     printable,
     terminal_console,
@@ -57,14 +56,6 @@ def test_only_what_is_too_long_is_cut():
     longest = "x" * MAX_CHARACTERS
     assert printable(longest) == longest
     assert printable(f"{longest}y") == f"{longest}…"
-
-
-@pytest.mark.parametrize(
-    ("number", "expected"),
-    [(0, "0 reports"), (1, "1 report"), (2, "2 reports"), (12_345, "12,345 reports")],
-)
-def test_a_noun_is_in_the_plural_unless_there_is_one(number, expected):
-    assert counted(number, "report") == expected
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from capsule.entropy.evidence import Evidence, Judgement, LedgerSource, Treatment, counted
+from capsule.entropy.evidence import Evidence, Judgement, LedgerSource, Treatment
+from capsule.host.wording import agreeing, counted
 
 _ISA_FLAGS = ("torch.cpu_capability", "onednn.isa", "mkl.branch")
 _SELF_TEST = "numerics.self_test"
@@ -33,9 +34,8 @@ def _unwatched(evidence: Evidence) -> str | None:
     if evidence.untold is not None or told is None:
         return evidence.untold
     if evidence.is_program and told.unwatched:
-        return (
-            f"{told.unwatched:,} Python processes did not set them: determinism.propagation is off"
-        )
+        processes = counted(told.unwatched, "Python process", "Python processes")
+        return f"{processes} did not set them: determinism.propagation is off"
     return None
 
 
@@ -131,14 +131,13 @@ def _child_processes(evidence: Evidence) -> Judgement:
     if not children or not evidence.torch:
         return None
     if told.unwatched:
-        return (
-            "assumed",
-            f"{told.unwatched:,} of {told.started:,} processes did not set their flags",
-        )
+        processes = counted(told.started, "process", "processes")
+        whose = agreeing(told.unwatched, "its", "their")
+        return "assumed", f"{told.unwatched:,} of {processes} did not set {whose} flags"
     torch = sum(group.processes for group in evidence.torch)
     return "eliminated", (
-        f"{torch:,} of {told.started:,} Python processes imported torch; each set its flags and "
-        "read them back"
+        f"{torch:,} of {counted(told.started, 'Python process', 'Python processes')} imported "
+        "torch; each set its flags and read them back"
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from capsule.entropy.evidence import Evidence, Judgement, LedgerSource, Treatment, counted
+from capsule.entropy.evidence import Evidence, Judgement, LedgerSource, Treatment
 from capsule.experiment.contract import PROGRAM_PROCESS
 from capsule.experiment.mechanisms import TrainerUse
+from capsule.host.wording import agreeing, counted
 
 
 def _clocks(evidence: Evidence) -> Judgement:
@@ -25,9 +26,11 @@ def _listings(evidence: Evidence) -> Judgement:
     count = sum(each.listings for each in evidence.told if each.sorted)
     if not evidence.told or not all(each.sorted for each in evidence.told):
         return "assumed", "folders were listed in the order of the file system"
+    folders = counted(count, "folder was", "folders were")
+    listed = f"{folders} listed in the order of {agreeing(count, 'its', 'their')} names"
     if passed := _passed(evidence):
-        return "assumed", f"{count:,} folders were listed in the order of their names, but {passed}"
-    return "ordered", f"{count:,} folders were listed in the order of their names"
+        return "assumed", f"{listed}, but {passed}"
+    return "ordered", listed
 
 
 def _cores(evidence: Evidence) -> Judgement:
@@ -46,7 +49,8 @@ def _passed(evidence: Evidence) -> str | None:
     count = sum(1 for each in evidence.programs if each.executed and not each.preloaded)
     if not count:
         return None
-    return f"{count:,} programs do not use the C library in which this is done"
+    programs = counted(count, "program does", "programs do")
+    return f"{programs} not use the C library in which this is done"
 
 
 def _numbers(evidence: Evidence) -> Judgement:
@@ -78,7 +82,7 @@ def _scheduling(evidence: Evidence) -> Judgement:
 
 
 def _trainer_schedule(trainer: TrainerUse) -> Judgement:
-    actors = f"{trainer.actors:,} actors"
+    actors = counted(trainer.actors, "actor")
     match trainer.schedule:
         case "serial":
             return "ordered", "one actor and the learner took turns"
@@ -96,7 +100,7 @@ def _arrivals(evidence: Evidence) -> Judgement:
     log = evidence.arrivals
     if log is None:
         return None
-    return "recorded", f"the order of {log.arrivals:,} arrivals was recorded"
+    return "recorded", f"the order of {counted(log.arrivals, 'arrival')} was recorded"
 
 
 SOURCES = (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from capsule.entropy.evidence import Evidence, Judgement, LedgerSource, Treatment, counted
+from capsule.entropy.evidence import Evidence, Judgement, LedgerSource, Treatment
+from capsule.host.wording import agreeing, counted
 
 
 def system_treatment(evidence: Evidence) -> Judgement:
@@ -10,9 +11,15 @@ def system_treatment(evidence: Evidence) -> Judgement:
     report = evidence.report
     if report is None:
         return "assumed", "the launcher did not start the run"
-    if report.mode == "system":
-        return "unsupported", "the spec leaves it to the system (entropy.mode: system)"
-    return ("seeded" if report.mode == "virtual" else "recorded"), f"entropy was {report.mode}"
+    match report.mode:
+        case "system":
+            return "unsupported", "the spec leaves it to the system (entropy.mode: system)"
+        case "virtual":
+            return "seeded", "the launcher derived it from a seed (entropy.mode: virtual)"
+        case "record":
+            return "recorded", "the launcher recorded it in a random profile"
+        case "replay":
+            return "recorded", "the launcher replayed it from a random profile"
 
 
 def _hash_seed(evidence: Evidence) -> Judgement:
@@ -21,14 +28,14 @@ def _hash_seed(evidence: Evidence) -> Judgement:
         return "assumed", str(evidence.untold)
     if not told.hash_seeds:
         return None
+    processes = counted(told.started, "Python process", "Python processes")
     # Python draws such a seed from the operating system, so the treatment is that of its entropy.
     if drawn := told.hash_seeds.get("random"):
         judgement = system_treatment(evidence)
         treatment = "assumed" if judgement is None else judgement[0]
-        return treatment, f"{drawn:,} of {told.started:,} Python processes drew their own"
+        return treatment, f"{drawn:,} of {processes} drew {agreeing(drawn, 'its', 'their')} own"
     seeds = ", ".join(sorted(told.hash_seeds))
     treatment = "eliminated" if set(told.hash_seeds) == {"0"} else "seeded"
-    processes = counted(told.started, "Python process", "Python processes")
     return treatment, f"read back in {processes}: PYTHONHASHSEED={seeds}"
 
 
@@ -48,7 +55,7 @@ def _starts(evidence: Evidence) -> str:
     report = evidence.report
     if report is None or report.starts == 1:
         return ""
-    return f", in the last of {report.starts} attempts"
+    return f", in the last of {counted(report.starts, 'attempt')}"
 
 
 def _raw_calls(evidence: Evidence) -> Judgement:
@@ -105,8 +112,8 @@ def _streams(evidence: Evidence) -> Judgement:
     if evidence.streams is None:
         return None
     drawn = sum(stream.draws for stream in evidence.streams.streams)
-    count = len(evidence.streams.streams)
-    return "seeded", f"{count} counter-based streams gave {drawn:,} words; each draw is digested"
+    streams = counted(len(evidence.streams.streams), "counter-based stream")
+    return "seeded", f"{streams} gave {counted(drawn, 'word')}; each draw is digested"
 
 
 SOURCES = (

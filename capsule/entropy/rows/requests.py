@@ -6,32 +6,40 @@ from collections.abc import Callable
 
 from capsule.entropy.evidence import Evidence, Judgement, LedgerSource
 from capsule.experiment.inference import Inference
+from capsule.host.wording import agreeing, counted
 
 
 def _batching(inference: Inference) -> Judgement:
     requests, tested = inference.requests, inference.tested_rows
-    same = f"{tested} rows of a batch gave the same result alone and in a batch at the start"
+    tested_rows = counted(tested, "row")
+    same = f"{tested_rows} of a batch gave the same result alone and in a batch at the start"
     if inference.independent:
         if not tested:
             return "assumed", "layers of independent rows were used but not tested on this machine"
-        return "eliminated", f"layers of independent rows answered {requests:,} requests; {same}"
+        answered = f"layers of independent rows answered {counted(requests, 'request')}"
+        return "eliminated", f"{answered}; {same}"
     if tested and inference.own_row == requests:
         rows = f"the row of its actor in a batch of {inference.rows}"
-        return "ordered", f"each of {requests:,} requests had {rows}; {same}"
+        return "ordered", f"each of {counted(requests, 'request')} had {rows}; {same}"
     return "unsupported", (
-        f"{requests - inference.own_row:,} of {requests:,} requests were answered in batches as "
-        f"they arrived; {tested} rows were tested at the start"
+        f"{_answered(requests - inference.own_row, requests)} in batches as they arrived; "
+        f"{counted(tested, 'row was', 'rows were')} tested at the start"
     )
+
+
+def _answered(some: int, requests: int) -> str:
+    return f"{some:,} of {counted(requests, 'request')} {agreeing(some, 'was', 'were')} answered"
 
 
 def _seeds(inference: Inference) -> Judgement:
     requests, other = inference.requests, inference.requests - inference.own_stream
     if other:
         return "unsupported", (
-            f"{other:,} of {requests:,} actions were not drawn from the stream of their request"
+            f"{other:,} of {counted(requests, 'action')} {agreeing(other, 'was', 'were')} not "
+            f"drawn from the stream of {agreeing(other, 'its', 'their')} request"
         )
     return "seeded", (
-        f"each of {requests:,} actions was drawn from the stream of its request, as its "
+        f"each of {counted(requests, 'action')} was drawn from the stream of its request, as its "
         "actor confirmed"
     )
 
@@ -42,13 +50,14 @@ def _routing(inference: Inference) -> Judgement:
         return None
     if inference.misrouted:
         return "unsupported", (
-            f"{inference.misrouted:,} of {requests:,} requests were answered by another replica "
-            "than the one of their actor"
+            f"{_answered(inference.misrouted, requests)} by another replica than the one of "
+            f"{agreeing(inference.misrouted, 'its', 'their')} actor"
         )
     if replicas == 1:
-        return "eliminated", f"one replica answered {requests:,} requests"
+        return "eliminated", f"one replica answered {counted(requests, 'request')}"
     return "ordered", (
-        f"{requests:,} requests were answered by the replica of their actor, one of {replicas}"
+        f"{counted(requests, 'request was', 'requests were')} answered by the replica of "
+        f"{agreeing(requests, 'its', 'their')} actor, one of {replicas}"
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from capsule.entropy.evidence import Evidence, Judgement, LedgerSource, counted
+from capsule.entropy.evidence import Evidence, Judgement, LedgerSource
+from capsule.host.wording import counted
 
 _SHOWN_LIBRARIES = ("python", "torch")
 

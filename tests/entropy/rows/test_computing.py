@@ -223,3 +223,12 @@ def test_children_that_set_no_flags_are_counted():
     found = interpreters(TRAINER, 3, unwatched=2)
     assert judged(found)["Child processes"] == "assumed"
     assert evidence_of(found, "Child processes") == "2 of 3 processes did not set their flags"
+
+
+def test_one_process_is_written_in_the_singular():
+    unwatched = interpreters(PROGRAM, unwatched=1)
+    assert evidence_of(unwatched, "Torch operators") == (
+        "1 Python process did not set them: determinism.propagation is off"
+    )
+    child = interpreters(started=3, unwatched=1)
+    assert evidence_of(child, "Child processes") == "1 of 3 processes did not set its flags"

@@ -171,3 +171,19 @@ def test_numbers_are_pinned_only_where_the_program_has_its_own():
 def test_arrivals_are_counted_without_the_moments_at_which_nothing_had_come():
     evidence = replace(PROGRAM, arrivals=ARRIVALS)
     assert evidence_of(evidence, "Order of arrival") == "the order of 2 arrivals was recorded"
+
+
+def test_one_thing_is_written_in_the_singular():
+    one = report(
+        PROGRAM,
+        told=(told("0.2x", listings=1),),
+        programs=(executed("0.2x", preloaded=False, linkage="static"),),
+    )
+    assert evidence_of(one, "Listing order") == (
+        "1 folder was listed in the order of its names, but 1 program does not use the C library "
+        "in which this is done"
+    )
+    assert evidence_of(scheduled("lockstep", actors=1), "Scheduling").endswith(" of 1 actor")
+    arrival = ArrivalLog(waits={"mail~1": Messages(sources=("a",), order=(0, NOTHING))})
+    found = evidence_of(replace(PROGRAM, arrivals=arrival), "Order of arrival")
+    assert found == "the order of 1 arrival was recorded"

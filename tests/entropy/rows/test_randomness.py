@@ -102,17 +102,16 @@ def test_instructions_of_the_processor_are_never_known():
 
 
 @pytest.mark.parametrize(
-    ("mode", "treatment"),
+    ("mode", "judgement"),
     [
-        ("virtual", "seeded"),
-        ("record", "recorded"),
-        ("replay", "recorded"),
-        ("system", "unsupported"),
+        ("virtual", ("seeded", "the launcher derived it from a seed (entropy.mode: virtual)")),
+        ("record", ("recorded", "the launcher recorded it in a random profile")),
+        ("replay", ("recorded", "the launcher replayed it from a random profile")),
+        ("system", ("unsupported", "the spec leaves it to the system (entropy.mode: system)")),
     ],
 )
-def test_the_systems_entropy_is_what_the_launcher_replaced_it_by(mode, treatment):
-    found, _ = system_treatment(report(mode=mode))
-    assert found == treatment
+def test_the_systems_entropy_is_what_the_launcher_replaced_it_by(mode, judgement):
+    assert system_treatment(report(mode=mode)) == judgement
 
 
 def test_without_the_launcher_nothing_replaced_the_systems_entropy():
@@ -191,4 +190,14 @@ def test_streams_are_counted():
     streams = StreamProfiles(streams=STREAMS.streams * 3)
     assert "3 counter-based streams gave 3,702 words" in evidence_of(
         replace(TRAINER, streams=streams), "Random streams"
+    )
+
+
+def test_one_thing_is_written_in_the_singular():
+    drawn = interpreters(hash_seeds={"random": 1})
+    assert evidence_of(drawn, "Interpreter hash seed") == "1 of 1 Python process drew its own"
+    stream = STREAMS.streams[0].model_copy(update={"draws": 1})
+    one = replace(TRAINER, streams=StreamProfiles(streams=(stream,)))
+    assert evidence_of(one, "Random streams") == (
+        "1 counter-based stream gave 1 word; each draw is digested"
     )

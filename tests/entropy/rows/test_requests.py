@@ -91,6 +91,13 @@ def test_trainers_whose_actors_make_no_requests_have_no_such_rows():
         ({}, ROWS[2], "480 requests were answered by the replica of their actor, one of 2"),
         ({"misrouted": 3}, ROWS[2], "3 of 480 requests were answered by another replica"),
         ({"replicas": 1}, ROWS[2], "one replica answered 480 requests"),
+        ({"tested_rows": 1}, ROWS[0], "in a batch of 16; 1 row of a batch"),
+        ({"own_row": 479, "tested_rows": 1}, ROWS[0], "1 of 480 requests was answered in batches"),
+        ({"own_row": 479, "tested_rows": 1}, ROWS[0], "1 row was tested at the start"),
+        ({"own_stream": 479}, ROWS[1], "1 of 480 actions was not drawn from the stream of its"),
+        ({"misrouted": 1}, ROWS[2], "1 of 480 requests was answered by another replica than"),
+        ({"requests": 1}, ROWS[2], "1 request was answered by the replica of its actor, one of 2"),
+        ({"requests": 1, "replicas": 1}, ROWS[2], "one replica answered 1 request"),
     ],
 )
 def test_the_evidence_has_the_counts_of_the_actors(changes, source, said):

@@ -1,0 +1,13 @@
+"""Words of messages that depend on a number."""
+
+from __future__ import annotations
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """Return a number with its noun; the plural has an s if no other is given."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def agreeing(number: int, one: str, many: str) -> str:
+    """Return the form of a verb or a pronoun that agrees with a number of things."""
+    return one if number == 1 else many

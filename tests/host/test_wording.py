@@ -1,0 +1,25 @@
+"""Words of messages that depend on a number."""
+
+import pytest
+
+from capsule.host.wording import agreeing, counted
+
+
+@pytest.mark.parametrize(
+    ("number", "words", "text"),
+    [
+        (0, ("file",), "0 files"),
+        (1, ("file",), "1 file"),
+        (2, ("file",), "2 files"),
+        (1_234_567, ("byte",), "1,234,567 bytes"),
+        (1, ("process", "processes"), "1 process"),
+        (2, ("process", "processes"), "2 processes"),
+    ],
+)
+def test_things_are_counted_in_words(number, words, text):
+    assert counted(number, *words) == text
+
+
+@pytest.mark.parametrize(("number", "verb"), [(0, "differ"), (1, "differs"), (2, "differ")])
+def test_a_verb_agrees_with_the_number_before_it(number, verb):
+    assert agreeing(number, "differs", "differ") == verb
