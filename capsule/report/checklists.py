@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from capsule.bundle.claims import TrainingClaims
+from capsule.host.wording import counted
 from capsule.report import facts
 from capsule.report.markdown import code, document, files, items, plain, rows, todo
 from capsule.report.subject import ReportedRun
@@ -100,8 +101,8 @@ def _questions(subject: ReportedRun) -> list[_Question]:
             "Licences of existing assets",
             "Are owners credited, and licences named and respected?",
             _OPEN,
-            f"{len(subject.inventory.licences)} kinds of licence among the software are listed, "
-            f"package by package, in {files('image/sbom.cdx.json')}. "
+            f"{_licences(subject)} listed, package by package, in "
+            f"{files('image/sbom.cdx.json')}. "
             f"{todo('credit, and whether the terms are respected.')}",
         ),
         _Question(
@@ -117,6 +118,11 @@ def _questions(subject: ReportedRun) -> list[_Question]:
     ]
 
 
+def _licences(subject: ReportedRun) -> str:
+    one, many = "kind of licence among the software is", "kinds of licence among the software are"
+    return counted(len(subject.inventory.licences), one, many)
+
+
 def _limits(subject: ReportedRun) -> str:
     given = ", ".join(map(code, subject.claims.relaxations)) or "none"
     return (
@@ -126,12 +132,23 @@ def _limits(subject: ReportedRun) -> str:
 
 
 def _access(subject: ReportedRun) -> str:
-    code_of = (
-        f"The program's source tree is {files('image/layer-project.tar.zst')}."
-        if subject.lock.project is not None
-        else f"The training code is Capsule's own, named by digest in {files('spec/lock.json')}."
-    )
-    return f"{code_of} {todo('where the bundle and the data are available.')}"
+    return f"{_code_of(subject)} {todo('where the bundle and the data are available.')}"
+
+
+def _code_of(subject: ReportedRun) -> str:
+    """Say where the code of a run is."""
+    lock, program = files("spec/lock.json"), facts.is_program(subject)
+    sentences = []
+    if subject.lock.project is not None:
+        whose = "program" if program else "environment"
+        sentences.append(f"The {whose}'s source tree is {files('image/layer-project.tar.zst')}.")
+    elif program:
+        sentences.append(
+            f"The program is part of the image, whose content is pinned by SHA-256 in {lock}."
+        )
+    if not program:
+        sentences.append(f"The training code is Capsule's own, named by digest in {lock}.")
+    return " ".join(sentences)
 
 
 def _statistics(subject: ReportedRun) -> str:

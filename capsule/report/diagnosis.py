@@ -10,6 +10,7 @@ from capsule.diagnosis.findings import Finding
 from capsule.diagnosis.settings import described
 from capsule.diagnosis.trial import Trial
 from capsule.entropy.ledger import Ledger
+from capsule.host.wording import counted
 from capsule.report.text import print_line, printable
 
 if TYPE_CHECKING:
@@ -49,16 +50,14 @@ def show_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
         _show_finding(item, console)
     census = diagnosis.operators
     seen = ", ".join(f"{count} {name}" for name, count in census.statuses.items() if count)
-    print_line(console, f"operators  {census.calls:,} calls: {seen or 'none'}")
-    print_line(
-        console,
-        f"repeated   {census.repeated:,} calls, {census.differing:,} of them gave other bits",
-    )
-    length = "to the end" if diagnosis.steps is None else f"{diagnosis.steps:,} steps"
+    print_line(console, f"operators  {counted(census.calls, 'call')}: {seen or 'none'}")
+    repeated = counted(census.repeated, "call")
+    print_line(console, f"repeated   {repeated}, {census.differing:,} of them gave other bits")
+    length = "to the end" if diagnosis.steps is None else counted(diagnosis.steps, "step")
     outcome = "equal bits" if diagnosis.equal else "different results"
     print_line(console, f"runs       2, {length}: {outcome}")
     levels: list[str] = [item.level for item in diagnosis.findings]
-    counts = [f"{levels.count(level)} {level}(s)" for level in _LEVEL_STYLES]
+    counts = [counted(levels.count(level), level) for level in _LEVEL_STYLES]
     print_line(console, f"findings   {', '.join(counts)}")
 
 

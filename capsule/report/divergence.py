@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from capsule.host.wording import agreeing, counted
 from capsule.report.text import print_line, printable
 from capsule.verification.verdict import (
     Bisection,
     Divergence,
     NumberDifference,
     OperatorDivergence,
+    OperatorInvocation,
     TensorDifference,
 )
 
@@ -50,13 +52,14 @@ def divergence_lines(found: Divergence) -> Iterator[tuple[str, str]]:
     yield from _tensors(found.checkpoint, found.tensors)
     for item in found.differences[:MAX_RESULTS]:
         yield "differs", f"{item.component}: {item.claimed} / {item.found}"
-    yield from _more("", len(found.differences) - MAX_RESULTS, "results")
+    yield from _more("", len(found.differences) - MAX_RESULTS, "result", "results")
     # Runs with equal results may have different pins, which then explain nothing.
     if not found.equal:
         for explanation in found.explanations[:MAX_EXPLANATIONS]:
             text = f"{explanation.what}: {explanation.a} / {explanation.b}; {explanation.why}"
             yield "possible reason", text
-        yield from _more("", len(found.explanations) - MAX_EXPLANATIONS, "differences of the locks")
+        left = len(found.explanations) - MAX_EXPLANATIONS
+        yield from _more("", left, "difference of the locks", "differences of the locks")
 
 
 def _place(found: Divergence) -> Iterator[tuple[str, str]]:
@@ -93,22 +96,26 @@ def _bisection(found: Bisection) -> Iterator[tuple[str, str]]:
 
 def _operator(found: OperatorDivergence) -> Iterator[tuple[str, str]]:
     inputs = "equal" if found.same_inputs else "different"
-    yield "operator", f"call {found.call:,} in this update: {found.a.operator} at {found.a.where}"
+    yield "operator", f"call {found.call:,} in this update: {_called(found.a)}"
     if (found.a.operator, found.a.where) != (found.b.operator, found.b.where):
-        yield "", f"b calls {found.b.operator} at {found.b.where}"
+        yield "", f"b calls {_called(found.b)}"
     for name in dict.fromkeys([*found.a.arguments, *found.b.arguments]):
         values = found.a.arguments.get(name), found.b.arguments.get(name)
         if values[0] != values[1]:
-            yield "", f"argument {name}: {values[0]} / {values[1]}"
+            a, b = ("absent" if value is None else value for value in values)
+            yield "", f"argument {name}: {a} / {b}"
     # The results of two operators have no distance.
     if found.a.operator != found.b.operator:
         yield "", "from here on the two runs execute different operators"
         return
     distance = "not comparable" if found.ulp is None else f"up to {found.ulp:,} ulp apart"
-    yield (
-        "",
-        f"{found.differing:,} of {found.elements:,} elements differ, {distance}; {inputs} inputs",
-    )
+    differ = agreeing(found.differing, "differs", "differ")
+    elements = f"{found.differing:,} of {counted(found.elements, 'element')} {differ}"
+    yield "", f"{elements}, {distance}; {inputs} inputs"
+
+
+def _called(call: OperatorInvocation) -> str:
+    return f"{call.operator} at {call.where or 'an unknown line'}"
 
 
 def _number(number: NumberDifference) -> str:
@@ -124,15 +131,18 @@ def _tensors(step: int | None, found: Sequence[TensorDifference]) -> Iterator[tu
     if not found:
         yield "checkpoint", f"step {step:,}: every tensor is equal"
         return
-    yield "checkpoint", f"step {step:,}: {len(found)} tensors differ"
+    yield "checkpoint", f"step {step:,}: {counted(len(found), 'tensor differs', 'tensors differ')}"
     for item in found[:MAX_TENSORS]:
         size = "not comparable" if item.ulp is None else f"up to {item.ulp:,} ulp"
         size += f", {item.nonfinite:,} not finite" if item.nonfinite else ""
         share = 100 * item.differing / item.elements if item.elements else 0.0
         relative = "" if item.relative is None else f", relative {item.relative:.2g}"
-        yield "", f"{item.name}: {share:.3g} % of {item.elements:,} elements, {size}{relative}"
+        yield (
+            "",
+            f"{item.name}: {share:.3g} % of {counted(item.elements, 'element')}, {size}{relative}",
+        )
 
 
-def _more(label: str, count: int, what: str) -> Iterator[tuple[str, str]]:
+def _more(label: str, count: int, one: str, many: str) -> Iterator[tuple[str, str]]:
     if count > 0:
-        yield label, f"and {count} more {what}"
+        yield label, f"and {counted(count, f'more {one}', f'more {many}')}"

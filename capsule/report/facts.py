@@ -7,9 +7,11 @@ from capsule.bundle.manifest import MANIFEST
 from capsule.bundle.reproducing import what_ran
 from capsule.experiment.spec import CudaAccelerator
 from capsule.experiment.trainers import CommandTrainer
+from capsule.host.wording import counted
 from capsule.report.markdown import code, plain
 from capsule.report.story import machine_of, tell
 from capsule.report.subject import NetworkReturns, ReportedRun, claimed_points
+from capsule.report.text import bytes_text
 
 MAX_FILES = 5
 NO_EVALUATION = "no evaluation"
@@ -50,7 +52,7 @@ def duration(subject: ReportedRun) -> str:
 
 def size(subject: ReportedRun) -> str:
     """Return the size of the bundle."""
-    return f"{sum(each.size for each in subject.files) / (1 << 20):,.1f} MiB"
+    return bytes_text(sum(each.size for each in subject.files))
 
 
 def starts(subject: ReportedRun) -> str | None:
@@ -60,12 +62,13 @@ def starts(subject: ReportedRun) -> str | None:
     spec, evaluation = subject.lock.spec.evaluation, subject.claims.evaluation
     # With no-ops there is no ranking, so a start set cannot be pinned then (EvaluationSpec).
     if spec.noop_max:
-        made = f"of 1 to {spec.noop_max} no-ops"
+        made = "of 1 no-op" if spec.noop_max == 1 else f"of 1 to {spec.noop_max} no-ops"
     elif spec.start_set is not None:
         made = f"ranked by the final network of the run {spec.start_set.run}"
     else:
         made = "ranked by the final network of this run"
-    return f"{len(evaluation.starts)} start sequences {made}, SHA-256 {evaluation.start_set}"
+    sequences = counted(len(evaluation.starts), "start sequence")
+    return f"{sequences} {made}, SHA-256 {evaluation.start_set}"
 
 
 def results(subject: ReportedRun) -> str:
@@ -95,7 +98,7 @@ def last_returns(evaluation: tuple[NetworkReturns, ...]) -> str | None:
     last = evaluation[-1]
     returns = last.returns
     return (
-        f"at step {last.step:,}, mean return {last.mean:.6g} over {len(returns)} starts "
+        f"at step {last.step:,}, mean return {last.mean:.6g} over {counted(len(returns), 'start')} "
         f"(lowest {min(returns):.6g}, highest {max(returns):.6g})"
     )
 
@@ -108,8 +111,9 @@ def reproduced(subject: ReportedRun) -> str:
 
 def requested(subject: ReportedRun) -> str:
     """List the Python packages that the spec asks for, as they were resolved."""
-    wheels = {wheel.name: wheel.version for wheel in subject.lock.image.wheels}
-    return ", ".join(f"{plain(name)} {plain(version)}" for name, version in sorted(wheels.items()))
+    wheels = [wheel for wheel in subject.lock.image.wheels if wheel.requested is not None]
+    wheels.sort(key=lambda wheel: wheel.name)
+    return ", ".join(f"{plain(wheel.name)} {plain(wheel.version)}" for wheel in wheels)
 
 
 def made(subject: ReportedRun) -> list[str]:

@@ -238,7 +238,9 @@ def _executed(seen: Observations) -> str:
 
 def _made_of(lock: Lock) -> str:
     image = lock.image
-    packages = f"{counted(len(image.wheels), 'wheel')}, {len(image.debian)} Debian packages"
+    packages = (
+        f"{counted(len(image.wheels), 'wheel')}, {counted(len(image.debian), 'Debian package')}"
+    )
     return f"{packages}, training code {image.code.version} ({image.recipe})"
 
 

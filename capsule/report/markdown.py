@@ -19,8 +19,12 @@ def plain(value: object) -> str:
 
 def code(value: object) -> str:
     """Return a text as a code span; a grave accent in it becomes an apostrophe."""
+    text = printable(str(value))
+    # Markdown has no empty code span: two grave accents would begin one that ends further on.
+    if not text:
+        return "(empty)"
     # Within a code span, a backslash escapes nothing.
-    return f"`{printable(str(value)).replace('`', chr(39))}`"
+    return f"`{text.replace('`', chr(39))}`"
 
 
 def files(*paths: str) -> str:

@@ -350,7 +350,9 @@ def _hashes(subject: ReportedRun) -> dict[str, Rows | None]:
     if claims.image is not None:
         rows.append(("image", claims.image.config))
     if isinstance(claims, TrainingClaims):
-        rows.append((f"trace, head of {claims.trace.records:,} records", claims.trace.head))
+        rows.append(
+            (f"trace, head of {counted(claims.trace.records, 'record')}", claims.trace.head)
+        )
         rows.append(("final parameters", claims.parameters))
         rows += [("schedule", claims.schedule)] if claims.schedule else []
         checkpoints = [(f"step {each.step:,}", code(each.digest)) for each in claims.checkpoints]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from capsule.host.wording import counted
 from capsule.verification.equivalence.returns import (
     METRIC_NAMES,
     Interval,
@@ -28,8 +29,8 @@ def _sample(task: TaskReturns) -> str:
     both = zip(task.recorded, task.found, strict=True)
     equal = sum(recorded == found for recorded, found in both)
     if task.paired:
-        return f"{len(task.recorded)} common starts, {equal} with equal returns"
-    return f"{len(task.recorded)} different starts for each run"
+        return f"{counted(len(task.recorded), 'common start')}, {equal} with equal returns"
+    return f"{counted(len(task.recorded), 'different start')} for each run"
 
 
 def _sizes(task: TaskReturns, confidence: str, metric: str) -> Iterator[tuple[str, str]]:

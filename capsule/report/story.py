@@ -10,7 +10,7 @@ from typing import Literal
 
 from capsule.bundle.claims import Observations
 from capsule.bundle.reproducing import what_ran
-from capsule.host.wording import counted
+from capsule.host.wording import agreeing, counted
 from capsule.report.subject import ReportedRun
 from capsule.verification.verdict import Report
 
@@ -84,7 +84,7 @@ def _verdict(good: list[str], executed: int, subject: ReportedRun) -> tuple[str,
     if not good:
         return "Not reproduced", f"{again} and gave other results."
     if len(good) < executed:
-        split = f"the results agreed in {len(good)} of {executed} executions"
+        split = f"the results agreed in {len(good)} of {counted(executed, 'execution')}"
         return "Not always reproduced", f"{again}, and {split}."
     grades = set(good)
     if grades == {"reproduced-bitwise"}:
@@ -142,9 +142,9 @@ def _not_shown(subject: ReportedRun, executed: bool) -> tuple[str, ...]:
         )
     silent = [receipt for receipt in subject.receipts.receipts if not receipt.counts]
     if silent:
+        state = agreeing(len(silent), "states. Its signer is", "state. Their signers are")
         left.append(
-            f"What {len(silent)} of the receipts state. Their signers are not trusted, or also "
-            "signed the bundle."
+            f"What {len(silent)} of the receipts {state} not trusted, or also signed the bundle."
         )
     if subject.claims.relaxations:
         left.append(

@@ -42,6 +42,7 @@ MAX_LINE_BYTES = 1 << 16
 MAX_LINES = 1_000_000
 MAX_SERIES = 8
 MAX_STEP = 2**53 - 1
+SHOWN_CHARACTERS = 40  # of a return that is not a number
 HUGE = 1e90  # larger numbers are not plotted, like infinities
 
 
@@ -248,13 +249,20 @@ def evaluation_points(evaluation: contract.Evaluation) -> tuple[NetworkReturns, 
     Raises:
         ValueError: A return is not a C99 hexadecimal float.
     """
+    return tuple(
+        NetworkReturns(point.step, tuple(_return(point.step, value) for value in point.returns))
+        for point in evaluation.points
+    )
+
+
+def _return(step: int, text: str) -> float:
     try:
-        return tuple(
-            NetworkReturns(point.step, tuple(float.fromhex(value) for value in point.returns))
-            for point in evaluation.points
-        )
-    except OverflowError as error:
-        raise ValueError(str(error)) from error
+        return float.fromhex(text)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(
+            f"step {step} has the return {text[:SHOWN_CHARACTERS]!a}, which is not a C99 "
+            "hexadecimal float of double precision"
+        ) from error
 
 
 def claimed_points(claims: TrainingClaims) -> tuple[NetworkReturns, ...]:
@@ -268,8 +276,7 @@ def claimed_points(claims: TrainingClaims) -> tuple[NetworkReturns, ...]:
     except ValueError as error:
         raise CapsuleError(
             "CAP-P103",
-            "the evaluation in claims.json contains something that is not a C99 hexadecimal float: "
-            f"{error}",
+            f"the evaluation in claims.json is malformed: {error}",
             fix="Do not trust this bundle; ask its signer for a consistent one.",
         ) from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from capsule.host.wording import counted
 from capsule.report.scores import cells, run_scores
 from capsule.report.story import Tone, tell
 from capsule.report.subject import NetworkReturns, ReportedRun
@@ -40,7 +41,10 @@ def show_subject(subject: ReportedRun, console: Console) -> None:
         ("lock", claims.lock),
         ("image", None if claims.image is None else claims.image.config),
         ("parameters", getattr(claims, "parameters", None)),
-        ("files", f"{len(subject.files)}, {sum(each.size for each in subject.files):,} bytes"),
+        (
+            "files",
+            f"{len(subject.files)}, {counted(sum(each.size for each in subject.files), 'byte')}",
+        ),
         ("verify with", "capsule verify BUNDLE --key SIGNER.pub"),
     ]
     for label, value in rows:
@@ -57,7 +61,7 @@ def _few(points: tuple[NetworkReturns, ...]) -> tuple[NetworkReturns, ...]:
 def _returns(point: NetworkReturns) -> str:
     returns = point.returns
     return (
-        f"step {point.step:,}: mean return {point.mean:.6g} of {len(returns)} starts, "
+        f"step {point.step:,}: mean return {point.mean:.6g} of {counted(len(returns), 'start')}, "
         f"{min(returns):.6g} to {max(returns):.6g}"
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from capsule.host.wording import counted
 from capsule.report.divergence import divergence_lines, show_lines
 from capsule.report.returns import returns_rows
 from capsule.report.text import printable
@@ -55,7 +56,7 @@ def show_report(report: Report, console: Console) -> None:
     if len(lines) > room:
         rest = len(lines) - room + 1
         # One line of the room is for this remark.
-        lines[room - 1 :] = [("", f"… and {rest} more lines in the report")]
+        lines[room - 1 :] = [("", f"… and {counted(rest, 'more line')} in the report")]
     show_lines(lines, console)
     console.print()
     console.print(report.verdict, style=_STYLES[report.verdict], end="", markup=False)
@@ -82,7 +83,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         *_ledger_differences(report),
     ]
     if report.reexecuted_steps is not None:
-        rows.append(("re-executed", f"{report.reexecuted_steps:,} steps"))
+        rows.append(("re-executed", counted(report.reexecuted_steps, "step")))
     rows += _challenge(report)
     # An analysis shows the first difference itself.
     analysed = report.divergence is not None and report.divergence.first is not None
@@ -107,9 +108,10 @@ def _output_rows(outputs: OutputComparison) -> Iterator[tuple[str, str]]:
         for part in file.content.parts[:MAX_PARTS]:
             yield "", f"{part.where or 'file'} ({part.nature}): {part.claimed} / {part.found}"
         if file.content.count > MAX_PARTS:
-            yield "", f"and {file.content.count - MAX_PARTS:,} more parts"
+            yield "", f"and {counted(file.content.count - MAX_PARTS, 'more part')}"
     if outputs.count > MAX_FILES:
-        yield "", f"and {outputs.count - MAX_FILES:,} more outputs differ"
+        more = counted(outputs.count - MAX_FILES, "more output differs", "more outputs differ")
+        yield "", f"and {more}"
 
 
 def _output(file: OutputDifference) -> str:
@@ -119,7 +121,8 @@ def _output(file: OutputDifference) -> str:
     equal = file.content.equal
     same = f"; equal: {_listed(equal)}" if equal else ""
     what = {"date": "only dates differ", "packaging": "only its packaging differs"}
-    how = what.get(file.nature, f"{file.content.count:,} parts differ")
+    parts = counted(file.content.count, "part differs", "parts differ")
+    how = what.get(file.nature, parts)
     return f"{name} ({file.content.format}): {how}{same}"
 
 
@@ -134,7 +137,7 @@ def _differences(report: Report) -> Iterator[tuple[str, str]]:
         yield "", f"found   {difference.found}"
     more = len(report.differences) - MAX_DIFFERENCES
     if more > 0:
-        yield "", f"… and {more} more differences in the report"
+        yield "", f"… and {counted(more, 'more difference')} in the report"
 
 
 def _challenge(report: Report) -> list[tuple[str, str]]:
@@ -142,7 +145,7 @@ def _challenge(report: Report) -> list[tuple[str, str]]:
     rows = []
     if report.fresh_seed is not None:
         fresh = report.fresh_seed
-        rows.append(("fresh seed", f"{fresh.seed}, {fresh.steps:,} steps, executed twice"))
+        rows.append(("fresh seed", f"{fresh.seed}, {counted(fresh.steps, 'step')}, executed twice"))
         rows += [("", contradiction) for contradiction in fresh.contradictions]
     if report.challenge is not None:
         asked = report.challenge
@@ -173,7 +176,7 @@ def _ledger_differences(report: Report) -> Iterator[tuple[str, str]]:
         yield "ledger differs" if number == 0 else "", f"{row.source}: {treatments}"
     more = len(report.ledger_differences) - MAX_DIFFERENCES
     if more > 0:
-        yield "", f"… and {more} more sources in the report"
+        yield "", f"… and {counted(more, 'more source')} in the report"
 
 
 def place_of(first: TraceDifference | OutputDifference) -> str:
@@ -221,14 +224,14 @@ def _authenticity(report: Report) -> str | None:
         return None
     if not report.authentic:
         return f"NOT trusted: {report.signer}"
-    counted = [str(signer) for signer in report.signers if signer.rejection_reason is None]
+    trusted = [str(signer) for signer in report.signers if signer.rejection_reason is None]
     others = [
         f"not counted: {s} {s.rejection_reason}"
         for s in report.signers
         if s.rejection_reason is not None
     ]
     # A key may have signed both the envelope and the manifest, and is named once.
-    named = ", ".join(dict.fromkeys(counted)) or report.signer
+    named = ", ".join(dict.fromkeys(trusted)) or report.signer
     return "; ".join([f"signed by a trusted key: {named}", *others])
 
 
@@ -253,9 +256,11 @@ def _show_environment(report: Report, console: Console) -> int:
         console.print(table, markup=False)
     more = len(differing) - len(shown)
     if more:
-        console.print(f"… and {more} more differing facts in the report", highlight=False)
+        rest = counted(more, "more differing fact")
+        console.print(f"… and {rest} in the report", highlight=False)
     equal = len(report.environment) - len(differing)
-    console.print(f"{equal} facts of the machine are equal", markup=False, highlight=False)
+    facts = counted(equal, "fact of the machine is", "facts of the machine are")
+    console.print(f"{facts} equal", markup=False, highlight=False)
     console.print()
     # The head of the table, the remark, the count and the blank line.
     return len(shown) + bool(differing) + bool(more) + 2

@@ -172,3 +172,23 @@ def test_the_command_to_verify_names_the_file_for_a_shell(subjects, name):
     document = artifact_appendix(replace(subjects["dqn"], bundle=name))
     (command,) = re.findall(r"^    (capsule verify .*)$", document, flags=re.MULTILINE)
     assert shlex.split(command) == ["capsule", "verify", name, "--key", "SIGNER.pub"]
+
+
+def code_of(subject, **facts):
+    """Return where the checklist says that the code of a run is."""
+    lock = subject.lock.model_copy(update=facts)
+    _, said = answers(neurips(replace(subject, lock=lock)))["Open access to data and code"]
+    return said.removeprefix("Justification: ").partition(" **TODO**")[0]
+
+
+def test_the_code_of_a_run_is_said_to_be_where_it_is(subjects):
+    project = LockedProject(sha256="0" * 64, size=0, files={}, git=None)
+    own = "The training code is Capsule's own, named by digest in `spec/lock.json`."
+    tree = "'s source tree is `image/layer-project.tar.zst`."
+    trained, program = subjects["dqn"], subjects["own"]
+    assert code_of(trained, project=None) == own
+    assert code_of(trained, project=project) == f"The environment{tree} {own}"
+    assert code_of(program, project=project) == f"The program{tree}"
+    assert code_of(program, project=None) == (
+        "The program is part of the image, whose content is pinned by SHA-256 in `spec/lock.json`."
+    )

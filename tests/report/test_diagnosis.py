@@ -86,7 +86,18 @@ def test_the_comparison_comes_after_the_findings():
         "operators  12,345 calls: 12 deterministic, 1 raises",
         "repeated   6,000 calls, 1 of them gave other bits",
         "runs       2, 1,024 steps: different results",
-        "findings   2 error(s), 1 warning(s), 0 note(s)",
+        "findings   2 errors, 1 warning, 0 notes",
+    ]
+
+
+def test_one_thing_is_written_in_the_singular():
+    census = {"calls": 1, "repeated": 1, "statuses": {"seeded": 1}}
+    text = text_of(show_diagnosis, diagnosis(finding("CAP-D105", ""), steps=1, **census))
+    assert text.splitlines()[-4:] == [
+        "operators  1 call: 1 seeded",
+        "repeated   1 call, 0 of them gave other bits",
+        "runs       2, 1 step: different results",
+        "findings   1 error, 0 warnings, 0 notes",
     ]
 
 

@@ -153,6 +153,36 @@ def test_arguments_that_differ_are_shown():
     assert not any("alpha" in text for _, text in found)
 
 
+def test_an_argument_of_one_side_is_absent_on_the_other():
+    assert exact(invocation(alpha="1"), invocation())[1] == ("", "argument alpha: 1 / absent")
+    assert exact(invocation(), invocation(alpha="1"))[1] == ("", "argument alpha: absent / 1")
+
+
+def test_the_line_of_a_call_may_be_unknown():
+    assert exact(invocation(where=None), invocation())[:2] == [
+        ("operator", "call 1,234 in this update: aten::add at an unknown line"),
+        ("", "b calls aten::add at train.py:3"),
+    ]
+
+
+def test_one_thing_is_written_in_the_singular():
+    assert exact(elements=1, differing=1)[-1] == (
+        "",
+        "1 of 1 element differs, up to 2 ulp apart; equal inputs",
+    )
+    found = lines(checkpoint=4000, tensors=(tensor(0, elements=1, differing=1, ulp=1),))
+    assert found == [
+        ("checkpoint", "step 4,000: 1 tensor differs"),
+        ("", "w0: 100 % of 1 element, up to 1 ulp"),
+    ]
+    differences = tuple(
+        ComponentDifference(component=f"c{n}", claimed="1", found="2") for n in range(4)
+    )
+    assert lines(differences=differences)[-1] == ("", "and 1 more result")
+    explanations = tuple(Explanation(what=f"pin {n}", a="1", b="2", why="y") for n in range(7))
+    assert lines(explanations=explanations)[-1] == ("", "and 1 more difference of the locks")
+
+
 def test_other_operators_have_no_distance():
     assert exact(invocation(), invocation("aten::mul", "train.py:4")) == [
         ("operator", "call 1,234 in this update: aten::add at train.py:3"),

@@ -35,6 +35,7 @@ from tests.report.conftest import make_report, read
     ("evaluation", "made"),
     [
         ({"noop_max": 30}, "of 1 to 30 no-ops"),
+        ({"noop_max": 1}, "of 1 no-op"),
         ({}, "ranked by the final network of this run"),
         ({"start_set": {"run": "b" * 64}}, f"ranked by the final network of the run {'b' * 64}"),
     ],
@@ -115,8 +116,14 @@ def test_a_gpu_is_needed_with_its_driver(subjects, gpu, name):
 def test_the_size_is_that_of_all_files(subjects):
     subject = subjects["dqn"]
     (file, *_) = subject.files
-    files = tuple(file.model_copy(update={"size": size}) for size in (3 << 29, 1 << 19))
-    assert size(replace(subject, files=files)) == "1,536.5 MiB"
+    files = tuple(file.model_copy(update={"size": size}) for size in (3 << 19, 1 << 18))
+    assert size(replace(subject, files=files)) == "1.8 MiB"
+
+
+def test_a_small_bundle_has_a_size(subjects):
+    subject = subjects["dqn"]
+    file = subject.files[0].model_copy(update={"size": 1536})
+    assert size(replace(subject, files=(file,))) == "1.5 KiB"
 
 
 def test_a_program_has_no_starts(subjects):
@@ -131,6 +138,11 @@ def test_the_last_evaluation_is_described():
     assert last_returns(points) == (
         "at step 1,000,000, mean return 1.5 over 3 starts (lowest -1.5, highest 4)"
     )
+
+
+def test_one_start_is_written_in_the_singular():
+    (point,) = (NetworkReturns(10, (1.0,)),)
+    assert last_returns((point,)) == "at step 10, mean return 1 over 1 start (lowest 1, highest 1)"
 
 
 @pytest.mark.parametrize("points", [(), (NetworkReturns(10, (1.0,)), NetworkReturns(20, ()))])
@@ -214,7 +226,7 @@ def test_what_is_known_of_re_executions_is_the_story(bundles, subjects, saved):
     assert known.startswith("An unsigned report says: reproduced, bit for bit. According to")
 
 
-def test_packages_are_listed_by_name_with_their_versions(subjects):
+def test_requested_packages_are_listed_by_name_with_their_versions(subjects):
     subject = subjects["dqn"]
     wheels = tuple(
         LockedWheel(
@@ -222,9 +234,13 @@ def test_packages_are_listed_by_name_with_their_versions(subjects):
             version=version,
             filename=f"{name}-{version}-py3-none-any.whl",
             sha256="0" * 64,
-            requested=f"{name}=={version}",
+            requested=requirement,
         )
-        for name, version in (("torch", "2.13.0+cu130"), ("numpy", "2.4.6"))
+        for name, version, requirement in (
+            ("torch", "2.13.0+cu130", "torch==2.13.0"),
+            ("sympy", "1.14.0", None),  # a dependency
+            ("numpy", "2.4.6", "numpy>=2"),
+        )
     )
     image = subject.lock.image.model_copy(update={"wheels": wheels})
     lock = subject.lock.model_copy(update={"image": image})

@@ -62,6 +62,12 @@ def test_a_table_has_the_cells_that_it_was_given(lines):
     assert [cell.strip(" ") for cell in cells] == ["item", "text", *expected]
 
 
+def test_an_empty_text_is_not_the_beginning_of_a_code_span():
+    kinds, shown = inline(f"a {code('')} and {code('b')}")
+    assert kinds == {"text", "code_inline"}
+    assert shown == "a (empty) and b"
+
+
 @pytest.mark.parametrize("value", [12, None, 1.5])
 def test_values_that_are_no_text_are_written_as_python_writes_them(value):
     assert plain(value) == str(value)

@@ -300,7 +300,10 @@ def test_a_return_that_is_no_hexadecimal_float_is_refused(subjects, text):
     with pytest.raises(CapsuleError) as caught:
         claimed_points(claims)
     assert (caught.value.code, caught.value.exit_code) == ("CAP-P103", ExitCode.TAMPERED)
-    assert "the evaluation in claims.json" in caught.value.message
+    assert caught.value.message == (
+        f"the evaluation in claims.json is malformed: step 1 has the return {text!r}, which is not "
+        "a C99 hexadecimal float of double precision"
+    )
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, 1e90, -1e90])

@@ -67,7 +67,7 @@ def test_the_ledger_of_the_re_execution_is_shown_and_what_the_recorded_one_says_
     assert "Software (assumed), Network (assumed)\n" in text
     assert "ledger differs   Software: recorded eliminated, here assumed" in text
     assert "Scheduling: recorded ordered, here no such row" in text
-    assert "and 1 more sources in the report" in text
+    assert "and 1 more source in the report" in text
 
 
 def test_a_ledger_that_was_not_computed_here_is_said_to_be_the_signers():
@@ -419,6 +419,33 @@ def test_the_gravest_differences_of_the_machines_come_first_and_equal_facts_are_
         ["libc", "r", "h", "recorded-only"],
     ]
     assert lines[4:6] == ["2 facts of the machine are equal", ""]
+
+
+def test_one_thing_is_written_in_the_singular():
+    part = Part(where="x", nature="content", claimed="1", found="2")
+    outputs = OutputComparison(
+        nature="content",
+        count=4,
+        files=tuple(
+            OutputDifference(
+                path=f"f{n}",
+                claimed="1",
+                found="2",
+                content=Comparison(format="json", nature="content", count=count, parts=(part,)),
+            )
+            for n, count in enumerate((1, 3, 3))
+        ),
+    )
+    text = shown(verified(environment=(fact("os", "none"),), outputs=outputs, reexecuted_steps=1))
+    assert text.startswith("1 fact of the machine is equal\n")
+    assert "re-executed      1 step\n" in text
+    assert "f0 (json): 1 part differs\n" in text
+    assert "and 1 more part\n" in text
+    assert "and 1 more output differs\n" in text
+    differences = tuple(
+        ComponentDifference(component=f"c{n}", claimed="a", found="b") for n in range(3)
+    )
+    assert "… and 1 more difference in the report" in shown(verified(differences=differences))
 
 
 def test_equal_machines_have_no_table():
