@@ -58,7 +58,7 @@ def command(
         raise CapsuleError(
             "CAP-S005",
             f"cannot write {path}: {error.strerror}",
-            fix="Choose a folder that exists and is writable.",
+            fix="Choose a folder that you may write to.",
         ) from error
     if as_json:
         print_json({"schema": "capsule/init/v1", "spec": str(path)})

@@ -29,11 +29,17 @@ def user_folder(variable: str, base_variable: str, base: str) -> Path:
 def write_new(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Write a file of the user that does not exist yet, or leave none there.
 
+    Missing folders above it are made.
+
     Raises:
         FileExistsError: Something is at ``path``, if only a link that leads nowhere.
         OSError: The file cannot be written.
     """
-    descriptor = os.open(path, CREATE, mode)
+    try:
+        descriptor = os.open(path, CREATE, mode)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, CREATE, mode)
     try:
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(data)

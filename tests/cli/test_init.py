@@ -77,10 +77,14 @@ def test_a_link_that_leads_nowhere_is_not_followed(empty):
     assert not (empty / "elsewhere.yaml").exists()
 
 
+def test_a_missing_folder_is_made(empty):
+    assert capsule("init", "new/folder/spec.yaml").exit_code == 0
+    assert (empty / "new" / "folder" / "spec.yaml").read_bytes() == SMALL.read_bytes()
+
+
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
-        ("missing/spec.yaml", "No such file or directory"),
         ("file/spec.yaml", "Not a directory"),
         ("/proc/spec.yaml", "No such file or directory"),
     ],
@@ -92,5 +96,5 @@ def test_a_place_that_cannot_be_written_is_named_with_the_reason(empty, path, re
     document = json.loads(done.stdout)
     assert document["code"] == "CAP-S005"
     assert document["message"] == f"cannot write {path}: {reason}"
-    assert document["fix"] == "Choose a folder that exists and is writable."
+    assert document["fix"] == "Choose a folder that you may write to."
     assert [each.name for each in empty.iterdir()] == ["file"]

@@ -94,6 +94,12 @@ def test_an_earlier_signature_is_not_overwritten(bundle, dan, tmp_path):
     assert (tmp_path / "kept").read_text() == "earlier"
 
 
+def test_a_missing_folder_is_made(bundle, dan, tmp_path):
+    path = tmp_path / "new" / "folder" / "signature"
+    assert capsule("sign", bundle, "--key", dan, "-o", path).exit_code == 0
+    assert path.is_file()
+
+
 def test_a_changed_bundle_is_not_signed(bundle, dan, tmp_path):
     bundle.write_bytes(bundle.read_bytes()[:-1])
     done = capsule("sign", bundle, "--key", dan)

@@ -15,6 +15,11 @@ def test_a_new_file_is_written_with_its_mode(tmp_path):
     assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
 
 
+def test_missing_folders_are_made(tmp_path):
+    write_new(tmp_path / "new" / "folder" / "file", b"content")
+    assert (tmp_path / "new" / "folder" / "file").read_bytes() == b"content"
+
+
 def test_nothing_that_exists_is_replaced(tmp_path):
     (tmp_path / "file").write_bytes(b"old")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
