@@ -162,11 +162,14 @@ def generate(
         algorithm: What the key signs with.
 
     Raises:
-        CapsuleError: CAP-B135: one of the files exists, or cannot be written.
+        CapsuleError: CAP-B135: one of the files exists, or cannot be written, or the name is empty.
     """
     from cryptography.hazmat.primitives import serialization as pem
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
+    if not path.name:
+        fix = "Give the name of a file."
+        raise CapsuleError("CAP-B135", f"{str(path)!a} is not the name of a file", fix=fix)
     key = (
         ed25519.Ed25519PrivateKey.generate()
         if algorithm == "ed25519"

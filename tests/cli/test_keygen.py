@@ -103,3 +103,11 @@ def test_a_folder_that_cannot_be_made_is_named(folder):
     document = json.loads(done.stdout)
     assert (document["code"], document["exit_code"], done.exit_code) == ("CAP-B135", 2, 2)
     assert "file/alice" in document["message"]
+
+
+@pytest.mark.parametrize("name", ["", ".", "/"])
+def test_a_key_without_a_file_name_is_not_made(folder, name):
+    done = capsule("keygen", name)
+    assert done.exit_code == 2
+    assert done.stderr.startswith("CAP-B135: ")
+    assert list(folder.iterdir()) == []
