@@ -10,6 +10,7 @@ import typer
 
 from capsule.cli.common import guarded
 from capsule.cli.options import OUTPUT, KeysOption, option
+from capsule.cli.reports import write_document
 
 if TYPE_CHECKING:
     from capsule.report.subject import ReportedRun
@@ -73,7 +74,7 @@ def command(
     if output is None:
         typer.echo(document, nl=False)
     else:
-        _write(output, document)
+        write_document(output, document)
 
 
 def _document(subject: ReportedRun, form: Format) -> str:
@@ -89,17 +90,3 @@ def _document(subject: ReportedRun, form: Format) -> str:
         "model-card": model_card.model_card,
     }
     return writers[form](subject)
-
-
-def _write(path: Path, document: str) -> None:
-    from capsule.experiment.canonical import write_output
-    from capsule.host.errors import CapsuleError
-
-    try:
-        write_output(path, document.encode())
-    except OSError as error:
-        raise CapsuleError(
-            "CAP-P104",
-            f"cannot write {str(path)!a}: {error.strerror}",
-            fix="Choose a file in a folder you may write to.",
-        ) from error

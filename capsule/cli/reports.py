@@ -35,6 +35,24 @@ def write_report(report: Path, document: dict[str, Any]) -> None:
         tell(_unwritable(report, error))
 
 
+def write_document(path: Path, document: str) -> None:
+    """Write a report that a command only makes.
+
+    Raises:
+        CapsuleError: CAP-P104.
+    """
+    from capsule.experiment.canonical import write_output
+
+    try:
+        write_output(path, document.encode())
+    except OSError as error:
+        raise CapsuleError(
+            "CAP-P104",
+            f"cannot write {str(path)!a}: {error.strerror}",
+            fix="Choose a file in a folder you may write to.",
+        ) from error
+
+
 def tell(error: CapsuleError) -> None:
     """Show an error on standard error that does not end the command."""
     from capsule.report.text import printable

@@ -9,6 +9,7 @@ import typer
 
 from capsule.cli.common import guarded
 from capsule.cli.options import OUTPUT, option
+from capsule.cli.reports import write_document
 from capsule.cli.study.arguments import ResultsArgument
 
 if TYPE_CHECKING:
@@ -60,7 +61,6 @@ def command(
     """
     from rich.console import Console
 
-    from capsule.experiment.canonical import write_output
     from capsule.study.report import csv_report, latex_report, page_report, show_report
 
     report = read_report(results)
@@ -80,7 +80,7 @@ def command(
     if output is None:
         typer.echo(document, nl=False)
     else:
-        write_output(output, document.encode())
+        write_document(output, document)
 
 
 def read_report(path: Path) -> StudyReport:
