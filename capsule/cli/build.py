@@ -46,10 +46,13 @@ def command(
     """
     from capsule import execution
     from capsule.engine.select import open_engine
+    from capsule.host.outputs import require_file
     from capsule.image.assembly.assemble import save_archive
     from capsule.image.cache import Cache
     from capsule.report.progress import open_reporter
 
+    if archive is not None:
+        require_file(archive)
     cache = Cache()
     with open_reporter(quiet=quiet) as reporter:
         lock, sources = locked(spec, overrides, cache, progress=reporter.note)

@@ -69,6 +69,7 @@ def command(
     from capsule.diagnosis.trial import Workplace, apply_if_cured, try_settings
     from capsule.engine.select import open_engine
     from capsule.host.errors import CapsuleError
+    from capsule.host.outputs import require_folder
     from capsule.image.cache import Cache
     from capsule.image.lockfile import names_lock
     from capsule.report.diagnosis import show_diagnosis, show_trial
@@ -80,6 +81,8 @@ def command(
             "--apply requires a spec file, and cannot be combined with --set",
             fix="Name the spec instead of its lock, and write the values of --set into the spec.",
         )
+    if keep is not None:
+        require_folder(keep)
     cache = Cache()
     with open_reporter(quiet=quiet) as reporter, temporary_folder("capsule-diagnose-") as scratch:
         lock, sources = locked(spec, overrides, cache, progress=reporter.note)

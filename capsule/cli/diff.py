@@ -66,6 +66,7 @@ def command(
         capsule diff a.capsule.tar b.capsule.tar --bisect --key alice.pub
     """
     from capsule.bundle.keys import load_public
+    from capsule.host.outputs import require_file
     from capsule.image.cache import Cache
     from capsule.report.divergence import show_divergence
     from capsule.report.progress import open_reporter
@@ -73,6 +74,8 @@ def command(
 
     if report is not None:
         require_writable(report)
+    if dense is not None:
+        require_file(dense)
     request = DiffRequest(
         a=a,
         b=b,

@@ -35,6 +35,7 @@ def command(
         # Download an image and load it into Docker with 'docker load -i image.tar'.
         capsule pull ghcr.io/alice/dqn-cartpole:paper -o image.tar
     """
+    from capsule.host.outputs import require_file
     from capsule.host.owner import temporary_folder
     from capsule.image.assembly.assemble import save_archive
     from capsule.image.registry.images import pull_image
@@ -42,6 +43,7 @@ def command(
     from capsule.report.progress import open_reporter
 
     reference = Reference.parse(name)
+    require_file(output)  # before the download
     with open_reporter(quiet=quiet) as reporter, temporary_folder("capsule-pull-") as folder:
         image = pull_image(reference, folder, reporter.note)
         save_archive(image, output)

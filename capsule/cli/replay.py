@@ -72,7 +72,7 @@ def command(
         capsule replay run.capsule.tar --key alice.pub --episode 3 --seconds 10
     """
     from capsule.bundle.trust import load_policy
-    from capsule.experiment.canonical import check_output, write_output
+    from capsule.host.outputs import require_file, write_file
     from capsule.image.cache import Cache
     from capsule.report.pictures import animation, check_form
     from capsule.report.progress import open_reporter
@@ -82,7 +82,7 @@ def command(
     # A wrong name is found before the evaluation is played, which can take long.
     check_form(output)
     use_gpu(gpu)
-    check_output(output)
+    require_file(output)
     trusted = trusted_files(keys, allowed_signers, others=allow_untrusted)
     request = VerifyRequest(
         bundle=bundle,
@@ -99,7 +99,7 @@ def command(
     ):
         reporter.note(f"drawing {replay.film.screens:,} screens")
         drawn = animation(replay.film, replay.screens, output.suffix, begin=begin, seconds=seconds)
-    write_output(output, drawn)
+    write_file(output, drawn)
     point, number = replay.film.point, replay.episode
     score, steps = float.fromhex(point.returns[number]), point.lengths[number]
     if as_json:

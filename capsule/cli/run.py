@@ -73,6 +73,7 @@ def command(
     from capsule.engine.select import open_engine
     from capsule.entropy.ledger import Ledger
     from capsule.experiment.contract import LEDGER
+    from capsule.host.outputs import require_folder
     from capsule.host.platform import require_execution
     from capsule.image.cache import Cache
     from capsule.image.data.places import find_data, parse_places
@@ -95,6 +96,8 @@ def command(
         # now, and not when the run has ended.
         sign_by_ssh_keygen(b"", ssh_key, PROBE)
     following = _following(metrics)
+    if resume is None:
+        require_folder(output)
     cache = Cache()
     with open_reporter(quiet=quiet) as reporter:
         chosen = open_engine(engine, progress=reporter.note)

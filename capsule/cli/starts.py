@@ -41,16 +41,16 @@ def command(
     from capsule.bundle.claims import claims_model
     from capsule.bundle.start_sets import start_set_of
     from capsule.bundle.trust import load_trusted
-    from capsule.experiment.canonical import check_output, write_output
     from capsule.experiment.evaluation import digest_of_starts
     from capsule.experiment.lock import Lock
+    from capsule.host.outputs import require_file, write_file
 
-    check_output(output)
+    require_file(output)
     with open_bundle(bundle, load_trusted(keys or [])) as opened:
         lock = opened.read(run_bundle.LOCK, Lock)
         claims = opened.read(run_bundle.CLAIMS, claims_model(lock))
     found = start_set_of(lock, claims)
-    write_output(output, found.model_dump_json(by_alias=True, indent=None).encode() + b"\n")
+    write_file(output, found.model_dump_json(by_alias=True, indent=None).encode() + b"\n")
     digest = digest_of_starts(found.starts)
     if as_json:
         facts = {"file": str(output), "starts": len(found.starts), "sha256": digest}

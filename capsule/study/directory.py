@@ -29,6 +29,7 @@ from capsule.experiment.fields import Model
 from capsule.experiment.lock import Sha256
 from capsule.host.errors import CapsuleError
 from capsule.host.locks import PATIENCE_SECONDS, is_locked, lock
+from capsule.host.outputs import require_folder
 from capsule.host.run_directory import LOCK, MEMBERS, STUDY_LOCK, WORK
 from capsule.image.lockfile import read_lock, write_lock
 from capsule.report.runs import last_event
@@ -124,8 +125,9 @@ class StudyDirectory:
             resume: Whether the folder may exist.
 
         Raises:
-            CapsuleError: CAP-Y006 the folder exists, and ``resume`` is false; CAP-Y007 a member
-                was run with another lock.
+            CapsuleError: CAP-Y005 a file is in its place; CAP-Y006 the folder exists, and
+                ``resume`` is false; CAP-Y007 a member was run with another lock; CAP-X003 or
+                CAP-X004, the folder cannot be made or written to.
         """
         study = cls(path, lock)
         if path.exists() and not path.is_dir():
@@ -138,6 +140,7 @@ class StudyDirectory:
                 f"{path} already has runs of a study",
                 fix="Add --resume to run what is missing there, or choose another --output.",
             )
+        require_folder(path)
         # All members are checked before anything is written, so a rejected lock leaves the folder
         # as it was.
         for member in lock.members:

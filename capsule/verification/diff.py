@@ -19,6 +19,7 @@ from capsule.experiment.lock import Lock
 from capsule.experiment.spec import CudaAccelerator, SourcesSpec
 from capsule.experiment.trace import BEGINNING, Mark
 from capsule.host.errors import CapsuleError, ExitCode
+from capsule.host.outputs import open_file
 from capsule.host.owner import temporary_folder
 from capsule.host.reporter import Reporter
 from capsule.image.cache import Cache
@@ -92,7 +93,9 @@ def diff(request: DiffRequest, cache: Cache, reporter: Reporter) -> Divergence:
         report = comparison.report()
         if request.dense is not None:
             window = window_of(report, a)
-            shutil.copyfile(dense_record(a, window, execute, scratch / "a"), request.dense)
+            record = dense_record(a, window, execute, scratch / "a")
+            with record.open("rb") as source, open_file(request.dense) as target:
+                shutil.copyfileobj(source, target)
         elif request.bisect and not comparison.equal:
             window = window_of(report, a)
             return comparison.report(bisect(a, b, window, execute, scratch))

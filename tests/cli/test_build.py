@@ -58,3 +58,19 @@ def test_an_archive_is_written_where_there_is_no_gpu(engine, tmp_path):
     assert json.loads(done.stdout)["image"]["config"] == IMAGE.config_digest
     assert engine.loaded == [IMAGE]
     assert archive.stat().st_size > 0
+
+
+def test_an_archive_that_cannot_be_written_is_found_before_anything_is_built(engine, tmp_path):
+    (tmp_path / "folder").mkdir()
+    arguments = ["build", "cuda.yaml", "--archive", str(tmp_path / "folder"), "--json", "--quiet"]
+    done = CliRunner().invoke(main.app, arguments)
+    assert (done.exit_code, json.loads(done.stdout)["code"]) == (2, "CAP-X004")
+    assert engine.loaded == []
+
+
+def test_the_folder_of_an_archive_is_made(engine, tmp_path):
+    archive = tmp_path / "new" / "image.tar"
+    arguments = ["build", "cuda.yaml", "--archive", str(archive), "--quiet"]
+    assert CliRunner().invoke(main.app, arguments).exit_code == 0
+    assert engine.loaded == [IMAGE]
+    assert [path.name for path in archive.parent.iterdir()] == ["image.tar"]

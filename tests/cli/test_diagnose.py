@@ -89,3 +89,11 @@ def test_the_diagnosis_is_printed_although_its_settings_could_not_be_tried(apply
     assert done.stdout.startswith("CAP-D301  os.urandom")
     assert "tried " not in done.stdout
     assert "CAP-E012 the run was interrupted" in done.stderr
+
+
+def test_a_place_for_the_runs_that_is_no_folder_is_found_before_them(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(diagnose, "locked", lambda *_, **__: pytest.fail("it was locked"))
+    arguments = ["diagnose", "capsule.yaml", "--keep", str(tmp_path / "file"), "--json"]
+    done = CliRunner().invoke(app, arguments)
+    assert (done.exit_code, json.loads(done.stdout)["code"]) == (ExitCode.USAGE, "CAP-X004")

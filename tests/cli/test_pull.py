@@ -70,3 +70,18 @@ def test_what_is_not_in_the_registry_leaves_an_earlier_file(
 def test_a_file_must_be_named():
     done = capsule("pull", "localhost:1/tiny:1")
     assert (done.exit_code, "--output" in done.stderr) == (2, True)
+
+
+def test_a_missing_folder_is_made(pushed, tmp_path):
+    path = tmp_path / "new" / "folder" / "pulled.tar"
+    assert capsule("pull", pushed, "-o", path, "--quiet").exit_code == 0
+    assert [each.name for each in path.parent.iterdir()] == ["pulled.tar"]
+
+
+@pytest.mark.parametrize("place", ["folder", "/proc/pulled.tar"])
+def test_a_place_that_cannot_be_written_is_found_before_the_download(tmp_path, place):
+    (tmp_path / "folder").mkdir()
+    done = capsule("pull", "localhost:1/tiny:1", "-o", tmp_path / place, "--json")
+    document = json.loads(done.stdout)
+    assert (done.exit_code, document["code"]) == (2, "CAP-X004")
+    assert str(tmp_path / place) in document["message"]

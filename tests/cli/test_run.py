@@ -59,3 +59,12 @@ def test_run_tries_the_ssh_key_before_it_does_anything(tmp_path, monkeypatch):
     assert done.exit_code == 2
     assert "CAP-B156" in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_file_in_the_place_of_the_folder_of_runs_is_found_before_anything_is_made(tmp_path):
+    generate(tmp_path / "alice")
+    (tmp_path / "runs").touch()
+    words = ["--key", tmp_path / "alice", "--output", tmp_path / "runs", "--engine", "process"]
+    done = capsule("run", SMALL, *words)
+    assert done.exit_code == 2
+    assert f"CAP-X004: the output '{tmp_path / 'runs'}' cannot be written" in done.stderr

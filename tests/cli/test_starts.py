@@ -75,3 +75,13 @@ def test_a_place_that_cannot_be_written_is_found_before_the_bundle_is_read(bundl
     document = json.loads(done.stdout)
     assert document["code"] == "CAP-X003"
     assert str(tmp_path / "file" / "starts.json") in document["message"]
+
+
+@pytest.mark.parametrize("place", ["folder", "/proc/starts.json"])
+def test_a_place_that_no_file_can_have_is_a_wrong_use(bundle, tmp_path, place):
+    (tmp_path / "folder").mkdir()
+    done = capsule("starts", bundle, "-o", tmp_path / place, "--json")
+    document = json.loads(done.stdout)
+    assert (done.exit_code, document["code"]) == (2, "CAP-X004")
+    assert str(tmp_path / place) in document["message"]
+    assert "Name another place" in document["fix"]

@@ -35,9 +35,9 @@ def command(
     from capsule.bundle.run_bundle import RecordedRun
     from capsule.bundle.start_sets import start_set_of
     from capsule.cli.defaults import checked_key
-    from capsule.experiment.canonical import check_output, write_output
     from capsule.experiment.evaluation import digest_of_starts
     from capsule.host.errors import CapsuleError
+    from capsule.host.outputs import require_file, require_folder, write_file
     from capsule.host.run_directory import LOCK
     from capsule.image.cache import Cache
     from capsule.image.lockfile import write_lock
@@ -50,7 +50,8 @@ def command(
     file = StudyFile.load(study)
     target = file.beside(STARTS)
     # An output that cannot be written is found before the training.
-    check_output(target)
+    require_file(target)
+    require_folder(output)
     with open_reporter(quiet=quiet) as reporter:
         lock = lock_starts(file, earlier_lock(file), Cache(), reporter.note)
         key_file, signer = signing_key()
@@ -68,6 +69,6 @@ def command(
     with open_bundle(folder / outcome.bundle, [signer.public]) as opened:
         run = RecordedRun.read(opened)
         found = start_set_of(run.lock, run.claims)
-    write_output(target, found.model_dump_json(by_alias=True, indent=None).encode() + b"\n")
+    write_file(target, found.model_dump_json(by_alias=True, indent=None).encode() + b"\n")
     typer.echo(f"starts  {len(found.starts)}\ndigest  sha256:{digest_of_starts(found.starts)}")
     typer.echo(f"bundle  {folder / outcome.bundle}\nfile    {target}")

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, Literal
 from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex
 from capsule.experiment.lock import Lock, LockedProject, LockedWheel
 from capsule.experiment.variables import environment_variables
+from capsule.host.outputs import open_file
 from capsule.image.archives.layer_reader import read_layer
 from capsule.image.archives.layers import (
     CHUNK,
@@ -201,19 +202,17 @@ def write_archive(image: Image, stream: BinaryIO, *, skip: Collection[str] = ())
 
 
 def save_archive(image: Image, path: Path) -> None:
-    """Write the image's archive to a file through a temporary one: it is complete, or absent.
+    """Write the image's archive to a file, which is complete or absent.
 
     Unlike the archive in a bundle, it has entries for its folders, which Apptainer needs.
+
+    Raises:
+        CapsuleError: CAP-X003 or CAP-X004, the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        with temporary.open("wb") as stream:
-            for folder in ("blobs", "blobs/sha256"):
-                stream.write(tar_header(TarEntry(folder, "capsule", "directory")))
-            write_archive(image, stream)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with open_file(path) as stream:
+        for folder in ("blobs", "blobs/sha256"):
+            stream.write(tar_header(TarEntry(folder, "capsule", "directory")))
+        write_archive(image, stream)
 
 
 def archive_chunks(image: Image, *, skip: Collection[str] = ()) -> Iterator[bytes]:

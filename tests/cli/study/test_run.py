@@ -53,6 +53,7 @@ def test_run_of_one_group_does_not_fail_for_another(place):
         (["--on", "nonsense"], "CAP-Y014"),
         (["--on", "local:0"], "CAP-Y014"),
         (["--output", "cart.yaml"], "CAP-Y005"),
+        (["--output", "/proc/tiny"], "CAP-X004"),
         (["--key", "bob"], "CAP-B13"),
     ],
 )

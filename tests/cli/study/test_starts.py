@@ -126,3 +126,13 @@ def test_a_key_that_cannot_sign_is_found_before_anything_is_made(with_starts):
     done = study("starts", "tiny.yaml", "--key", "alice.pub", "--output", "new")
     assert (done.exit_code, "CAP-B132" in done.stderr) == (ExitCode.USAGE, True)
     assert not (with_starts / "new").exists()
+
+
+def test_outputs_that_cannot_be_written_are_found_before_anything_is_made(with_starts):
+    (with_starts / "tiny.starts.json").mkdir()
+    done = starts("--output", "new")
+    assert (done.exit_code, "CAP-X004: the output 'tiny.starts.json'" in done.stderr) == (2, True)
+    (with_starts / "tiny.starts.json").rmdir()
+    done = starts("--output", "cart.yaml")
+    assert (done.exit_code, "CAP-X004: the output 'cart.yaml'" in done.stderr) == (2, True)
+    assert not (with_starts / "new").exists()

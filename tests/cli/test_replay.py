@@ -1,0 +1,20 @@
+"""``capsule replay``: what is checked before an evaluation is played."""
+
+import json
+
+import pytest
+
+from capsule.verification import replay
+from tests.cli.conftest import capsule
+
+
+@pytest.mark.parametrize("place", ["folder.gif", "/proc/play.gif"])
+def test_a_place_that_cannot_be_written_is_found_before_anything_is_played(
+    bundle, tmp_path, monkeypatch, place
+):
+    (tmp_path / "folder.gif").mkdir()
+    monkeypatch.setattr(replay, "replayed", lambda *_: pytest.fail("it was played"))
+    done = capsule("replay", bundle, "--allow-untrusted", "-o", tmp_path / place, "--json")
+    document = json.loads(done.stdout)
+    assert (done.exit_code, document["code"]) == (2, "CAP-X004")
+    assert str(tmp_path / place) in document["message"]
