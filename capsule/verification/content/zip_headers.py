@@ -112,9 +112,12 @@ def _agrees(header: LocalFileHeader, info: zipfile.ZipInfo) -> bool:
 
 
 def _comes_later(header: LocalFileHeader) -> bool:
-    """Tell whether a writer that cannot go back left zeros in a header (APPNOTE 4.4.4, bit 3)."""
-    facts = (header.checksum, header.packed, header.size)
-    return bool(header.flags & _DESCRIBED_LATER) and not any(facts)
+    """Tell whether a writer that cannot go back left zeros in a header (APPNOTE 4.4.4, bit 3).
+
+    With Zip64, the zeros in place of the sizes are in the extra field (4.3.9.2).
+    """
+    sizes_are_left = {header.packed, header.size} <= {0, _IN_EXTRA}
+    return bool(header.flags & _DESCRIBED_LATER) and not header.checksum and sizes_are_left
 
 
 def _sizes_agree(

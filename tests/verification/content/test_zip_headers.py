@@ -127,11 +127,16 @@ class Pipe(io.RawIOBase):
         return len(data)
 
 
-def streamed(method=zipfile.ZIP_STORED):
+def streamed(method=zipfile.ZIP_STORED, *, zip64=False, year=2024):
     """Return an archive whose sizes follow the member, and the place of the descriptor."""
     pipe = Pipe()
-    with zipfile.ZipFile(pipe, "w", method) as archive:
-        archive.writestr(zipfile.ZipInfo("a"), b"12345", method)
+    info = zipfile.ZipInfo("a", (year, 1, 1, 0, 0, 0))
+    info.compress_type = method
+    with (
+        zipfile.ZipFile(pipe, "w") as archive,
+        archive.open(info, "w", force_zip64=zip64) as member,
+    ):
+        member.write(b"12345")
     return pipe.data, pipe.data.index(b"PK\x07\x08")
 
 
@@ -151,6 +156,27 @@ def test_sizes_may_follow_the_member(method):
     assert stated(moved(data, place, 4)).version == 20
     with pytest.raises(NotComparableError, match="bytes of no member"):
         stated(moved(data, place, 16))  # without the descriptor
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_sizes_that_follow_the_member_may_have_eight_bytes(method):
+    data, place = streamed(method, zip64=True)
+    other, _ = streamed(method, zip64=True, year=2025)
+    found = compare(data, other)
+    assert (found.format, found.nature) == ("zip", "date")
+    assert stated(moved(data, place, 4)).version == 45
+    with pytest.raises(NotComparableError, match="bytes of no member"):
+        stated(moved(data, place, 24))  # without the descriptor
+
+
+@pytest.mark.parametrize("place", [*range(35, 51), *range(60, 80)])
+def test_a_size_of_eight_bytes_that_contradicts_the_directory_is_rejected(place):
+    data = bytearray(streamed(zip64=True)[0])
+    assert data[31:35] == struct.pack("<2H", 1, 16)  # the record with two sizes in the header
+    assert data[56:60] == b"PK\x07\x08"
+    data[place] ^= 1
+    with pytest.raises(NotComparableError, match="contradicts the directory"):
+        stated(bytes(data))
 
 
 @pytest.mark.parametrize("place", range(4, 16))
