@@ -33,6 +33,7 @@ from capsule.host.errors import CapsuleError
 from capsule.host.folders import existing_folder, free_bytes
 from capsule.host.owner import temporary_folder
 from capsule.host.platform import require_execution
+from capsule.host.wording import agreeing, counted
 from capsule.image.cache import Cache, reject_shared
 from capsule.image.distribution import DEBIAN_12
 from capsule.image.recipe import load_recipe
@@ -171,7 +172,9 @@ def check_processor() -> Check:
     name = cpu.name or "an unknown processor"
     missing = [flag for flag in _NEEDED_FLAGS if flag not in cpu.flags]
     if not missing:
-        return Check("processor", "ok", f"{name}, {cpu.usable_cores} usable cores")
+        cores = cpu.usable_cores
+        number = "an unknown number of cores" if cores is None else counted(cores, "usable core")
+        return Check("processor", "ok", f"{name}, {number}")
     fix = "Use a processor with AVX2 and FMA, or accelerator.numerics: native."
     return Check("processor", "problem", f"{name} lacks {', '.join(missing)}", fix)
 
@@ -330,11 +333,13 @@ def numerics_check(test: SelfTest) -> Check:
     """Return the result of a self-test of numerics as a check."""
     libraries = ", ".join(f"{name} {version}" for name, version in test.libraries.items())
     if test.status == "as expected":
-        found = f"{test.answers} of {test.answers} answers as expected; {libraries}"
+        found = f"{test.answers} of {counted(test.answers, 'answer')} as expected; {libraries}"
         return Check(test.profile, "ok", found)
     if test.status == "differs":
         named = ", ".join(test.different[:5]) + ", ..." * (len(test.different) > 5)
-        found = f"{len(test.different)} of {test.answers} answers differ: {named}; {libraries}"
+        wrong = f"{len(test.different)} of {counted(test.answers, 'answer')}"
+        differ = agreeing(len(test.different), "differs", "differ")
+        found = f"{wrong} {differ}: {named}; {libraries}"
         fix = "Do not trust results of this machine under this profile; report the processor."
         return Check(test.profile, "problem", found, fix)
     if test.status == "unchecked":

@@ -327,9 +327,9 @@ def steps_text(spec: Spec) -> str:
     steps, evaluation = spec.training().trainer.total_steps, spec.evaluation
     evaluations = steps // evaluation.interval + evaluation.initial
     return (
-        f"{steps:,} agent steps, {counted(evaluations, 'evaluation')} of "
+        f"{counted(steps, 'agent step')}, {counted(evaluations, 'evaluation')} of "
         f"{counted(evaluation.starts, 'start')}, a checkpoint every "
-        f"{spec.recording.checkpoint_interval:,} steps"
+        f"{counted(spec.recording.checkpoint_interval, 'step')}"
     )
 
 

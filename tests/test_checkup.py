@@ -277,6 +277,11 @@ def test_numerics(status, expected):
     assert numerics_check(test).status == expected
 
 
+def test_one_wrong_answer_is_written_in_the_singular():
+    test = SelfTest(profile="portable-v3", status="differs", answers=3, different=("a",))
+    assert numerics_check(test).found.startswith("1 of 3 answers differs: a; ")
+
+
 def test_the_output_fits_a_terminal(machine):
     assert max(map(len, doctor().stdout.splitlines())) <= 80
 

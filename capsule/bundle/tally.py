@@ -29,6 +29,7 @@ from capsule.experiment.canonical import open_regular, sha256_hex
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Sha256
 from capsule.host.errors import CapsuleError, ExitCode
+from capsule.host.wording import counted
 from capsule.machine.kind import MachineKind
 
 CLOCKS_APART = timedelta(days=1)  # how far the clock of a verifier may be ahead
@@ -281,12 +282,12 @@ def _bytes(path: Path) -> bytes:
 def _tallies(receipts: Sequence[Receipt]) -> dict[Verdict, ReceiptTally]:
     tallies = {}
     for verdict in LEVELS:
-        counted = [each for each in receipts if each.counts and each.verdict == verdict]
-        if counted:
+        those = [each for each in receipts if each.counts and each.verdict == verdict]
+        if those:
             # A signer may have made several receipts, and several signers may have used machines of
             # one kind.
-            signers = {receipt.signer for receipt in counted}
-            machines = {receipt.machine.key for receipt in counted}
+            signers = {receipt.signer for receipt in those}
+            machines = {receipt.machine.key for receipt in those}
             tallies[verdict] = ReceiptTally(signers=len(signers), machines=len(machines))
     return tallies
 
@@ -303,8 +304,8 @@ _PHRASES: dict[Verdict, str] = {
 
 def _sentence(tallies: dict[Verdict, ReceiptTally], receipts: Sequence[Receipt]) -> str:
     parts = [
-        f"{_PHRASES[verdict]} by {_number(tally.signers, 'signer')} on "
-        f"{_number(tally.machines, 'kind')} of machine"
+        f"{_PHRASES[verdict]} by {counted(tally.signers, 'signer')} on "
+        f"{counted(tally.machines, 'kind')} of machine"
         for verdict, tally in tallies.items()
     ]
     if not parts and any(receipt.standing == "independence not shown" for receipt in receipts):
@@ -315,7 +316,3 @@ def _sentence(tallies: dict[Verdict, ReceiptTally], receipts: Sequence[Receipt])
     if not parts and any(receipt.standing == "by the author's code" for receipt in receipts):
         return "nothing counts: the author's own image or training code was executed"
     return "; ".join(parts) or "no independent receipt by a trusted verifier"
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -15,6 +15,7 @@ from capsule.cli.options import (
     SpecArgument,
     option,
 )
+from capsule.host.wording import counted
 
 
 @guarded
@@ -75,7 +76,7 @@ def command(
         return
     typer.echo(f"lock      sha256:{lock.digest()}")
     typer.echo(f"wheels    {len(lock.image.wheels)}")
-    typer.echo(f"debian    {len(lock.image.debian)} packages")
+    typer.echo(f"debian    {counted(len(lock.image.debian), 'package')}")
     for name, pin in (lock.data or {}).items():
         typer.echo(f"data      {name}: {size_text(pin)}, sha256:{pin.sha256}")
     for name, version in cuda.items():

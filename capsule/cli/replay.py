@@ -10,6 +10,7 @@ import typer
 from capsule.cli import options
 from capsule.cli.common import guarded, print_json, use_gpu
 from capsule.cli.defaults import trusted_files
+from capsule.host.wording import counted
 
 
 @guarded
@@ -97,7 +98,7 @@ def command(
         open_reporter(quiet=quiet) as reporter,
         replayed(request, episode, Cache(), reporter) as replay,
     ):
-        reporter.note(f"drawing {replay.film.screens:,} screens")
+        reporter.note(f"drawing {counted(replay.film.screens, 'screen')}")
         drawn = animation(replay.film, replay.screens, output.suffix, begin=begin, seconds=seconds)
     write_file(output, drawn)
     point, number = replay.film.point, replay.episode
@@ -110,6 +111,7 @@ def command(
         return
     typer.echo(f"claim    {replay.claim_id}")
     typer.echo(f"signer   {replay.signer}{'' if replay.authentic else ' (not trusted)'}")
-    typer.echo(f"equal    {len(point.returns)} of {len(point.returns)} episodes, as claimed")
-    typer.echo(f"episode  {number}: return {score:g} in {steps:,} steps")
+    episodes = len(point.returns)
+    typer.echo(f"equal    {episodes} of {counted(episodes, 'episode')}, as claimed")
+    typer.echo(f"episode  {number}: return {score:g} in {counted(steps, 'step')}")
     typer.echo(f"picture  {output} ({len(drawn):,} bytes)")

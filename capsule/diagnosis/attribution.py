@@ -9,6 +9,7 @@ from typing import Literal
 
 from capsule.diagnosis.findings import Finding, finding
 from capsule.experiment.spec import Spec, calendar_clock
+from capsule.host.wording import counted
 from capsule.training.instruments.report import (
     SEEDING,
     InstrumentReport,
@@ -68,22 +69,24 @@ def _operators(report: InstrumentReport, *, failed: bool) -> Iterator[Finding]:
 
 def _judged(use: OperatorUse, report: InstrumentReport, *, failed: bool) -> tuple[str | None, str]:
     name = f"{use.operator} on {use.device}"
+    called = f"{name} was called {counted(use.calls, 'time')}"
     # What was seen comes before what torch documents.
     if use.differing and use.first_difference is not None:
         first = use.first_difference
+        threads = f", with {counted(report.threads, 'thread')}" if report.threads else ""
         return "CAP-D201", (
-            f"{name} gave other bits in {use.differing} of {use.repeated} repetitions, first at "
-            f"operator call {first.index:,} in {first.differing} of {first.elements} elements, "
-            f"with {report.threads} threads"
+            f"{name} gave other bits in {use.differing} of {counted(use.repeated, 'repetition')}, "
+            f"first at operator call {first.index:,} in {first.differing} of "
+            f"{counted(first.elements, 'element')}{threads}"
         )
     if use.status == "with-flag" and report.algorithms == "off":
-        return "CAP-D202", f"{name} was called {use.calls} times; torch lists: {use.documented}"
+        return "CAP-D202", f"{called}; torch lists: {use.documented}"
     # With 'error', torch itself stops the run at such a call. If the run ended well, none of its
     # calls was one.
     if use.status == "raises" and (failed or report.algorithms != "error"):
-        return "CAP-D203", f"{name} was called {use.calls} times; torch lists: {use.documented}"
+        return "CAP-D203", f"{called}; torch lists: {use.documented}"
     if use.status == "unknown":
-        return "CAP-D204", f"{name} was called {use.calls} times and gave the same bits"
+        return "CAP-D204", f"{called} and gave the same bits"
     return None, ""
 
 

@@ -16,6 +16,7 @@ from capsule.entropy.journal import FILE_NAME, read_journal
 from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
 from capsule.experiment.canonical import open_regular
+from capsule.host.wording import agreeing, counted
 
 Draws = Mapping[tuple[str, str], int]  # process path and thread path to requests
 STRACE = ("strace", "-f", "-qq", "-e", "trace=getrandom")
@@ -40,7 +41,8 @@ def entropy_findings(report: EntropyReport, strace: Path) -> list[Finding]:
     if report.bypassed and report.mode != "system":
         found.append(finding("CAP-D302", _bypassing(report), level="note"))
     if unanswered := sum(program.unanswered for program in report.programs):
-        message = f"{unanswered} random devices were opened without an answer by Capsule"
+        devices = counted(unanswered, "random device was", "random devices were")
+        message = f"{devices} opened without an answer by Capsule"
         found.append(finding("CAP-D302", message))
     return found + _checked_by_strace(report, strace)
 
@@ -62,8 +64,8 @@ def _bypassing(report: EntropyReport) -> str:
         if program.getrandom.calls + program.devices.calls
     }
     return (
-        f"{report.bypassed} requests of {', '.join(sorted(names))} reached the supervisor, which "
-        "answered them"
+        f"{counted(report.bypassed, 'request')} of {', '.join(sorted(names))} reached the "
+        f"supervisor, which answered {agreeing(report.bypassed, 'it', 'them')}"
     )
 
 
@@ -82,7 +84,7 @@ def _checked_by_strace(report: EntropyReport, strace: Path) -> list[Finding]:
     known = sum(program.getrandom.calls + program.inside_libc.calls for program in report.programs)
     if seen <= known:
         return []
-    message = f"strace saw {seen} getrandom calls, the supervisor saw {known}"
+    message = f"strace saw {counted(seen, 'getrandom call')}, the supervisor saw {known:,}"
     return [finding("CAP-D303", message)]
 
 
@@ -117,6 +119,7 @@ def race_findings(first: Draws, second: Draws) -> list[Finding]:
         f"{second.get((process, thread), 0)}"
         for process, thread in differing[:_SHOWN]
     ]
-    more = f", and {len(differing) - _SHOWN} more threads" if len(differing) > _SHOWN else ""
+    left = len(differing) - _SHOWN
+    more = f", and {counted(left, 'more thread')}" if left > 0 else ""
     message = f"requests for randomness in the two runs: {', '.join(shown)}{more}"
     return [finding("CAP-D111", message)]

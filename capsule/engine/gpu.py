@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from capsule.engine.connection import component, engine_name
 from capsule.host.errors import CapsuleError
+from capsule.host.wording import counted
 from capsule.machine.devices import VISIBLE, Device
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def _cdi_name(device: Device, names: frozenset[str]) -> str:
         return device.place
     raise no_gpu(
         f"its CDI devices ({', '.join(sorted(names))}) do not include {device.uuid}, and an index "
-        f"is not certain to name it, as {device.among} GPUs are visible here"
+        f"is not certain to name it, as {counted(device.among, 'GPU is', 'GPUs are')} visible here"
     )
 
 

@@ -20,6 +20,7 @@ from capsule.experiment.spec import LimitsSpec
 from capsule.host.errors import CapsuleError
 from capsule.host.folders import occupied_bytes
 from capsule.host.locks import is_locked, lock
+from capsule.host.wording import counted
 
 GRACE_SECONDS = 30.0  # from SIGTERM to SIGKILL: a checkpoint of the largest replay fits in
 LOG_BYTES = 64 << 20
@@ -119,7 +120,8 @@ def starting(task: Task, interruptions: Interrupts) -> Iterator[None]:
         if time.monotonic() > deadline:
             raise CapsuleError(
                 "CAP-E005",
-                f"the task has not started within {task.limits.minutes} minutes (limits.minutes)",
+                f"the task has not started within {counted(task.limits.minutes, 'minute')} "
+                "(limits.minutes)",
                 fix="Look for a disk that does not respond, or use another --engine.",
             )
         yield

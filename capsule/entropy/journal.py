@@ -19,6 +19,7 @@ from pydantic import Field
 from capsule.experiment.canonical import MAX_SAFE_INTEGER, open_regular
 from capsule.experiment.fields import Model, NonNegativeInt
 from capsule.host.errors import CapsuleError
+from capsule.host.wording import counted
 
 FILE_NAME = "journal"
 MAGIC = b"CAPSJRNL"
@@ -164,14 +165,14 @@ class Mismatch:
         """Say exactly what was asked for, where, and what had been recorded there."""
         source, size = self.requested
         asked = (
-            f"process {self.process}, thread {self.thread} asked for {size} bytes from "
+            f"process {self.process}, thread {self.thread} asked for {counted(size, 'byte')} from "
             f"{source.label} as its call {self.call}, at offset {self.offset}"
         )
         if self.recorded is not None:
             source, size = self.recorded
-            return f"{asked}; recorded there: {size} bytes from {source.label}"
+            return f"{asked}; recorded there: {counted(size, 'byte')} from {source.label}"
         if self.known:
-            return f"{asked}; only {self.call} calls were recorded"
+            return f"{asked}; only {counted(self.call, 'call was', 'calls were')} recorded"
         return f"{asked}; nothing was recorded for it"
 
 

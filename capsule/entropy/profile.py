@@ -29,6 +29,7 @@ from capsule.entropy.journal import (
     totals,
 )
 from capsule.host.errors import CapsuleError
+from capsule.host.wording import counted
 
 __all__ = [
     "Call",
@@ -237,12 +238,13 @@ def _check_thread(recorded: ThreadProfile, consumed: Thread | None) -> None:
         return
     offset = sum(call.size for call in recorded.calls[:calls])
     if given < offset:  # of a device, where the last call is as long as what was read of it
-        lack = f"was given {given} of {recorded.bytes} bytes"
+        lack = f"was given {given:,} of {counted(recorded.bytes, 'byte')}"
     else:
         missing = recorded.calls[calls]
+        size = counted(missing.size, "byte")
         lack = (
-            f"made {calls} of {len(recorded.calls)} calls; the next one would have been for "
-            f"{missing.size} bytes from {missing.source.label} at offset {offset}"
+            f"made {calls:,} of {counted(len(recorded.calls), 'call')}; the next one would have "
+            f"been for {size} from {missing.source.label} at offset {offset}"
         )
     raise CapsuleError(
         "CAP-R222",

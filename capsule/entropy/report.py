@@ -18,6 +18,7 @@ from capsule.experiment.canonical import open_regular
 from capsule.experiment.contract import FIRST_PROCESS
 from capsule.experiment.fields import Model, NonNegativeInt, PositiveInt
 from capsule.host.errors import CapsuleError
+from capsule.host.wording import counted
 
 REPORT = "launch-report.json"
 FAILURE = "launch-failure.json"
@@ -353,7 +354,7 @@ def _system_calls(programs: tuple[ProgramReport, ...]) -> Iterator[Coverage]:
     yield Coverage(
         source="start bytes of programs (AT_RANDOM)",
         fate="answered" if derived == len(executed) else "unseen",
-        remark=f"replaced before {derived} of {len(executed)} programs read them",
+        remark=f"replaced before {derived:,} of {counted(len(executed), 'program')} read them",
     )
 
 

@@ -54,7 +54,7 @@ def neurips(subject: ReportedRun) -> str:
 
 
 def _questions(subject: ReportedRun) -> list[_Question]:
-    person = "a bundle of a run cannot know."
+    person = "the bundle of a run does not show this."
     return [
         _Question("Claims", "Do the main claims reflect what was found?", _OPEN, todo(person)),
         _Question(
@@ -96,7 +96,9 @@ def _questions(subject: ReportedRun) -> list[_Question]:
         ),
         _Question("Code of ethics", "Does the work conform to it?", _OPEN, todo(person)),
         _Question("Broader impacts", "Are they discussed?", _OPEN, todo(person)),
-        _Question("Safeguards", "Are there any where misuse is a risk?", _OPEN, todo(person)),
+        _Question(
+            "Safeguards", "Are there safeguards where misuse is a risk?", _OPEN, todo(person)
+        ),
         _Question(
             "Licences of existing assets",
             "Are owners credited, and licences named and respected?",
@@ -126,8 +128,8 @@ def _licences(subject: ReportedRun) -> str:
 def _limits(subject: ReportedRun) -> str:
     given = ", ".join(map(code, subject.claims.relaxations)) or "none"
     return (
-        f"Of this run: guarantees given up: {given}; what was not controlled is in "
-        f"{files('profiles/ledger.json')}; it is one run with one root seed."
+        f"Guarantees that this run gave up: {given}. What was not controlled is in "
+        f"{files('profiles/ledger.json')}. It is one run with one root seed."
     )
 
 
@@ -156,7 +158,7 @@ def _statistics(subject: ReportedRun) -> str:
     if subject.evaluation:
         evidence = "run/evaluation.json" if isinstance(subject.claims, TrainingClaims) else None
         cited = f" ({files(evidence)})" if evidence else ""
-        seen = f"Of this run: {facts.results(subject)}{cited}. "
+        seen = f"Results of this run: {facts.results(subject)}{cited}. "
     return (
         f"{seen}The starts vary within one run; the seed does not. "
         f"{todo('variation over seeds, with the number of runs and the method.')}"
@@ -213,7 +215,7 @@ def _meta(subject: ReportedRun) -> list[tuple[str, str]]:
         ("Data set", todo("any that the program reads.")),
         ("Run-time environment", f"{code(spec.image.base)}, Python {spec.image.python}"),
         ("Hardware", facts.hardware_needed(subject)),
-        ("Run-time state", f"pinned; what is not is in {files('profiles/ledger.json')}"),
+        ("Run-time state", f"pinned; exceptions are in {files('profiles/ledger.json')}"),
         ("Execution", f"{facts.duration(subject)} on {facts.machine(subject)}"),
         ("Metrics", "returns" if subject.evaluation else todo("which of the outputs.")),
         ("Output", files("claims.json", "manifest.json")),
@@ -222,7 +224,7 @@ def _meta(subject: ReportedRun) -> list[tuple[str, str]]:
         ("Time to prepare", todo("depends on the network and what is cached.")),
         ("Time to complete", facts.duration(subject)),
         ("Publicly available", todo("where.")),
-        ("Code licences", f"{files('image/sbom.cdx.json')}; {todo('of the own code.')}"),
+        ("Code licences", f"{files('image/sbom.cdx.json')}; {todo('of your own code.')}"),
         ("Data licences", todo("of any data.")),
         ("Workflow framework", f"Capsule {plain(subject.observations.capsule)}"),
         ("Archived", todo("DOI.")),

@@ -35,7 +35,7 @@ COLUMNS = 80
 MAX_LINES = 3  # of one value
 MAX_ROLES = 6
 UNCHECKED = "stated by the bundle; the signature was not checked"
-VALID = "its signature is valid; nothing was asked of its owner"
+VALID = "its signature is valid; whether to trust its owner was not checked"
 _UNCONTROLLED = ("assumed", "unsupported")
 
 Row = tuple[str, str]

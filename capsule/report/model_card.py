@@ -41,7 +41,7 @@ def model_card(subject: ReportedRun, metadata: str = METADATA) -> str:
         "## Quantitative analyses",
         _quantities(subject),
         "## Ethical considerations",
-        todo("none can be read off a run."),
+        todo("a bundle of a run does not show them."),
         "## Caveats and recommendations",
         items(_caveats(subject)),
     )

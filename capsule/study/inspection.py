@@ -70,4 +70,5 @@ def _scores(claims: StudyClaims) -> Iterator[Row]:
         runs = counted(row.runs, "run")
         yield "scores", f"{row.group}, {row.task}: mean {row.mean:.6g}, {robust}, {runs}"
     if len(rows) > MAX_GROUPS:
-        yield "", f"and {len(rows) - MAX_GROUPS} more groups ('capsule study report' has all)"
+        more = counted(len(rows) - MAX_GROUPS, "more group")
+        yield "", f"and {more} ('capsule study report' has all)"

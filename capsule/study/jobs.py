@@ -20,6 +20,7 @@ from typing import ClassVar, NamedTuple
 from capsule.engine.supervise import Interrupts, interrupts
 from capsule.experiment.canonical import write_atomic
 from capsule.host.errors import CapsuleError
+from capsule.host.wording import counted
 from capsule.study.directory import Outcome, StudyDirectory
 from capsule.study.running import RunOptions
 
@@ -237,15 +238,15 @@ class Scheduler(ABC):
             if new:
                 self._submit(study, new, options, places)
             for array in dict.fromkeys(places[name] for name in new):
-                count = len(array.members)
-                self.note(f"{self.title} job {array.name} was submitted for {count} members")
+                members = counted(len(array.members), "member")
+                self.note(f"{self.title} job {array.name} was submitted for {members}")
             self._wait(study, places, on_poll)
         except KeyboardInterrupt:
             if not places:
                 raise
             arrays = sorted({*places.values()}, key=lambda array: array.job)
             cancel = " && ".join(shlex.join(array.cancellation) for array in arrays)
-            look = f"{_status(study)} shows how far they are; --resume waits again"
+            look = f"{_status(study)} shows how far they are; add --resume to wait for them again"
             raise CapsuleError(
                 "CAP-Y024",
                 f"{self.title} will continue {_jobs(arrays)} without this command",
@@ -370,7 +371,7 @@ class Scheduler(ABC):
     ) -> Outcome:
         """Return the outcome of a member whose job left none."""
         if element is None:
-            how = f"has ended, and {self.title} has forgotten how"
+            how = f"has ended, and {self.title} has no record of how it ended"
         else:
             how = f"ended as {element.state}" + (f" ({_why(element)})" if element.reason else "")
         fix = (element.fix if element else "") or "Add --resume to run the member again."

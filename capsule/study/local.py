@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from capsule.experiment.spec import CudaAccelerator
 from capsule.host.errors import CapsuleError
+from capsule.host.wording import counted
 from capsule.machine.devices import choose_devices, read_devices, visible_devices
 from capsule.machine.gpu import load_nvml
 from capsule.study.directory import StudyDirectory
@@ -48,12 +49,16 @@ class Local:
             if self.processes is not None and self.processes > most:
                 raise CapsuleError(
                     "CAP-Y028",
-                    f"--on local:{self.processes} would run {self.processes} members at a time, "
-                    f"and {len(gpus)} visible GPUs are what they ask for",
+                    f"--on local:{self.processes} would run {counted(self.processes, 'member')} at "
+                    f"a time, each needs a GPU, and {_visible(len(gpus))}",
                     fix=f"Use --on local:{most}, or --on local.",
                 )
             processes = min(processes, most)
         run_locally(study, names, options, processes, on_poll, gpus)
+
+
+def _visible(gpus: int) -> str:
+    return counted(gpus, "suitable GPU is visible", "suitable GPUs are visible")
 
 
 def _accelerators(study: StudyDirectory, names: Sequence[str]) -> list[CudaAccelerator]:

@@ -16,6 +16,7 @@ from capsule.experiment.canonical import sha256_file
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
 from capsule.host.reporter import Reporter
+from capsule.host.wording import counted
 from capsule.image.cache import Cache
 from capsule.study.results import MemberIdentity, StudyResults
 from capsule.study.sampling import VerifiedMember
@@ -170,7 +171,8 @@ def choose_segments(segments: Mapping[str, int], number: int) -> dict[str, int]:
     if not 1 <= number <= len(every):
         raise CapsuleError(
             "CAP-Y032",
-            f"--challenge {number}: the members in the folder have {len(every)} segments",
+            f"--challenge {number}: the members in the folder have "
+            f"{counted(len(every), 'segment')}",
             fix=f"Give a number from 1 to {len(every)}.",
         )
     return dict(Counter(secrets.SystemRandom().sample(every, number)))

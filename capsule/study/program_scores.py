@@ -64,7 +64,7 @@ def program_tasks(study: StudySpec, outputs: Mapping[str, bytes]) -> Tasks:
         try:
             found = _resolve(json.loads(outputs[path]), pointer)
         except (ValueError, LookupError, RecursionError) as error:
-            raise ValueError(f"{source} leads nowhere: {error}") from error
+            raise ValueError(f"{source} does not exist or cannot be read: {error}") from error
         values = found if isinstance(found, list) else [found]
         try:
             numbers = [_number(value) for value in values]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from markupsafe import Markup
 
 from capsule.host.errors import CapsuleError
-from capsule.host.wording import counted
+from capsule.host.wording import agreeing, counted
 from capsule.report.charts import Band, Curve, LineChart, line_chart
 from capsule.report.page import STYLE
 from capsule.report.scores import NETWORKS, NOTE, percentage
@@ -119,19 +119,25 @@ def show_report(report: StudyReport, console: Console) -> None:
     if pairs := report.claim_ids():
         print_line(console, _agreement(pairs))
     if missing := report.results.missing:
-        console.print(
-            f"{len(missing)} of {len(report.results.lock.members)} members have no results yet.",
-            highlight=False,
-        )
+        text = _missing(len(missing), len(report.results.lock.members))
+        console.print(text, highlight=False)
+
+
+def _missing(some: int, planned: int) -> str:
+    return f"{some} of {counted(planned, 'member')} {agreeing(some, 'has', 'have')} no results yet."
 
 
 def _agreement(pairs: dict[str, tuple[str, str]]) -> str:
     differing = [name for name, (first, second) in pairs.items() if first != second]
+    same = len(pairs) - len(differing)
     text = (
-        f"{len(pairs) - len(differing)} of {counted(len(pairs), 'member')} have the same claim id "
-        "on both machines"
+        f"{same} of {counted(len(pairs), 'member')} {agreeing(same, 'has', 'have')} the same claim "
+        "id on both machines"
     )
-    return f"{text}; these differ: {', '.join(differing)}." if differing else f"{text}."
+    if not differing:
+        return f"{text}."
+    differ = agreeing(len(differing), "this one differs", "these differ")
+    return f"{text}; {differ}: {', '.join(differing)}."
 
 
 def _short(value: float | None) -> str:
@@ -233,7 +239,7 @@ def page_report(report: StudyReport, source: str, starts_of: str | None = None) 
         name=results.lock.study.name,
         runs=counted(planned, "run"),
         groups=list(results.lock.groups),
-        missing=f"{len(results.missing)} of {planned}" if results.missing else None,
+        missing=_missing(len(results.missing), planned) if results.missing else None,
         claim_id=report.claim_id,
         lock=results.lock.digest(),
         style=Markup(STYLE),  # noqa: S704 - of this package

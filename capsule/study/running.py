@@ -192,7 +192,7 @@ def outcome_of(status: int, printed: bytes, console: Path) -> Outcome | None:
     except (ValueError, KeyError, TypeError):
         return Outcome(
             code="CAP-Y011",
-            message=f"'capsule run' ended with status {status} and did not say why",
+            message=f"'capsule run' ended with status {status} and printed no reason",
             fix=f"See {console}.",
         )
 

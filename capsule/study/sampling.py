@@ -18,6 +18,7 @@ from capsule.experiment.lock import Lock
 from capsule.experiment.spec import SourcesSpec
 from capsule.host.errors import CapsuleError
 from capsule.host.reporter import Reporter
+from capsule.host.wording import counted
 from capsule.image.cache import Cache
 from capsule.machine.compare import check_requirements
 from capsule.machine.fingerprint import take_fingerprint
@@ -55,7 +56,7 @@ def chosen_members(results: StudyResults, number: int) -> list[MemberResult]:
     if not 1 <= number <= len(results.members):
         raise CapsuleError(
             "CAP-Y019",
-            f"--sample {number}: the study has {len(results.members)} members",
+            f"--sample {number}: the study has {counted(len(results.members), 'member')}",
             fix=f"Give a number from 1 to {len(results.members)}.",
         )
     drawn = secrets.SystemRandom().sample(range(len(results.members)), number)

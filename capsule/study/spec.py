@@ -127,8 +127,8 @@ class GroupSpec(Model):
     ) = Field(
         None,
         description="Values of fields; every combination is a setting, named by the place of each "
-        "value, such as 2-1, with the fields in alphabetical order. Values that are appended "
-        "change no setting that exists.",
+        "value, such as 2-1, with the fields in alphabetical order. Values that are "
+        "appended do not change existing settings.",
     )
     settings: Annotated[tuple[Settings, ...], Field(min_length=1)] | None = Field(
         None, description="List of settings, each in the form of 'set'."

@@ -19,6 +19,7 @@ from capsule.bundle.keys import PrivateKey
 from capsule.bundle.trust import TrustPolicy
 from capsule.experiment.canonical import sha256_hex
 from capsule.host.errors import CapsuleError
+from capsule.host.wording import agreeing, counted
 from capsule.study.lock import StudyLock
 from capsule.study.results import StudyResults, member_result
 from capsule.study.tables import StudyClaims, tables_of
@@ -32,7 +33,7 @@ OUTPUT = "outputs/{sha256}"  # of a program, in which the scores of a member are
 _JSON = "application/json"
 _GUIDE = """# {name}
 
-The signed results of a study of {members} runs in {groups} groups. `study/lock.json` pins every
+The signed results of a study of {runs} in {groups}. `study/lock.json` pins every
 run, `members/` has what each of them claims, and `claims.json` has the tables that follow.
 
     capsule study verify {file} --key KEY.pub             # check everything that needs no execution
@@ -82,8 +83,9 @@ def pack_study(
     if results.missing:
         raise CapsuleError(
             "CAP-Y017",
-            f"{len(results.missing)} of {len(results.lock.members)} members of study {name} have "
-            f"no results, the first is {results.missing[0]}",
+            f"{len(results.missing)} of {counted(len(results.lock.members), 'member')} of study "
+            f"{name} {agreeing(len(results.missing), 'has', 'have')} no results; the first is "
+            f"{results.missing[0]}",
             fix="Run the rest with 'capsule study run --resume'.",
         )
     claims = StudyClaims(
@@ -96,8 +98,8 @@ def pack_study(
         destination /= f"{name}-{bundle.claim_id[:8]}{SUFFIX}"
     guide = _GUIDE.format(
         name=name,
-        members=len(results.members),
-        groups=len(results.lock.study.groups),
+        runs=counted(len(results.members), "run"),
+        groups=counted(len(results.lock.study.groups), "group"),
         file=destination.name,
         claim_id=bundle.claim_id,
     )
@@ -165,7 +167,7 @@ def _check_files(opened: OpenedBundle, results: StudyResults) -> None:
         known.update(OUTPUT.format(sha256=sha256_hex(each)) for each in member.outputs.values())
     # A file that no document names would be signed without having been checked.
     if surplus := {*opened.files} - known:
-        raise _disagreement(f"it has the further file {min(surplus)!a}")
+        raise _disagreement(f"it has the file {min(surplus)!a}, which no document names")
 
 
 def _check_tables(claims: StudyClaims, results: StudyResults) -> None:

@@ -23,6 +23,7 @@ from capsule.experiment.trainers import CommandTrainer
 from capsule.host.errors import CapsuleError
 from capsule.host.platform import require_execution
 from capsule.host.reporter import Reporter
+from capsule.host.wording import counted
 from capsule.image.cache import Cache
 from capsule.machine.compare import check_requirements
 from capsule.machine.fingerprint import take_fingerprint
@@ -113,8 +114,8 @@ def replayed(
             if film.screens > claimed.lengths[order.episode] + 1:
                 raise CapsuleError(
                     "CAP-E011",
-                    f"{contract.FILM} is malformed: {film.screens:,} screens of an episode of "
-                    f"{claimed.lengths[order.episode]:,} steps",
+                    f"{contract.FILM} is malformed: {counted(film.screens, 'screen')} of an "
+                    f"episode of {counted(claimed.lengths[order.episode], 'step')}",
                     fix="Do not trust the training code of this bundle.",
                 )
             # The screens are in the run directory, which is removed at the end of the block.
@@ -148,7 +149,7 @@ def _order(run: RecordedRun, episode: int | None) -> tuple[EvaluationPoint, Epis
     if episode >= len(returns):
         raise CapsuleError(
             "CAP-V090",
-            f"--episode {episode}: the evaluation has {len(returns)} episodes",
+            f"--episode {episode}: the evaluation has {counted(len(returns), 'episode')}",
             fix=f"Give a number from 0 to {len(returns) - 1}.",
         )
     streams = run.bundle.read(run_bundle.STREAMS, contract.StreamProfiles).streams
@@ -169,7 +170,7 @@ def _compare(claimed: EvaluationPoint, played: EvaluationPoint) -> None:
             raise CapsuleError(
                 "CAP-V091",
                 f"the evaluation of step {claimed.step:,}, played again, is not the claimed one: "
-                f"episode {number} is the first of {len(claims)} that differs",
+                f"of {counted(len(claims), 'episode')}, number {number} is the first that differs",
                 fix="Find out with 'capsule verify' what else differs.",
             )
 

@@ -16,6 +16,7 @@ from capsule.experiment.spec import LimitsSpec, SourcesSpec, Spec
 from capsule.experiment.trainers import CommandTrainer
 from capsule.host.errors import CapsuleError
 from capsule.host.spec_file import load_spec
+from capsule.host.wording import counted
 from capsule.image.lockfile import read_lock
 from capsule.image.registry.reference import Reference
 from capsule.verification.variation import Variation
@@ -124,7 +125,8 @@ class Mode:
         if self.steps % interval or self.steps > total:
             raise CapsuleError(
                 "CAP-V003",
-                f"--mode {self}: the run has {total} steps with a trace record each {interval}",
+                f"--mode {self}: the run has {counted(total, 'step')} and a trace record every "
+                f"{counted(interval, 'step')}",
                 fix=f"Give a multiple of {interval} up to {total}.",
             )
 
@@ -156,7 +158,8 @@ def _check_challengeable(lock: Lock, mode: Mode) -> None:
     if mode.segments is not None and mode.segments > total:
         raise CapsuleError(
             "CAP-V063",
-            f"--challenge {mode.segments}: the run has {total} segments between its checkpoints",
+            f"--challenge {mode.segments}: the run has {counted(total, 'segment')} between its "
+            "checkpoints",
             fix=f"Give a number up to {total}, or 'all'.",
         )
 
@@ -322,8 +325,8 @@ def parse_limits(texts: Sequence[str]) -> dict[str, int]:
             raise CapsuleError(
                 "CAP-V056",
                 f"--limit {text!r} is not FIELD=NUMBER",
-                fix=f"FIELD is one of {', '.join(LimitsSpec.model_fields)}; NUMBER a whole one "
-                "above zero.",
+                fix=f"FIELD is one of {', '.join(LimitsSpec.model_fields)}; NUMBER is a "
+                "whole number above zero.",
             )
         limits[name] = int(number)
     return limits

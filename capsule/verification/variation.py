@@ -190,7 +190,9 @@ def variation_of(
     program = isinstance(lock.spec.trainer, CommandTrainer)
     if name == "threads":
         if records_schedule(lock):
-            return Inapplicable("a recorded schedule is of the spec with its number of threads")
+            return Inapplicable(
+                "a recorded schedule is valid for the spec's number of threads only"
+            )
         return Variation(determinism={"threads": 2 if settings.threads == 1 else 1})
     if name == "processes":
         return _processes(lock)

@@ -238,16 +238,21 @@ def value_of(name: VariationName, seen: RunSurroundings) -> str:
     return str(getattr(seen, name))
 
 
+def _subject(control: Report) -> tuple[str, tuple[str, str]]:
+    """Return the part of a run that was compared, and two verbs that agree with it."""
+    steps = control.reexecuted_steps or 0
+    if control.verdict != "reproduced-prefix":
+        return "The result", ("does", "depends")
+    if steps == 1:
+        return "The first step", ("does", "depends")
+    return f"The first {steps:,} steps", ("do", "depend")
+
+
 def conclude(control: Report, results: list[VariedResult]) -> str:
     """Say in a few sentences what the results of variations show together."""
     if not results:
         return f"Nothing was varied, because the control is {control.verdict}: {control.summary}"
-    prefix = control.verdict == "reproduced-prefix"
-    subject, verb = (
-        (f"The first {control.reexecuted_steps or 0:,} steps", ("do", "depend"))
-        if prefix
-        else ("The result", ("does", "depends"))
-    )
+    subject, verb = _subject(control)
     named: dict[Outcome, list[VariedResult]] = {}
     for each in results:
         named.setdefault(each.outcome, []).append(each)

@@ -358,6 +358,23 @@ def test_an_operator_that_gave_other_bits_is_described_by_what_was_seen():
     )
 
 
+@pytest.mark.parametrize(("threads", "said"), [(1, ", with 1 thread"), (None, "")])
+def test_one_element_of_one_repetition_is_written_in_the_singular(threads, said):
+    first = OperatorDifference(index=1, elements=1, differing=1)
+    use = used("aten::mm", repeated=1, differing=1, first_difference=first)
+    (item,) = operator_findings([seen(operators=(use,), threads=threads)])
+    assert item.message == (
+        "aten::mm on cpu gave other bits in 1 of 1 repetition, first at operator call 1 in 1 of 1 "
+        f"element{said}"
+    )
+
+
+def test_an_operator_that_was_called_once_is_described():
+    report = seen(operators=(used(status="unknown", calls=1),))
+    (item,) = operator_findings([report])
+    assert item.message == "aten::x on cpu was called 1 time and gave the same bits"
+
+
 @pytest.mark.parametrize(
     ("status", "algorithms", "failed", "expected"),
     [

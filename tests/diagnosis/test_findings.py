@@ -80,6 +80,8 @@ def test_threads_that_draw_more_in_one_run_are_named():
     assert "thread 0-1 of process 0.2x 5 and 0, thread 0-2 of process 0.2x 0 and 5" in item.message
     many = {("0.2x", f"0-{number}"): 1 for number in range(9)}
     assert "and 6 more threads" in race_findings(many, {})[0].message
+    four = dict(list(many.items())[:4])
+    assert race_findings(four, {})[0].message.endswith("and 1 more thread")
 
 
 def test_programs_beyond_the_preloaded_library_are_named():

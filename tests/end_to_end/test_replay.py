@@ -61,7 +61,7 @@ def test_another_evaluation_than_the_claimed_one_is_not_drawn(micro, tmp_path):
     done = replay(micro, forged, cwd=tmp_path)
     assert done.status == 1
     assert "CAP-V091" in done.errors
-    assert "episode 0 is the first of 2 that differs" in done.errors
+    assert "of 2 episodes, number 0 is the first that differs" in done.errors
     assert not (tmp_path / "play.gif").exists()
 
 

@@ -200,6 +200,16 @@ def test_a_mismatch_says_what_was_asked_for_and_what_was_recorded(recorded, know
     )
 
 
+def test_a_mismatch_of_one_call_and_one_byte_is_written_in_the_singular():
+    one = EntropyCall.GETRANDOM, 1
+    assert str(Mismatch("0.1", "0-2", 1, 24, one, None, known=True)) == (
+        "process 0.1, thread 0-2 asked for 1 byte from getrandom as its call 1, at offset 24; "
+        "only 1 call was recorded"
+    )
+    recorded = str(Mismatch("0.1", "0-2", 1, 24, one, one, known=True))
+    assert recorded.endswith("; recorded there: 1 byte from getrandom")
+
+
 # ---- what is rejected ----
 
 

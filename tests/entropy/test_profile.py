@@ -241,7 +241,7 @@ def test_a_replay_that_consumed_all_is_one(tmp_path):
 def test_a_replay_that_consumed_less_is_named_so(tmp_path):
     profile = parse(merge(recorded_run(tmp_path)))
     write_journal(tmp_path)
-    with pytest.raises(CapsuleError, match="process 0, thread 0 made 0 of 1 calls") as caught:
+    with pytest.raises(CapsuleError, match="process 0, thread 0 made 0 of 1 call;") as caught:
         check_consumed(tmp_path, profile)
     assert caught.value.code == "CAP-R222"
 

@@ -130,7 +130,7 @@ def test_a_recording_replays(launch, asks, way):
         ("getrandom", "processes", "nothing was recorded for it"),
         ("start", "getrandom", "nothing was recorded for it"),
         ("getrandom", "devices", "nothing was recorded for it"),
-        ("getrandom", "vdso", "only 1 calls were recorded"),
+        ("getrandom", "vdso", "only 1 call was recorded"),
         ("getrandom", "large", "recorded there: 8 bytes"),
     ],
 )

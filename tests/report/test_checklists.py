@@ -77,11 +77,11 @@ def test_every_question_has_an_answer_or_the_three_that_are_allowed(subjects, ki
 
 def test_results_are_cited_from_the_file_that_has_them(subjects):
     _, statistics = answers(neurips(subjects["dqn"]))["Statistical significance"]
-    assert "Of this run: at step 400, mean return 26 over 4 starts" in statistics
+    assert "Results of this run: at step 400, mean return 26 over 4 starts" in statistics
     assert "(`run/evaluation.json`)" in statistics
     own = subjects["own"]
     _, statistics = answers(neurips(own))["Statistical significance"]
-    assert "Of this run" not in statistics
+    assert "Results of this run" not in statistics
     scored = replace(own, evaluation=(NetworkReturns(1, (3.0, 5.0)),))
     _, statistics = answers(neurips(scored))["Statistical significance"]
     assert "mean return 4 over 2 starts" in statistics

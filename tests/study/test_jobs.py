@@ -78,7 +78,7 @@ def test_a_member_that_left_no_outcome_is_failed_with_what_its_job_says(study):
     assert [study.outcome(name).message for name in names] == [
         "Scripted job 1.0 ended as ENDED",
         "Scripted job 1.1 ended as KILLED (Memory: 3 GB of 2 GB)",
-        "Scripted job 1.2 has ended, and Scripted has forgotten how",
+        "Scripted job 1.2 has ended, and Scripted has no record of how it ended",
     ]
     assert [study.outcome(name).fix for name in names] == [
         f"Add --resume to run the member again. See {names[0]}.log.",
@@ -137,7 +137,7 @@ def test_members_of_an_earlier_job_are_not_submitted_again(study):
     assert sorted(noted) == [
         "Scripted job 1 still has members that wait or run",
         "Scripted job 2 still has members that wait or run",
-        "Scripted job 4 was submitted for 1 members",
+        "Scripted job 4 was submitted for 1 member",
     ]
     assert [study.outcome(name).message for name in (first, second, third)] == [
         "Scripted job 2.0 ended as ENDED",

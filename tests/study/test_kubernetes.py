@@ -257,7 +257,7 @@ def test_why_pods_are_pending_is_said_once(cluster, directory, run):
     ]
     # The Job was deleted meanwhile.
     assert directory.outcome(NAMES[0]).message == (
-        f"Kubernetes job {job.name}-0 has ended, and Kubernetes has forgotten how"
+        f"Kubernetes job {job.name}-0 has ended, and Kubernetes has no record of how it ended"
     )
 
 

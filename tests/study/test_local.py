@@ -69,3 +69,6 @@ def test_more_members_than_gpus_are_refused(on_gpus, chosen, devices, most):
     with pytest.raises(CapsuleError, match="CAP-Y028") as refused:
         on_gpus(chosen, devices)
     assert f"--on local:{most}" in refused.value.fix
+    suitable = sum(device in H200 for device in devices)
+    visible = "1 suitable GPU is" if suitable == 1 else f"{suitable} suitable GPUs are"
+    assert refused.value.message.endswith(f"each needs a GPU, and {visible} visible")

@@ -93,13 +93,13 @@ def test_a_list_has_a_number_for_each_evaluation():
 @pytest.mark.parametrize(
     ("text", "pointer", "reason"),
     [
-        ("{", "", "leads nowhere"),
-        pytest.param("[" * 100_000, "", "leads nowhere", id="brackets"),
-        ("{}", "/a", "leads nowhere: 'a'"),
-        ("[1]", "/1", "leads nowhere: list index out of range"),
+        ("{", "", "does not exist or cannot be read"),
+        pytest.param("[" * 100_000, "", "does not exist or cannot be read", id="brackets"),
+        ("{}", "/a", "does not exist or cannot be read: 'a'"),
+        ("[1]", "/1", "does not exist or cannot be read: list index out of range"),
         ("[1, 2]", "/01", "not an index"),
         ("[1, 2]", "/-", "not an index"),
-        ("1", "/a", "leads nowhere"),
+        ("1", "/a", "does not exist or cannot be read"),
         ("[]", "", "is an empty list"),
         ("true", "", "neither a number nor a list of numbers: True"),
         ('"1"', "", "neither a number nor a list of numbers: '1'"),
@@ -143,7 +143,7 @@ def test_a_bundle_has_the_outputs_that_scores_come_from(tmp_path):
 @pytest.mark.parametrize(
     ("content", "sha256", "reason"),
     [
-        (b'{"loss": 1}', None, "leads nowhere: 'test'"),
+        (b'{"loss": 1}', None, "does not exist or cannot be read: 'test'"),
         (b'{"test": {"accuracy": NaN}, "loss": 1}', None, "not a finite number"),
         (b"{}", ZERO, "is not the one that it claims"),
     ],

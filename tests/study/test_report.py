@@ -106,11 +106,11 @@ def test_two_machines_are_compared_by_claim_ids_and_on_one_chart(report):
     both = report.compared(elsewhere())
     page = page_report(both, "studies/tiny")
     assert "8 of 9 members have the same claim id on both machines" in page
-    assert "these differ: deterministic.1." in page
+    assert "this one differs: deterministic.1." in page
     assert page.count("second machine") == 6  # in the legend and the description of each chart
     stream = io.StringIO()
     show_report(both, Console(file=stream, width=200))
-    assert "these differ: deterministic.1." in stream.getvalue()
+    assert "this one differs: deterministic.1." in stream.getvalue()
     same = report.compared(StudyReport.of(make_results(missing=("rates.1.1",))))
     stream = io.StringIO()
     show_report(same, Console(file=stream, width=200))
@@ -153,10 +153,17 @@ def test_names_from_elsewhere_do_not_control_the_terminal(report):
 @pytest.mark.slow
 def test_a_study_in_progress_is_reported_as_incomplete():
     report = StudyReport.of(make_results(missing=("exploration.2", "exploration.3")))
-    assert "2 of 9 of the members have no results yet" in page_report(report, "studies/tiny")
+    assert "2 of 9 members have no results yet" in page_report(report, "studies/tiny")
     stream = io.StringIO()
     show_report(report, Console(file=stream, width=120))
     assert "2 of 9 members have no results yet." in stream.getvalue()
+
+
+def test_one_missing_member_is_written_in_the_singular():
+    report = StudyReport.of(make_results(missing=("exploration.2",)))
+    stream = io.StringIO()
+    show_report(report, Console(file=stream, width=120))
+    assert "1 of 9 members has no results yet." in stream.getvalue()
 
 
 def test_the_terminal_shows_each_group(report):

@@ -104,7 +104,7 @@ def test_a_failed_member_says_why_and_stops_no_other(directory, planned):
     found = directory.outcome("deterministic.2")
     assert (found.code, found.message) == (
         "CAP-Y011",
-        "'capsule run' ended with status 1 and did not say why",
+        "'capsule run' ended with status 1 and printed no reason",
     )
     console = directory.folder("deterministic.2") / CONSOLE
     assert found.fix == f"See {console}."

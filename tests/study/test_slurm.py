@@ -314,7 +314,10 @@ def test_a_job_that_slurm_has_forgotten(study, options, programs):
         assert study.state(names[1]).state == "running"
     assert study.outcome(names[1]) is None
     assert study.state(name).state == "failed"
-    assert study.outcome(name).message == "Slurm job 7_0 has ended, and Slurm has forgotten how"
+    assert (
+        study.outcome(name).message
+        == "Slurm job 7_0 has ended, and Slurm has no record of how it ended"
+    )
 
 
 @pytest.mark.parametrize(

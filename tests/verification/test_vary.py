@@ -141,6 +141,8 @@ def test_a_prefix_is_called_one():
     prefix = report("reproduced-prefix", reexecuted_steps=1200)
     same = VariedResult(name="threads", outcome="equal")
     assert conclude(prefix, [same]) == "The first 1,200 steps do not depend on: threads."
+    step = report("reproduced-prefix", reexecuted_steps=1)
+    assert conclude(step, [same]) == "The first step does not depend on: threads."
 
 
 @pytest.mark.parametrize("mode", ["integrity", "environment", "segments:2", "fresh-seed"])

@@ -9,6 +9,7 @@ import typer
 from capsule.cli.common import guarded, print_json
 from capsule.cli.options import JsonOption, QuietOption, option
 from capsule.cli.study.arguments import StudyArgument, locked_study
+from capsule.host.wording import counted
 
 
 @guarded
@@ -42,6 +43,6 @@ def command(
         print_json(document)
         return
     typer.echo(f"lock      sha256:{lock.digest()}")
-    typer.echo(f"members   {len(lock.members)} in {len(lock.study.groups)} groups")
+    typer.echo(f"members   {len(lock.members)} in {counted(len(lock.study.groups), 'group')}")
     typer.echo(f"locks     {len({member.lock for member in lock.members})} different")
     typer.echo(f"images    {len(lock.pins)}")

@@ -13,6 +13,7 @@ from capsule.cli import options
 from capsule.cli.common import guarded, print_json
 from capsule.cli.options import OUTPUT, option
 from capsule.cli.study.arguments import OnOption, StudyArgument, locked_study
+from capsule.host.wording import agreeing, counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -92,7 +93,8 @@ def command(
     if left:
         error = CapsuleError(
             "CAP-Y012",
-            f"{len(left)} of {len(chosen)} members failed or were stopped; the first is {left[0]}",
+            f"{len(left)} of {counted(len(chosen), 'member')} failed or "
+            f"{agreeing(len(left), 'was', 'were')} stopped; the first is {left[0]}",
             fix=f"Correct the cause, then add --resume. See {directory.folder(left[0]) / CONSOLE}.",
         )
         typer.echo(f"{error.code}: {error.message}\nfix: {error.fix}", err=True)

@@ -11,6 +11,7 @@ from capsule.cli import options
 from capsule.cli.common import guarded, print_json
 from capsule.cli.defaults import trusted_files
 from capsule.cli.options import CHECKS, option
+from capsule.host.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,7 +33,7 @@ def command(
         Path | None,
         option(
             "--members FOLDER",
-            "Also check the members' own bundles, as far as they are in this folder.",
+            "Also check those bundles of members that are in this folder.",
             CHECKS,
         ),
     ] = None,
@@ -120,11 +121,10 @@ def _show(document: dict[str, Any]) -> None:
     typer.echo(f"claim id  {document['claim_id']}")
     for signer in document["signers"]:
         typer.echo(f"signer    {printable(signer)}")
-    typer.echo(
-        f"intact    every table follows from the claims of the {document['members']} members"
-    )
+    members = counted(document["members"], "member")
+    typer.echo(f"intact    every table follows from the claims of the {members}")
     if (bundles := document["bundles"]) is not None:
-        typer.echo(f"bundles   {len(bundles)} of {document['members']} members have theirs here")
+        typer.echo(f"bundles   the bundles of {len(bundles)} of {members} are in the folder")
         _show_members(each for each in bundles if each["agreement"] != "intact")
     _show_members(document["sample"])
     for chance in document["chance_to_notice"]:
@@ -149,4 +149,4 @@ def _show_members(members: Iterable[dict[str, Any]]) -> None:
 
 
 def _were_forged(count: int, what: str) -> str:
-    return f"1 {what} was forged" if count == 1 else f"{count} {what}s were forged"
+    return counted(count, f"{what} was forged", f"{what}s were forged")

@@ -16,6 +16,7 @@ from typing import BinaryIO, Literal
 
 from capsule.experiment.canonical import open_regular
 from capsule.host.errors import CapsuleError
+from capsule.host.wording import counted
 
 EPOCH = 1_577_836_800  # 2020-01-01T00:00:00Z: the time of every file in every image
 CHUNK = 1 << 20
@@ -237,7 +238,8 @@ def _write_content(entry: TarEntry, write: Write) -> str:
         write(chunk)
     if size != entry.size:
         raise rejected(
-            "CAP-I104", f"{entry.owner}: {entry.path} has {size} bytes, not {entry.size}"
+            "CAP-I104",
+            f"{entry.owner}: {entry.path} has {counted(size, 'byte')}, not {entry.size:,}",
         )
     write(bytes(-size % _BLOCK))
     return f"file {entry.mode:04o} {digest.hexdigest() if digest else entry.sha256}"

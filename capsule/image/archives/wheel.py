@@ -31,6 +31,7 @@ from packaging.version import InvalidVersion, Version
 
 from capsule.experiment.patterns import chosen
 from capsule.host.errors import CapsuleError
+from capsule.host.wording import counted
 from capsule.image.archives.layers import CHUNK, Content, TarEntry, file_entry, rejected, safe_path
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def wheel_entries(
                 raise _record_error(wheel, f"{name} is not recorded")
             if recorded.size not in {None, member.file_size}:
                 raise _record_error(
-                    wheel, f"{name} has {member.file_size} bytes, not {recorded.size}"
+                    wheel, f"{name} has {counted(member.file_size, 'byte')}, not {recorded.size:,}"
                 )
         if not _pruned(name, prune):
             entries.append(_entry(archive, member, recorded, info, wheel, distribution))

@@ -16,6 +16,7 @@ from capsule.experiment.lock import Lock, LockedData
 from capsule.experiment.spec import DataSpec
 from capsule.host.errors import CapsuleError
 from capsule.host.network import trusted_certificates
+from capsule.host.wording import counted
 from capsule.image.cache import Cache, file_state, folder_state
 from capsule.image.data.listing import (
     Listing,
@@ -211,4 +212,4 @@ def _copy(answer: requests.Response, stream: BinaryIO, name: str, progress: Prog
         received += len(chunk)
         meter.add(len(chunk))
     if total is not None and received != total:
-        raise requests.ConnectionError(f"{received:,} of {total:,} bytes were received")
+        raise requests.ConnectionError(f"{received:,} of {counted(total, 'byte')} were received")

@@ -24,6 +24,7 @@ from capsule.experiment.canonical import (
 )
 from capsule.experiment.lock import LockedData
 from capsule.host.errors import CapsuleError
+from capsule.host.wording import counted
 from capsule.image.archives.layers import is_utf8, safe_path
 
 Listing = dict[str, str]
@@ -133,8 +134,7 @@ def pin_of(listing: Listing) -> LockedData:
 
 def size_text(pin: LockedData) -> str:
     """Return the size of a data set as text, e.g. ``3 files, 12,345 bytes``."""
-    files = "1 file" if pin.files == 1 else f"{pin.files:,} files"
-    return f"{files}, {pin.size:,} bytes"
+    return f"{counted(pin.files, 'file')}, {counted(pin.size, 'byte')}"
 
 
 def parse_listing(data: bytes) -> Listing:
@@ -174,7 +174,7 @@ def first_difference(pinned: Listing, found: Listing) -> str:
         return f"{path} is now a {here}, and was a {there}"
     (_, size, digest), (_, old_size, old_digest) = here.split(), there.split()
     if size != old_size:
-        return f"{path} now has {int(size):,} bytes, and had {int(old_size):,}"
+        return f"{path} now has {counted(int(size), 'byte')}, and had {int(old_size):,}"
     return f"{path} now has the SHA-256 {digest}, and had {old_digest}"
 
 

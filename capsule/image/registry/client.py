@@ -20,6 +20,7 @@ import urllib3
 from capsule.experiment.canonical import sha256_hex
 from capsule.host.errors import CapsuleError
 from capsule.host.network import HttpClient, trusted_certificates
+from capsule.host.wording import counted
 from capsule.image.registry.credentials import find_login
 from capsule.image.registry.reference import Reference
 
@@ -129,8 +130,8 @@ class Repository(HttpClient):
                 yield chunk
         if found != blob.size or f"sha256:{digest.hexdigest()}" != blob.digest:
             raise self._other_bytes(
-                f"the blob {blob.digest} of {blob.size} bytes",
-                f"sha256:{digest.hexdigest()} of {found} bytes",
+                f"the blob {blob.digest} of {counted(blob.size, 'byte')}",
+                f"sha256:{digest.hexdigest()} of {counted(found, 'byte')}",
             )
 
     def _content(self, answer: requests.Response, limit: int) -> Iterator[bytes]:

@@ -18,6 +18,7 @@ from urllib.parse import unquote
 from capsule.experiment.lock import LockedDebianPackage, LockedImage, LockedWheel
 from capsule.experiment.spec import SourcesSpec
 from capsule.host.errors import CapsuleError
+from capsule.host.wording import counted
 from capsule.image.archives.wheel import check_filename
 from capsule.image.cache import Cache, HashMismatchError
 from capsule.image.distribution import Distribution, Vendor
@@ -73,7 +74,7 @@ def fetch_wheels(
     left = [wheel for wheel in wheels if not _from_folder(wheel, cache, sources, progress)]
     if not left:
         return
-    progress(f"fetching {len(left)} wheels")
+    progress(f"fetching {counted(len(left), 'wheel')}")
     places = locate(distribution, left, cache, sources, progress)
     with cache.scratch() as folder:
         lines = [_requirement(wheel, places.get(wheel.sha256)) for wheel in left]

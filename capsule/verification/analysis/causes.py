@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
+from capsule.host.wording import agreeing, counted
 from capsule.verification.analysis.pin_differences import Change, Family, Kind
 from capsule.verification.analysis.trace_alignment import STATES, TraceAlignment
 from capsule.verification.content.parts import HARMLESS, Nature, Part
@@ -119,7 +120,8 @@ def _tampering(facts: Facts) -> Cause | None:
     return _cause(
         "tampering",
         "shown" if altered else "likely",
-        f"{alignment.differing} of {alignment.records} records differ, in "
+        f"{alignment.differing} of {counted(alignment.records, 'record')} "
+        f"{agreeing(alignment.differing, 'differs', 'differ')}, in "
         f"{_listed(list(alignment.intervals))}; after step {last} all records are equal again, "
         "down to every parameter",
         "once a state differs, what follows from it cannot become equal again"
@@ -137,11 +139,13 @@ def _other_claims(facts: Facts) -> Cause | None:
     # what is listed in judged.
     trained = any(name.startswith(RESULTS[:TRAINED]) for name in names)
     judged = facts.of("evaluation", "environment", "numerics", "machine", "code", "library")
+    count = facts.alignment.records
+    records = "the only trace record is" if count == 1 else f"all {count} trace records are"
     return _cause(
         "tampering",
         "shown" if trained else "possible" if judged else "likely",
-        f"all {facts.alignment.records} trace records are equal, down to every parameter and "
-        f"random draw, but {_listed(names)} {'is' if len(names) == 1 else 'are'} not",
+        f"{records} equal, down to every parameter and random draw, but {_listed(names)} "
+        f"{agreeing(len(names), 'is', 'are')} not",
         *([] if judged else ["no difference of locks or machines could explain that"]),
     )
 

@@ -18,6 +18,7 @@ from capsule.experiment import contract
 from capsule.experiment.beneath import open_beneath
 from capsule.experiment.canonical import open_regular
 from capsule.experiment.contract import Output
+from capsule.host.wording import counted
 from capsule.verification.analysis.comparison import MAX_DIFFERENCES
 from capsule.verification.content.formats import compare_content
 from capsule.verification.content.parts import NATURES, Comparison, Context, Data, Nature
@@ -199,4 +200,4 @@ def _described(output: Claimed | None) -> str:
     if output.target is not None:
         return f"link to {output.target}"
     executable = ", executable" if output.executable else ""
-    return f"{output.size} bytes{executable}, sha256:{output.sha256}"
+    return f"{counted(output.size, 'byte')}{executable}, sha256:{output.sha256}"

@@ -229,7 +229,8 @@ def _broken_chain(training: Training | None) -> tuple[str, ...]:
 def _head(who: str, stated: str, head: str) -> list[str]:
     if stated == head:
         return []
-    return [f"{who} names the trace head {stated[:12]}…, the records up to it give {head[:12]}…"]
+    named = f"{who} names the trace head {stated[:12]}…"
+    return [f"{named}, but the records up to it give {head[:12]}…"]
 
 
 def _no_run(message: str) -> CapsuleError:

@@ -9,6 +9,7 @@ import struct
 from typing import Any, BinaryIO, cast
 
 from capsule.host.errors import CapsuleError
+from capsule.host.wording import agreeing, counted
 from capsule.verification.content.parts import (
     Comparison,
     Context,
@@ -66,7 +67,9 @@ def note_tensors(name: str, left: Tensor | None, right: Tensor | None, found: Fi
         found.same(name)
         return
     size = "" if difference.ulp is None else f", up to {difference.ulp:,} ulp apart"
-    apart = f"{difference.differing:,} of {difference.elements:,} elements differ{size}"
+    differ = agreeing(difference.differing, "differs", "differ")
+    elements = counted(difference.elements, "element")
+    apart = f"{difference.differing:,} of {elements} {differ}{size}"
     found.differs(name, (_described(left), apart))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from capsule.host.wording import counted
 from capsule.verification.content.parts import Comparison, Context, Data, Findings
 
 _PIECE_BYTES = 1 << 20
@@ -29,4 +30,4 @@ def _first_difference(left: Data, right: Data) -> int:
 def _described(data: Data, place: int) -> str:
     """Describe the byte at a place, and the size."""
     byte = f"0x{data[place]:02x}" if place < len(data) else "end of file"
-    return f"{byte} of {len(data):,} bytes"
+    return f"{byte} of {counted(len(data), 'byte')}"

@@ -20,6 +20,7 @@ from capsule.experiment.contract import Evaluation
 from capsule.experiment.evaluation import MAX_RELATIVE, ToleranceSpec
 from capsule.experiment.fields import Model
 from capsule.experiment.spec import Spec, task_name, tasks_of
+from capsule.host.wording import counted
 from capsule.verification.equivalence import statistics
 from capsule.verification.equivalence.statistics import Significance
 
@@ -307,7 +308,7 @@ def _sentence(task: TaskReturns, tolerance: ToleranceSpec | None) -> str:
     name = METRIC_NAMES["iqm" if tolerance is None else tolerance.metric]
     percent = 100 * (1 - 2 * (DEFAULT_ALPHA if tolerance is None else tolerance.alpha))
     whose = "the same in both runs" if task.paired else "each run's own"
-    starts = f"{len(task.recorded)} starts of {task.task}, {whose},"
+    starts = f"{counted(len(task.recorded), 'start')} of {task.task}, {whose},"
     numbers = (
         f"the {name} of the returns from {starts} is {task.found_metric.estimate:.6g}, recorded "
         f"{task.recorded_metric.estimate:.6g}; the {percent:.3g} % interval of the difference is "
@@ -325,7 +326,7 @@ def _clause(criterion: Criterion, span: Interval) -> str:
     if criterion.outcome != "undecided":
         return text
     if criterion.starts_needed is None:
-        return f"{text}, which the difference found is not smaller than"
+        return f"{text}: the difference that was found is at least as large"
     return f"{text}: about {criterion.starts_needed} starts would be needed"
 
 

@@ -30,6 +30,7 @@ from capsule.experiment.states import RESUME, ResumeState
 from capsule.experiment.trace import BEGINNING, Mark, first_difference, read_trace
 from capsule.host.errors import CapsuleError
 from capsule.host.owner import temporary_folder
+from capsule.host.wording import agreeing, counted
 from capsule.verification.analysis.comparison import (
     compare_checkpoints,
     compare_segment,
@@ -257,7 +258,8 @@ def _underivable(profiles: Sequence[StreamProfile], seed: int) -> Iterator[str]:
     """Name the random streams that are not those of a seed, or are missing."""
     wrong = [profile.name for profile in profiles if _is_derived(profile, seed) is False]
     if wrong:
-        yield f"{len(wrong)} random streams have no key of this seed, the first is {wrong[0]!r}"
+        streams = counted(len(wrong), "random stream has", "random streams have")
+        yield f"{streams} no key of this seed; the first is {wrong[0]!r}"
     for name in sorted({*get_args(StreamName)} - {profile.name for profile in profiles}):
         yield f"there is no stream {name!r}"
 
@@ -304,8 +306,8 @@ def judge_challenge(challenge: Challenge | None, fresh: FreshSeed) -> Judgement:
         recites = "the image does not compute from the seed that it is given"
         return Judgement("not-reproduced", f"{recites}: {fresh.contradictions[0]}")
     computes = (
-        f"{fresh.steps:,} steps with the fresh seed {fresh.seed} gave the same results twice, with "
-        "the random streams of that seed and other parameters than the recorded run's"
+        f"{counted(fresh.steps, 'step')} with the fresh seed {fresh.seed} gave the same results "
+        "twice, with the random streams of that seed and other parameters than the recorded run's"
     )
     if challenge is None:
         nothing = "nothing of the recorded run was executed again"
@@ -313,15 +315,15 @@ def judge_challenge(challenge: Challenge | None, fresh: FreshSeed) -> Judgement:
     different = [segment for segment in challenge.segments if not segment.equal]
     done = len(challenge.segments)
     how = "all" if challenge.chosen == "all" else "chosen at random by this verifier"
+    among = f"{done} of {counted(challenge.of, 'segment')}, {how}"
     if different:
-        among = f"{done} of {challenge.of} segments, {how}"
         return Judgement("not-reproduced", _difference(different, among))
     left = challenge.of - done
     rest = f"{left} more and the evaluation were" if left else "the evaluation was"
     return Judgement(
         "reproduced-segments",
-        f"{done} of {challenge.of} segments, {how}, were executed again from the recorded "
-        f"states and are the same, bit for bit; {rest} not executed; {computes}",
+        f"{among}, {agreeing(done, 'was', 'were')} executed again from the recorded states and "
+        f"{agreeing(done, 'is', 'are')} the same, bit for bit; {rest} not executed; {computes}",
     )
 
 
@@ -333,7 +335,8 @@ def _difference(different: Sequence[ReexecutedSegment], among: str) -> str:
         what = f"first differs at step {first.step}, in {first.component}{name}"
     else:
         what = f"has the recorded trace, but ends with another {segment.differences[0].component}"
+    differ = agreeing(len(different), "differs", "differ")
     return (
-        f"{len(different)} of the executed segments ({among}) differ: the one from step "
+        f"{len(different)} of the executed segments ({among}) {differ}: the one from step "
         f"{segment.begins} to {segment.ends} {what}"
     )

@@ -8,6 +8,7 @@ from capsule.bundle.claims import NO_NAMESPACES, ProgramClaims, TrainingClaims
 from capsule.bundle.run_bundle import RecordedRun
 from capsule.experiment.evaluation import ToleranceSpec
 from capsule.host.errors import CapsuleError
+from capsule.host.wording import counted
 from capsule.machine.compare import ExpectedGrade
 from capsule.verification.analysis.outputs import COMPONENTS
 from capsule.verification.content.parts import HARMLESS
@@ -118,8 +119,8 @@ def judge_program(claims: ProgramClaims, found: ComparisonFinding) -> Judgement:
 
 
 def _same_content(outputs: OutputComparison) -> str:
-    what = "dates" if outputs.nature == "date" else "how the same content is written down"
-    differ = "1 output differs" if outputs.count == 1 else f"{outputs.count:,} outputs differ"
+    what = "dates" if outputs.nature == "date" else "how the same content is stored"
+    differ = counted(outputs.count, "output differs", "outputs differ")
     return f"the content of every output was reproduced, but not every bit: {differ} only in {what}"
 
 
@@ -142,7 +143,8 @@ def judge_training(
     if ends != {mode.steps}:
         early = f"the re-execution ended before step {mode.steps:,}, which it was to reach"
         return Judgement("not-reproduced", early)
-    same = f"the first {mode.steps:,} steps are the same, bit for bit"
+    steps = "step is" if mode.steps == 1 else f"{mode.steps:,} steps are"
+    same = f"the first {steps} the same, bit for bit"
     return Judgement("reproduced-prefix", f"{same}; the rest was not re-executed")
 
 

@@ -129,7 +129,7 @@ def _names(config: Any, lock: Lock) -> list[str]:
 def _sizes(manifest: Any) -> list[int]:
     sizes = [layer["size"] for layer in manifest["layers"]]
     if not all(type(size) is int and size >= 0 for size in sizes):
-        raise ValueError("the size of a layer is not one")
+        raise ValueError("the size of a layer is not a whole number of bytes")
     return sizes
 
 
@@ -330,4 +330,5 @@ def check_size(member: str, packed: int, size: int) -> None:
 def check_ratio(member: str, packed: int, size: int) -> None:
     """Reject an archive that would grow more than one of files can, before it is unpacked."""
     if size > run_bundle.largest_unpacked(packed):
-        raise bad_layer(member, f"{packed} bytes would become {size}, which no tree of files does")
+        sizes = f"{packed} bytes would unpack to {size}"
+        raise bad_layer(member, f"{sizes}, more than any tree of files gives")

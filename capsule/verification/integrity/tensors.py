@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, NamedTuple
 from capsule.experiment import contract
 from capsule.experiment.canonical import MAX_SAFE_INTEGER, open_regular
 from capsule.host.errors import CapsuleError
+from capsule.host.wording import counted
 
 MAX_HEADER_BYTES = 4 << 20
 MAX_DIMENSIONS = 16
@@ -125,11 +126,12 @@ def _tensor(name: str, entry: Any) -> TensorEntry:
     if dtype not in tuple(_BITS) or not _are_sizes(shape) or not _are_sizes(offsets):
         raise ValueError(f"{name!a} has a dtype, shape or offset that does not exist")
     if len(offsets) != 2 or len(shape) > MAX_DIMENSIONS:
-        raise ValueError(f"{name!a} has {len(offsets)} offsets and {len(shape)} dimensions")
+        sizes = f"{counted(len(offsets), 'offset')} and {counted(len(shape), 'dimension')}"
+        raise ValueError(f"{name!a} has {sizes}")
     start, end = offsets
     # Offsets that run backwards give a negative number, which no shape has.
     if (end - start) * 8 != math.prod(shape) * _BITS[dtype]:
-        raise ValueError(f"{name!a} has {end - start} bytes, which its shape does not")
+        raise ValueError(f"{name!a} has {counted(end - start, 'byte')}, unlike its dtype and shape")
     return TensorEntry(start, end, name, dtype, tuple(shape))
 
 
@@ -148,7 +150,7 @@ def _check_tiling(tensors: list[TensorEntry], size: int) -> None:
             raise ValueError(f"{tensor.name!a} begins at {tensor.start}, not at {position}")
         position = tensor.end
     if position != size:
-        raise ValueError(f"its tensors end at {position} of {size} bytes")
+        raise ValueError(f"its tensors end at {position:,} of {counted(size, 'byte')}")
 
 
 def _digest(tensor: TensorEntry, stream: BinaryIO) -> str:

@@ -1,9 +1,30 @@
 """capsule study verify: what it shows."""
 
-from capsule.cli.study.verify import _show_members
+from capsule.cli.study.verify import _show, _show_members
 
 
 def test_reasons_from_bundles_do_not_control_the_terminal(capsys):
     member = {"name": "a.1", "agreement": "not-reproduced", "reason": "output \x1b[2J\nintact"}
     _show_members([member])
     assert capsys.readouterr().out == "a.1: not-reproduced: output \ufffd[2J\ufffdintact\n"
+
+
+def test_one_member_is_written_in_the_singular(capsys):
+    bundle = {"name": "a.1", "agreement": "intact", "reason": ""}
+    document = {
+        "claim_id": "c",
+        "signers": [],
+        "members": 1,
+        "bundles": [bundle],
+        "sample": [],
+        "chance_to_notice": [{"forged": 1, "probability": 1.0}],
+        "challenge": None,
+    }
+    _show(document)
+    assert capsys.readouterr().out == (
+        "claim id  c\n"
+        "intact    every table follows from the claims of the 1 member\n"
+        "bundles   the bundles of 1 of 1 member are in the folder\n"
+        "If 1 member was forged, a sample of this size would have found one with probability "
+        "1.00.\n"
+    )

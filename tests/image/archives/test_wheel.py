@@ -127,7 +127,7 @@ def lie(old, new):
     ("data", "finding"),
     [
         (lie("small/data.bin,sha256=", "small/data.bin,sha256=AAAA"), "another sha256 digest"),
-        (lie(",10240", ",10241"), "has 10240 bytes, not 10241"),
+        (lie(",10240", ",10241"), "has 10,240 bytes, not 10,241"),
         (lie("small/data.bin,", "small/other.bin,"), "small/other.bin is recorded but not in it"),
         (lie("small/native.so,sha256", "small/native.so,md5"), "is not acceptable"),
         (lie("small/native.so,sha256", "small/native.so,"), "is not acceptable"),

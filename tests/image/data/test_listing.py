@@ -58,6 +58,7 @@ def test_the_digest_is_that_of_the_canonical_document(place):
     pin = pin_of(listing)
     assert (pin.sha256, pin.files, pin.size) == (hashlib.sha256(document).hexdigest(), 1, 5)
     assert size_text(pin) == "1 file, 5 bytes"
+    assert size_text(pin.model_copy(update={"size": 1})) == "1 file, 1 byte"
 
 
 def test_modes_and_times_do_not_count(place):
@@ -131,6 +132,7 @@ OTHER = f"file 5 {sha256_hex(b'other')}"
         ({"a": FILE, "b": FILE}, {"a": FILE}, "b is missing"),
         ({"a": FILE}, {"a": FILE, "b": FILE}, "b was added"),
         ({"a": FILE}, {"a": f"file 6 {HELLO}"}, "a now has 6 bytes, and had 5"),
+        ({"a": FILE}, {"a": f"file 1 {HELLO}"}, "a now has 1 byte, and had 5"),
         (
             {"a": FILE, "b": FILE},
             {"a": OTHER, "b": OTHER},

@@ -218,7 +218,7 @@ def test_an_edited_record_whose_chain_was_rebuilt(
     assert named(found) == ("tampering", certainty)
     assert (found.first.step, found.first.component) == (240, component)
     assert found.map.components[component] == ((240, 240),)
-    assert "1 of 10 records differ" in evidence(found)
+    assert "1 of 10 records differs" in evidence(found)
 
 
 def test_a_bundle_that_contradicts_itself(honest, honest_bundle, key, tmp_path):

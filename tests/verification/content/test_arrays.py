@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import struct
 
 import numpy as np
@@ -22,7 +23,7 @@ def test_arrays_are_compared_element_by_element():
     right[1, 1] = np.nextafter(right[1, 1], 2)
     found = compare(npy(left), npy(right))
     assert found.format == "numpy array"
-    assert found.parts[0].found == "1 of 12 elements differ, up to 1 ulp apart"
+    assert found.parts[0].found == "1 of 12 elements differs, up to 1 ulp apart"
     assert summary(compare(npy(left), npy(left.T))) == [("header", "content")]
     found = compare(npz(w=left, b=np.ones(2)), npz(w=right, b=np.ones(2)))
     assert (found.equal, summary(found)) == (("b.npy",), [("w.npy: elements", "content")])
@@ -53,7 +54,9 @@ def test_as_many_elements_differ_as_numpy_counts(kind, pairs):
     differing = int((left != right).sum())
     found = compare_numpy(npy(left), npy(right), CONTEXT)
     if differing:
-        assert found.parts[0].found.startswith(f"{differing} of {len(pairs)} elements differ")
+        nouns, verb = "s" * (len(pairs) > 1), "differs" if differing == 1 else "differ"
+        said = f"{differing} of {len(pairs)} element{nouns} {verb}"
+        assert re.match(rf"{said}\b", found.parts[0].found)
     else:
         assert (found.nature, found.equal) == ("packaging", ("elements",))
 
@@ -63,9 +66,9 @@ def test_as_many_elements_differ_as_numpy_counts(kind, pairs):
     [
         ("<f8", "F64 [1]", ", up to 4,503,599,627,370,496 ulp apart"),
         ("<f4", "F32 [1]", ", up to 8,388,608 ulp apart"),
-        ("<f2", "F16 [1]", " differ"),
-        (">f4", "F32, big-endian [1]", " differ"),
-        ("|u1", "U8 [1]", " differ"),
+        ("<f2", "F16 [1]", "1 of 1 element differs"),
+        (">f4", "F32, big-endian [1]", "1 of 1 element differs"),
+        ("|u1", "U8 [1]", "1 of 1 element differs"),
     ],
 )
 def test_little_endian_floats_of_four_and_eight_bytes_have_a_distance(kind, named, ending):
@@ -96,7 +99,7 @@ def test_a_header_of_a_later_version_has_a_longer_length():
         np.lib.format.write_array(stream, np.array([1.0, last]), version=(2, 0))
         files.append(stream.getvalue())
     found = compare_numpy(*files, CONTEXT)
-    assert found.parts[0].found.startswith("1 of 2 elements differ")
+    assert found.parts[0].found.startswith("1 of 2 elements differs")
 
 
 @pytest.mark.parametrize(
@@ -172,6 +175,6 @@ def test_a_tensor_is_noted_as_equal_or_with_its_differences():
     note_tensors("gone", left, None, found)
     assert found.equal == ["same"]
     assert facts(found) == [
-        ("other", "I32 [3]", "1 of 3 elements differ"),
+        ("other", "I32 [3]", "1 of 3 elements differs"),
         ("gone", "I32 [3]", "missing"),
     ]

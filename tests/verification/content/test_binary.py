@@ -32,7 +32,7 @@ def test_the_first_difference_is_where_the_common_beginning_ends(common, tails):
     [
         (b"ab\x0a", b"ab\xff", ("byte 2", "0x0a of 3 bytes", "0xff of 3 bytes")),
         (b"ab", b"abc", ("byte 2", "end of file of 2 bytes", "0x63 of 3 bytes")),
-        (b"", b"a", ("byte 0", "end of file of 0 bytes", "0x61 of 1 bytes")),
+        (b"", b"a", ("byte 0", "end of file of 0 bytes", "0x61 of 1 byte")),
     ],
 )
 def test_the_byte_and_the_size_are_shown(left, right, shown):

@@ -106,7 +106,7 @@ def test_the_storages_of_a_torch_file_are_compared_as_numbers_and_never_unpickle
     found = compare(saved(weights), saved(other))
     names = [part for part in found.parts if "/data/" in part.where]
     assert [(part.where, part.claimed) for part in names] == [("archive/data/0", "F32 [8]")]
-    assert names[0].found == "1 of 8 elements differ, up to 1 ulp apart"
+    assert names[0].found == "1 of 8 elements differs, up to 1 ulp apart"
     assert "archive/data/1" in found.equal
 
 
@@ -132,7 +132,7 @@ def test_every_type_of_a_storage_has_as_many_elements_as_torch_says(dtype, descr
     left, right = (torch.tensor([1, 2, 3, last], dtype=dtype) for last in (4, 5))
     (part,) = storages(compare(saved({"w": left}), saved({"w": right})))
     assert (part.where, part.claimed) == ("archive/data/0", described)
-    assert part.found.startswith("1 of 4 elements differ")
+    assert part.found.startswith("1 of 4 elements differs")
 
 
 def torch_like(*folders, number):

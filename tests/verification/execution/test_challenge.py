@@ -351,6 +351,18 @@ def test_a_poisoned_replay_memory_is_found_where_the_segment_before_ends(forks, 
     assert "has the recorded trace, but ends with another state.trainer.replay.digest" in summary
 
 
+def test_one_segment_is_written_in_the_singular():
+    segment = SimpleNamespace(equal=True)
+    result = SimpleNamespace(segments=(segment,), chosen="at random", of=3)
+    fresh = SimpleNamespace(contradictions=(), steps=1, seed=7)
+    _, summary = judge_challenge(result, fresh)
+    assert summary.startswith(
+        "1 of 3 segments, chosen at random by this verifier, was executed again from the recorded "
+        "states and is the same, bit for bit; 2 more and the evaluation were not executed; "
+        "1 step with the fresh seed 7 gave the same results twice"
+    )
+
+
 @pytest.mark.slow
 def test_a_forged_segment_is_found_if_all_are_executed(forged, opened, forks):
     result = challenge(opened(forged, "dqn"), None, forks.execute, print)
@@ -505,7 +517,7 @@ def test_a_stream_of_an_impossible_actor_has_no_key_of_the_seed(actor):
         StreamProfile(name=each, seed=5, key=key, draws=0, digest="0" * 64)
         for each in (name, f"{name}/{actor}")
     ]
-    assert next(_underivable(streams, 5)).startswith("1 random streams have no key of this seed")
+    assert next(_underivable(streams, 5)).startswith("1 random stream has no key of this seed")
 
 
 def test_every_segment_is_chosen_about_as_often():

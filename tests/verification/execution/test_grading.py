@@ -102,7 +102,7 @@ def test_outputs_of_other_content_are_not_reproduced(file, summary):
     [
         ("date", 1, "1 output differs only in dates"),
         ("date", 1_234, "1,234 outputs differ only in dates"),
-        ("packaging", 2, "2 outputs differ only in how the same content is written down"),
+        ("packaging", 2, "2 outputs differ only in how the same content is stored"),
     ],
 )
 def test_outputs_of_the_same_content_are_reproduced_by_content(nature, count, reason):
@@ -159,6 +159,11 @@ def test_a_prefix_is_reproduced_if_it_was_executed_and_compared_to_its_end():
     assert verdict == "reproduced-prefix"
     assert summary.startswith("the first 1,200 steps are the same")
     assert summary.endswith("the rest was not re-executed")
+
+
+def test_a_prefix_of_one_step_is_written_in_the_singular():
+    _, summary = trained("prefix:1", executed=1, compared=1)
+    assert summary.startswith("the first step is the same, bit for bit")
 
 
 @pytest.mark.parametrize(("executed", "compared"), [(80, 120), (120, 80), (80, 80), (None, None)])
