@@ -164,7 +164,7 @@ def test_a_device_that_is_not_read_as_far_as_recorded_is_told(launch, asks, size
     command = (asks, "read-device")
     profile = merge(launch(*command, "5000", mode="record").directory)
     replayed = launch(*command, size, mode="replay", profile=profile)
-    with pytest.raises(CapsuleError, match=f"was given {size} of 5000 bytes") as error:
+    with pytest.raises(CapsuleError, match=f"was given {int(size):,} of 5,000 bytes") as error:
         check_consumed(replayed.directory, parse(profile))
     assert error.value.code == "CAP-R222"
 
