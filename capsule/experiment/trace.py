@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile, zip_longest
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from capsule.experiment.canonical import open_regular
 from capsule.experiment.errors import CapsuleError
@@ -91,6 +91,22 @@ class Record:
         return Mark(self.end, self.number + 1, self.step, self.head)
 
 
+class TraceHeads(NamedTuple):
+    """The hash chain of a trace.
+
+    Attributes:
+        records: Number of records.
+        step: The step of the last one; 0 without any.
+        last: Its head, hexadecimal.
+        checkpoints: The head after the last record up to each checkpoint.
+    """
+
+    records: int
+    step: int
+    last: str
+    checkpoints: list[str]
+
+
 @dataclass(frozen=True)
 class Difference:
     """Where two traces part.
@@ -160,12 +176,24 @@ def read_trace(path: Path, since: Mark = BEGINNING) -> Iterator[Record]:
             yield Record(number - 1, step, fields, head.hex(), stream.tell() + closing)
 
 
-def trace_head(path: Path) -> tuple[int, str]:
-    """Return the number of records of a trace and the head of its chain, hexadecimal."""
-    number, head = 0, GENESIS.hex()
+def trace_heads(path: Path, steps: Sequence[int] = ()) -> TraceHeads:
+    """Return the hash chain of a trace at its end, and at increasing steps.
+
+    Args:
+        path: The trace.
+        steps: Those of the checkpoints, in increasing order.
+
+    Raises:
+        CapsuleError: CAP-T141, a line is not what a trace holds.
+    """
+    heads: list[str] = []
+    records, step, head = 0, 0, GENESIS.hex()
     for record in read_trace(path):
-        number, head = record.number + 1, record.head
-    return number, head
+        while len(heads) < len(steps) and steps[len(heads)] < record.step:
+            heads.append(head)
+        records, step, head = record.number + 1, record.step, record.head
+    heads += [head] * (len(steps) - len(heads))
+    return TraceHeads(records, step, head, heads)
 
 
 def first_difference(

@@ -15,7 +15,7 @@ from capsule.experiment.trace import (
     first_difference,
     read_trace,
     segment_line,
-    trace_head,
+    trace_heads,
 )
 
 
@@ -32,8 +32,18 @@ def test_the_chain_by_hand(tmp_path):
     first, second = line(step=4, loss="a"), line(step=8, loss="b")
     head = hashlib.sha256(bytes(32) + hashlib.sha256(first).digest()).digest()
     head = hashlib.sha256(head + hashlib.sha256(second).digest()).digest()
-    assert trace_head(write(tmp_path / "t", [first, second])) == (2, head.hex())
-    assert trace_head(write(tmp_path / "empty", [])) == (0, GENESIS.hex())
+    assert trace_heads(write(tmp_path / "t", [first, second])) == (2, 8, head.hex(), [])
+    assert trace_heads(write(tmp_path / "empty", [])) == (0, 0, GENESIS.hex(), [])
+
+
+def test_heads_of_a_trace_are_those_after_the_last_record_up_to_each_step(tmp_path):
+    lines = [line(step=2, streams="0"), line(step=4, streams="1")]
+    first = extend(GENESIS, lines[0])
+    second = extend(first, lines[1])
+    genesis, first, second = GENESIS.hex(), first.hex(), second.hex()
+    found = trace_heads(write(tmp_path / "t", lines), [1, 2, 3, 4, 5])
+    assert found == (2, 4, second, [genesis, first, first, second, second])
+    assert trace_heads(write(tmp_path / "empty", []), [4]) == (0, 0, genesis, [genesis])
 
 
 def segmented(count):
@@ -55,7 +65,7 @@ def test_segment_heads_are_checked_and_not_chained(tmp_path):
     assert records[-1].step == SEGMENT_RECORDS + 3
     lines[10] = line(step=11, loss="changed")
     with pytest.raises(CapsuleError, match="segment head"):
-        trace_head(write(path, lines))
+        trace_heads(write(path, lines))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +76,7 @@ def test_segment_heads_are_checked_and_not_chained(tmp_path):
 def test_what_is_not_a_trace_is_refused(tmp_path, data):
     (tmp_path / "t").write_bytes(data)
     with pytest.raises(CapsuleError) as caught:
-        trace_head(tmp_path / "t")
+        trace_heads(tmp_path / "t")
     assert (caught.value.code, caught.value.exit_code) == ("CAP-T141", ExitCode.TAMPERED)
 
 
@@ -76,7 +86,7 @@ def test_no_bytes_give_anything_but_a_head_or_a_coded_error(tmp_path_factory, da
     path = tmp_path_factory.mktemp("fuzz") / "t"
     path.write_bytes(data)
     try:
-        assert len(trace_head(path)[1]) == 64
+        assert len(trace_heads(path).last) == 64
     except CapsuleError as error:
         assert error.code == "CAP-T141"
 

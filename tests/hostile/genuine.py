@@ -408,11 +408,11 @@ def _training_files(run: Path, _lock: Lock) -> None:
         for step in (4, 8)
     ]
     (run / contract.TRACE).write_bytes(b"".join(line + b"\n" for line in lines))
-    records, head = trace.trace_head(run / contract.TRACE)
+    traced = trace.trace_heads(run / contract.TRACE)
     (run / contract.CHECKPOINTS).mkdir()
     (run / FINAL).write_bytes(safetensors({"weight": ("F32", [2, 2], weights)}))
     tensors = {"weight": contract.tensor_digest("F32", (2, 2), weights)}
-    checkpoint = contract.Checkpoint(step=8, tensors=tensors, trace_head=head)
+    checkpoint = contract.Checkpoint(step=8, tensors=tensors, trace_head=traced.last)
     _write(run, contract.CHECKPOINT_INDEX, contract.CheckpointIndex(checkpoints=(checkpoint,)))
     point = contract.EvaluationPoint(step=8, returns=((9.0).hex(),), lengths=(9,))
     _write(run, contract.EVALUATION, contract.Evaluation(starts=((0,),), points=(point,)))
@@ -422,8 +422,8 @@ def _training_files(run: Path, _lock: Lock) -> None:
         complete=True,
         steps=8,
         episodes=1,
-        trace_records=records,
-        trace_head=head,
+        trace_records=traced.records,
+        trace_head=traced.last,
         parameters=sha256_hex(weights),
         seconds=1.0,
     )

@@ -19,7 +19,7 @@ from capsule.experiment.contract import (
     StreamProfiles,
 )
 from capsule.experiment.errors import CapsuleError
-from capsule.experiment.trace import first_difference, trace_head
+from capsule.experiment.trace import first_difference, trace_heads
 from capsule.training import lifecycle
 from capsule.training.lifecycle import processors_of
 from capsule.training.state.checkpoint import load_tensors
@@ -56,7 +56,8 @@ def test_the_processors_of_a_run(how, device, processors):
 def test_a_finished_run_keeps_the_contract(cartpole_run):
     result = Result.model_validate_json((cartpole_run / contract.RESULT).read_bytes())
     assert (result.complete, result.steps, result.trace_records) == (True, 1_600, 200)
-    assert trace_head(cartpole_run / contract.TRACE) == (200, result.trace_head)
+    traced = trace_heads(cartpole_run / contract.TRACE)
+    assert (traced.records, traced.last) == (200, result.trace_head)
     index = CheckpointIndex.model_validate_json(
         (cartpole_run / contract.CHECKPOINT_INDEX).read_bytes()
     )

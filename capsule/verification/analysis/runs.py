@@ -16,11 +16,12 @@ from capsule.bundle.run_bundle import RecordedRun
 from capsule.experiment import contract
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import Spec
+from capsule.experiment.trace import trace_heads
 from capsule.host.errors import CapsuleError, ExitCode
 from capsule.host.run_directory import LOCK, WORK
 from capsule.image.lockfile import read_lock
 from capsule.machine.fingerprint import Fingerprint
-from capsule.verification.integrity.consistency import check_consistency, trace_heads
+from capsule.verification.integrity.consistency import check_consistency
 
 
 @dataclass(frozen=True)

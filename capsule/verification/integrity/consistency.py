@@ -7,10 +7,9 @@ What is neither checked nor made again here is listed as unchecked, and the verd
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from capsule.bundle import run_bundle
 from capsule.bundle.claims import (
@@ -35,7 +34,7 @@ from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
 from capsule.experiment.arrival_log import MAX_LOG_BYTES, parse_arrivals
 from capsule.experiment.mechanisms import Mechanisms
-from capsule.experiment.trace import GENESIS, read_trace
+from capsule.experiment.trace import read_trace, trace_heads
 from capsule.experiment.trainers import CommandTrainer, ImpalaTrainer
 from capsule.host.code import package_digest
 from capsule.host.errors import CapsuleError
@@ -316,38 +315,6 @@ def _check_training(run: RecordedRun, claims: TrainingClaims) -> float:
     stated = [each.trace_head for each in checkpoints]
     _equal(RUN + contract.CHECKPOINT_INDEX, "the trace heads", heads.checkpoints, stated)
     return seconds
-
-
-class TraceHeads(NamedTuple):
-    """The hash chain of a trace.
-
-    Attributes:
-        records: Number of records.
-        step: The step of the last one; 0 without any.
-        last: Its head, hexadecimal.
-        checkpoints: The head after the last record up to each checkpoint.
-    """
-
-    records: int
-    step: int
-    last: str
-    checkpoints: list[str]
-
-
-def trace_heads(path: Path, steps: Sequence[int]) -> TraceHeads:
-    """Return the hash chain of a trace at its end, and at the increasing ``steps``.
-
-    Raises:
-        CapsuleError: CAP-T141, a line is not what a trace holds.
-    """
-    heads: list[str] = []
-    records, step, head = 0, 0, GENESIS.hex()
-    for record in read_trace(path):
-        while len(heads) < len(steps) and steps[len(heads)] < record.step:
-            heads.append(head)
-        records, step, head = record.number + 1, record.step, record.head
-    heads += [head] * (len(steps) - len(heads))
-    return TraceHeads(records, step, head, heads)
 
 
 def _check_result(run: RecordedRun, claims: TrainingClaims) -> float:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import SeedsSpec
-from capsule.experiment.trace import COMPONENTS, first_difference, read_trace, trace_head
+from capsule.experiment.trace import COMPONENTS, first_difference, read_trace, trace_heads
 from capsule.training.state.streams import make_streams
 from capsule.training.state.trace import Trace, leaf_digest
 
@@ -56,7 +56,7 @@ def test_the_chain_by_hand(tmp_path):
     for line in path.read_bytes().splitlines():
         head = hashlib.sha256(head + hashlib.sha256(line).digest()).digest()
     assert (trace.records, trace.head) == (3, head.hex())
-    assert trace_head(path) == (3, head.hex())
+    assert trace_heads(path) == (3, 24, head.hex(), [])
 
 
 def test_a_leaf_by_hand(tmp_path):

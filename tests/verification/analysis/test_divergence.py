@@ -15,7 +15,7 @@ from capsule.bundle import run_bundle
 from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.schedule_log import ScheduleLog
-from capsule.experiment.trace import read_trace, trace_head
+from capsule.experiment.trace import read_trace, trace_heads
 from capsule.machine.fingerprint import take_fingerprint
 from capsule.report.divergence import divergence_lines
 from capsule.report.terminal import show_report
@@ -173,11 +173,11 @@ def test_edited_results_that_were_signed(honest, honest_bundle, key, tmp_path):
 
 
 def rechained(path, edit):
-    """Edit the records of a trace and rebuild its chain; return its length and head."""
+    """Edit the records of a trace and rebuild its chain, which is returned."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     edit(lines)
     path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
-    return trace_head(path)
+    return trace_heads(path)
 
 
 def lie_about_a_record(edit, folder):
@@ -186,7 +186,7 @@ def lie_about_a_record(edit, folder):
     def lie(files):
         path = folder / "trace.jsonl"
         path.write_bytes(files[run_bundle.RUN + contract.TRACE])
-        records, head = rechained(path, edit)
+        traced = rechained(path, edit)
         files[run_bundle.RUN + contract.TRACE] = path.read_bytes()
         heads = {record.step: record.head for record in read_trace(path)}
         index_name = run_bundle.RUN + contract.CHECKPOINT_INDEX
@@ -198,8 +198,10 @@ def lie_about_a_record(edit, folder):
         edit_json(files, index_name, relinked)
         index = contract.CheckpointIndex.model_validate_json(files[index_name])
         digests = [{"step": each.step, "digest": each.digest()} for each in index.checkpoints]
-        edit_json(files, run_bundle.RUN + contract.RESULT, lambda r: r.update(trace_head=head))
-        trace = {"records": records, "head": head}
+        edit_json(
+            files, run_bundle.RUN + contract.RESULT, lambda r: r.update(trace_head=traced.last)
+        )
+        trace = {"records": traced.records, "head": traced.last}
         edit_json(files, run_bundle.CLAIMS, lambda c: c.update(trace=trace, checkpoints=digests))
 
     return lie

@@ -8,9 +8,8 @@ from capsule.bundle.crate import CRATE
 from capsule.bundle.run_bundle import RecordedRun
 from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.trace import GENESIS, extend
 from capsule.verification.integrity import consistency
-from capsule.verification.integrity.consistency import check_consistency, trace_heads
+from capsule.verification.integrity.consistency import check_consistency
 from tests.hostile.genuine import (
     EVALUATION,
     INDEX,
@@ -156,18 +155,6 @@ def test_a_checkpoint_that_names_another_trace_head_is_a_contradiction(check):
 
     with pytest.raises(CapsuleError, match=r"the trace heads in run/checkpoints\.json"):
         check(outside("training"), other_head)
-
-
-def test_heads_of_a_trace_are_those_after_the_last_record_up_to_each_step(tmp_path):
-    lines = [b'{"step":2,"streams":"0"}', b'{"step":4,"streams":"1"}']
-    (tmp_path / "trace").write_bytes(b"".join(line + b"\n" for line in lines))
-    first = extend(GENESIS, lines[0])
-    second = extend(first, lines[1])
-    genesis, first, second = GENESIS.hex(), first.hex(), second.hex()
-    found = trace_heads(tmp_path / "trace", [1, 2, 3, 4, 5])
-    assert found == (2, 4, second, [genesis, first, first, second, second])
-    (tmp_path / "trace").write_bytes(b"")
-    assert trace_heads(tmp_path / "trace", [4]) == (0, 0, genesis, [genesis])
 
 
 def test_the_number_of_events_is_bounded(check, monkeypatch):
