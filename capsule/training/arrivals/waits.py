@@ -154,8 +154,11 @@ class Wait(Generic[Item]):
         Raises:
             CapsuleError: CAP-T381, the recorded run took more here.
         """
-        if self.replays and (wanted := self._wanted()) is not _END:
-            self.differs(f"never gets {_shown(wanted)}, which the recorded run took next")
+        if not self.replays or (wanted := self._wanted()) is _END:
+            return
+        if wanted is None:
+            self.differs("ends, but the recorded run waited once more, and nothing came")
+        self.differs(f"never gets {_shown(wanted)}, which the recorded run took next")
 
     def differs(self, how: str) -> NoReturn:
         """Refuse to repeat a run that does something else than the recorded one."""
@@ -170,7 +173,9 @@ class Wait(Generic[Item]):
             self.differs("does not occur in the recorded run")
         found = recorded["kind"], recorded.get("tasks")
         if found != (kind, tasks):
-            self.differs(f"is for {tasks} {kind}, but for {found[1]} {found[0]} when recorded")
+            self.differs(
+                f"is for {_awaited(kind, tasks)}, but for {_awaited(*found)} when recorded"
+            )
         messages = kind == "messages"
         self._expected = [*_messages(recorded)] if messages else recorded["order"]
 
@@ -352,6 +357,10 @@ def _messages(recorded: Any) -> Iterator[Hashable]:
     for place in recorded["order"]:
         source = None if place == NOTHING else recorded["sources"][place]
         yield None if source is None else (source, next(numbers[source]))
+
+
+def _awaited(kind: str, tasks: int | None) -> str:
+    return kind if tasks is None else f"{kind} of {tasks} tasks"
 
 
 def _shown(label: Hashable) -> str:

@@ -143,7 +143,7 @@ def environment_of(process: int | str) -> dict[str, str]:
     """
     with open(f"/proc/{process}/environ", "rb") as file:
         entries = os.fsdecode(file.read()).split("\0")
-    return {name: value for name, _, value in (entry.partition("=") for entry in entries)}
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
 
 class _TorchFinder:

@@ -105,7 +105,7 @@ def centred_rmsprop(
     """
     _library.capsule_centred_rmsprop(
         *map(_pointer, (weights, mean, square)),
-        (ctypes.c_void_p * len(parts))(*(part.data_ptr() for part in parts)),
+        (ctypes.c_void_p * len(parts))(*map(_pointer, parts)),
         len(parts),
         weights.numel(),
         decay,
@@ -329,14 +329,14 @@ def interleave(images: torch.Tensor, scale: float) -> torch.Tensor:
         images = images.contiguous()
     result = _empty(batch, height, width, channels)
     _library.capsule_interleave(
-        images.data_ptr(),
+        _pointer(images),
         batch,
         images.stride(0),
         channels,
         images.stride(1),
         height * width,
         scale,
-        result.data_ptr(),
+        _pointer(result),
     )
     return result
 
@@ -351,7 +351,12 @@ def limit_instruction_set(name: str) -> str:
 
     Returns:
         The instruction set that is used: a narrower one where the processor lacks ``name``.
+
+    Raises:
+        ValueError: ``name`` is another one.
     """
+    if name not in INSTRUCTION_SETS:
+        raise ValueError(f"{name!r} is not one of {', '.join(map(repr, INSTRUCTION_SETS))}")
     return INSTRUCTION_SETS[_library.capsule_limit_instruction_set(INSTRUCTION_SETS.index(name))]
 
 
@@ -544,4 +549,13 @@ def _empty(*shape: int) -> torch.Tensor:
 
 
 def _pointer(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+    """Return where the numbers of a tensor are in the memory of this process.
+
+    Raises:
+        ValueError: They are in a device's memory, or nowhere.
+    """
+    if tensor is None:
+        return None
+    if not tensor.is_cpu:
+        raise ValueError(f"the kernels take tensors of the CPU, not of {tensor.device}")
+    return tensor.data_ptr()

@@ -209,7 +209,12 @@ def with_numbers(code, **numbers):
 @pytest.mark.parametrize(
     ("code", "recorded", "repeated", "message"),
     [
-        (TWO, {"TASKS": 2, "TAKEN": 2}, {"TASKS": 3, "TAKEN": 2}, "is for 3 completions, but for"),
+        (
+            TWO,
+            {"TASKS": 2, "TAKEN": 2},
+            {"TASKS": 3, "TAKEN": 2},
+            "is for completions of 3 tasks, but for",
+        ),
         (TWO, {"TASKS": 2, "TAKEN": 1}, {"TASKS": 2, "TAKEN": 2}, "recorded run took nothing more"),
         (TWO.replace("both", "wait"), {"TASKS": 2, "TAKEN": 2}, None, "does not occur in"),
         (MAIL, {"SENT": 2, "TAKEN": 1}, {"SENT": 2, "TAKEN": 2}, "recorded run took nothing more"),

@@ -193,10 +193,10 @@ def test_messages_are_taken_in_the_recorded_order_and_nothing_where_nothing_had_
     ("name", "kind", "tasks", "said"),
     [
         ("other~1", "completions", 3, "its wait 'other~1' does not occur in the recorded run"),
-        ("results~1", "completions", 4, "is for 4 completions, but for 3 completions when"),
-        ("results~1", "completions", None, "but for 3 completions when recorded"),
-        ("results~1", "messages", None, "messages, but for 3 completions when recorded"),
-        ("mail~1", "completions", 2, "is for 2 completions, but for None messages when recorded"),
+        ("results~1", "completions", 4, "is for completions of 4 tasks, but for completions of 3"),
+        ("results~1", "completions", None, "is for completions, but for completions of 3 tasks"),
+        ("results~1", "messages", None, "is for messages, but for completions of 3 tasks when"),
+        ("mail~1", "completions", 2, "is for completions of 2 tasks, but for messages when"),
     ],
 )
 def test_a_wait_that_was_not_recorded_like_that_is_refused(tmp_path, name, kind, tasks, said):
@@ -230,6 +230,16 @@ def test_a_wait_that_ends_before_its_recorded_arrivals_is_refused(tmp_path):
     taken(wait, [2], 1)
     message = refused(directory, "CAP-T381", wait.finish)
     assert "never gets the result of task 0, which the recorded run took next" in message
+
+
+def test_a_wait_that_ends_before_a_recorded_moment_without_arrivals_is_refused(tmp_path):
+    directory = repeating(tmp_path / "run", mail_1=MAIL)
+    wait = Wait(directory, "messages", "mail~1")
+    while wait._wanted() is not None:
+        wait.offer(wait._wanted(), "")
+        wait.take()
+    message = refused(directory, "CAP-T381", wait.finish)
+    assert "ends, but the recorded run waited once more, and nothing came" in message
 
 
 def test_the_first_error_of_a_program_is_the_one_that_counts(tmp_path):

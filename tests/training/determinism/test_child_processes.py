@@ -281,6 +281,7 @@ def test_the_environment_of_a_process_is_what_it_was_started_with():
         found = child_processes.environment_of(process.pid)
     assert found.items() >= given.items()
     assert "PATH" not in found
+    assert "" not in found
     with pytest.raises(OSError):
         child_processes.environment_of(process.pid)
 

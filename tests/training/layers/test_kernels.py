@@ -397,10 +397,17 @@ def test_no_wider_instructions_are_used_than_allowed():
     assert used == widest
 
 
+def test_tensors_of_a_device_are_rejected():
+    """Their addresses mean nothing to the CPU."""
+    elsewhere = torch.empty(4, device="meta")
+    with pytest.raises(ValueError, match="take tensors of the CPU, not of meta"):
+        kernels.sum_of_squares(elsewhere)
+
+
 @pytest.mark.usefixtures("all_instructions")
 def test_an_unknown_instruction_set_changes_nothing():
     kernels.limit_instruction_set("none")
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="'SSE9' is not one of 'none', "):
         kernels.limit_instruction_set("SSE9")
     assert kernels.instruction_set() == "none"
 
