@@ -277,7 +277,12 @@ def test_a_hash_seed_that_is_set_and_not_in_effect_is_refused():
 
 def test_the_environment_of_a_process_is_what_it_was_started_with():
     given = {"PLAIN": "1", "EMPTY": "", "SIGNS": "a=b=c", "BYTES": os.fsdecode(b"\xff\xfe")}
-    with subprocess.Popen(["/bin/cat"], env=given, stdin=subprocess.PIPE) as process:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(["/bin/cat"], env=given, **pipes) as process:
+        # Popen returns before the kernel shows the environment of the new program.
+        process.stdin.write(b"started\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"started\n"
         found = child_processes.environment_of(process.pid)
     assert found.items() >= given.items()
     assert "PATH" not in found
