@@ -24,6 +24,7 @@ class Vendor:
 
     Attributes:
         name: The origin that its signed indexes state, e.g. ``Debian``.
+        variable: The environment variable that lists other mirrors.
         mirrors: Its own mirrors.
         components: The parts of its archive that packages are taken from.
         updates: Endings of the names of suites that a mirror has besides the release itself.
@@ -33,17 +34,13 @@ class Vendor:
     """
 
     name: str
+    variable: str
     mirrors: tuple[str, ...]
     components: tuple[str, ...]
     updates: tuple[str, ...]
     suites: str
     search: str
     alternative: str
-
-    @property
-    def variable(self) -> str:
-        """The environment variable that lists mirrors."""
-        return f"CAPSULE_{self.name.upper()}_MIRROR"
 
     @property
     def keyring(self) -> str:
@@ -53,6 +50,7 @@ class Vendor:
 
 DEBIAN = Vendor(
     name="Debian",
+    variable="CAPSULE_DEBIAN_MIRROR",
     mirrors=("https://deb.debian.org/debian", "https://deb.debian.org/debian-security"),
     components=("main",),
     updates=("updates",),
@@ -63,6 +61,7 @@ DEBIAN = Vendor(
 )
 UBUNTU = Vendor(
     name="Ubuntu",
+    variable="CAPSULE_UBUNTU_MIRROR",
     mirrors=("http://archive.ubuntu.com/ubuntu",),
     components=("main", "universe"),
     # Ubuntu's archive has each version in these suites only until the next one, but the packages
