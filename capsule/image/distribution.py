@@ -64,13 +64,13 @@ UBUNTU = Vendor(
     variable="CAPSULE_UBUNTU_MIRROR",
     mirrors=("http://archive.ubuntu.com/ubuntu",),
     components=("main", "universe"),
-    # Ubuntu's archive has each version in these suites only until the next one, but the packages
-    # of the release itself stay unchanged. A lock that names only these can be built for years.
+    # Ubuntu's archive has a version in noble-updates and noble-security only until the next one,
+    # but the release itself does not change. A lock of its packages can be built for years.
     updates=(),
     suites="jammy|noble|resolute|devel",
     search="https://packages.ubuntu.com",
-    alternative="another mirror of Ubuntu's archive, for releases that are no longer supported "
-    "http://old-releases.ubuntu.com/ubuntu",
+    alternative="another mirror of Ubuntu's archive, such as "
+    "http://old-releases.ubuntu.com/ubuntu for releases that are no longer supported",
 )
 
 
