@@ -67,13 +67,40 @@ _installed = False
 
 def note_start() -> None:
     """Write down the hash seed of this process, and whether torch's flags will be set in it."""
-    heeded = not sys.flags.ignore_environment
-    seed = (heeded and os.environ.get("PYTHONHASHSEED")) or "random"
+    seed = (_heeds_hash_seed() and os.environ.get("PYTHONHASHSEED")) or "random"
     if not sys.flags.hash_randomization:
         seed = "0"
     watched = any(isinstance(finder, _TorchFinder) for finder in sys.meta_path)
     # Formatted by hand, so that the start of an interpreter does not import json.
     _note(f'{{"hash_seed":"{seed}","watched":{str(watched).lower()}}}', os.environ)
+
+
+def _heeds_hash_seed() -> bool:
+    """Tell whether this interpreter was started without -E, -I and -R."""
+    # sys.flags.hash_randomization is 1 both under -R and with a seed other than 0.
+    return not (sys.flags.ignore_environment or _randomizes(sys.orig_argv))
+
+
+def _randomizes(arguments: Sequence[str]) -> bool:
+    """Tell whether an interpreter's arguments contain its option -R."""
+    words = iter(arguments[1:])
+    for word in words:
+        if word == "--check-hash-based-pycs":
+            next(words, None)
+            continue
+        if not word.startswith("-") or word in {"-", "--"}:
+            return False
+        letters = flags = word[1:]
+        for letter in "cmWX":  # the options with an argument, which may follow in the same word
+            flags = flags.partition(letter)[0]
+        if "R" in flags:
+            return True
+        option, argument = letters[len(flags) :][:1], letters[len(flags) + 1 :]
+        if option and option in "cm":  # what follows is for the program
+            return False
+        if option and not argument:
+            next(words, None)
+    return False
 
 
 def note_torch(flags: Mapping[str, str]) -> None:
@@ -127,7 +154,7 @@ def check_start(environment: Mapping[str, str], expected: Mapping[str, str]) -> 
                 fix="Start the run with 'capsule run', which sets it; set it for no child.",
             )
     seed = expected["PYTHONHASHSEED"]
-    if sys.flags.ignore_environment or sys.flags.hash_randomization != (seed != "0"):
+    if not _heeds_hash_seed() or sys.flags.hash_randomization != (seed != "0"):
         raise CapsuleError(
             "CAP-T102",
             f"the interpreter ignores PYTHONHASHSEED={seed}",
@@ -143,7 +170,8 @@ def environment_of(process: int | str) -> dict[str, str]:
     """
     with open(f"/proc/{process}/environ", "rb") as file:
         entries = os.fsdecode(file.read()).split("\0")
-    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+    # A zero byte ends each entry, so nothing follows the last one.
+    return {name: value for name, _, value in (entry.partition("=") for entry in entries if entry)}
 
 
 class _TorchFinder:

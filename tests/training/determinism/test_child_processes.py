@@ -275,18 +275,22 @@ def test_a_hash_seed_that_is_set_and_not_in_effect_is_refused():
     assert "-E, -I or -R" in refused.value.fix
 
 
+def test_a_hash_seed_is_not_in_effect_under_the_option_that_randomizes(monkeypatch):
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-R", "-m", "program"])
+    with pytest.raises(CapsuleError, match=f"CAP-T102 .*PYTHONHASHSEED={OWN_SEED}"):
+        child_processes.check_start(EXPECTED, EXPECTED)
+
+
 def test_the_environment_of_a_process_is_what_it_was_started_with():
     given = {"PLAIN": "1", "EMPTY": "", "SIGNS": "a=b=c", "BYTES": os.fsdecode(b"\xff\xfe")}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(["/bin/cat"], env=given, **pipes) as process:
-        # Popen returns before the kernel shows the environment of the new program.
-        process.stdin.write(b"started\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == b"started\n"
+    with subprocess.Popen(["/bin/cat"], env=given, bufsize=0, **pipes) as process:
+        # Popen returns as soon as the kernel has begun to load the program. Its environment is
+        # there once it answers.
+        process.stdin.write(b"?")
+        assert process.stdout.read(1) == b"?"
         found = child_processes.environment_of(process.pid)
-    assert found.items() >= given.items()
-    assert "PATH" not in found
-    assert "" not in found
+    assert found == given
     with pytest.raises(OSError):
         child_processes.environment_of(process.pid)
 
@@ -317,6 +321,12 @@ note_start()
         ([], {}, "random"),
         (["-E"], {"PYTHONHASHSEED": "7"}, "random"),
         (["-I"], {"PYTHONHASHSEED": "0"}, "random"),
+        (["-R"], {"PYTHONHASHSEED": "7"}, "random"),
+        (["-R"], {"PYTHONHASHSEED": "0"}, "random"),
+        (["-BR"], {"PYTHONHASHSEED": "7"}, "random"),
+        (["-W", "error", "-Xdev", "-R"], {"PYTHONHASHSEED": "7"}, "random"),
+        (["--check-hash-based-pycs", "never", "-R"], {"PYTHONHASHSEED": "7"}, "random"),
+        (["-X", "R", "-Wignore::RuntimeWarning"], {"PYTHONHASHSEED": "7"}, "7"),
     ],
 )
 def test_a_process_notes_the_hash_seed_that_is_in_effect(tmp_path, options, variables, seed):
@@ -328,6 +338,13 @@ def test_a_process_notes_the_hash_seed_that_is_in_effect(tmp_path, options, vari
     )
     noted = json.loads((tmp_path / contract.INTERPRETERS).read_text())
     assert noted == {"hash_seed": seed, "watched": False}
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["-"], ["program.py", "-R"], ["-m", "R", "-R"], ["-BcR"], ["--", "-R"]]
+)
+def test_what_follows_the_options_of_an_interpreter_is_not_its_own(arguments):
+    assert not child_processes._randomizes(["python", *arguments])
 
 
 def test_a_process_of_a_run_notes_that_it_is_watched(interpreter, tmp_path):
