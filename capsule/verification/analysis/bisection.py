@@ -146,6 +146,7 @@ def compare_dense(a: Path, b: Path) -> tuple[Bisection, bool]:
 def _records(
     a: Source, b: Source, window: contract.DenseWindow, execute: Execute, folder: Path
 ) -> tuple[Path, Path]:
+    folder.mkdir(mode=0o700)  # runs in it may have another user id (CAP-E042)
     paths = [
         source
         if isinstance(source, Path)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 from types import SimpleNamespace
 
 import pytest
@@ -127,6 +128,20 @@ def test_a_dense_record_must_be_a_regular_file(tmp_path, plant):
     with pytest.raises(CapsuleError) as caught:
         dense_record(side, window, execute, tmp_path)
     assert caught.value.code == "CAP-B090"
+
+
+def test_only_the_owner_can_enter_the_folder_around_the_executions(tmp_path):
+    """A container of root is refused otherwise (CAP-E042)."""
+    modes = []
+
+    def execute(_side, _window, directory):
+        modes.append(stat.S_IMODE(directory.parent.stat().st_mode))
+        raise InterruptedError
+
+    side = SimpleNamespace(name="a")
+    with pytest.raises(InterruptedError):
+        bisect(side, side, contract.DenseWindow(first=4, last=8), execute, tmp_path)
+    assert modes == [0o700]
 
 
 @pytest.mark.slow

@@ -1,0 +1,135 @@
+"""Every command that a page shows without its output is run, as far as this machine can do it.
+
+Other tests of this folder run the commands of blocks of the kind ``console``, and compare their
+output. Those of indented lines are run here as they stand, in the order of the page, with the names
+of a reader's files replaced by those of a small experiment.
+"""
+
+import shutil
+
+import pytest
+
+from tests.docs.pages import DOCS, FENCED, run
+from tests.docs.test_commands import SHOWN
+from tests.end_to_end.conftest import MICRO
+from tests.own_registry import running_registry
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.network,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("programs"),
+]
+
+ROOT = DOCS.parent
+# With the package, the image is one that no other test uses or removes.
+SPEC = MICRO.replace("checkpoint_interval: 200", "checkpoint_interval: 100")
+SPEC += "image: {debian: [ed]}\n"
+STUDY = """\
+schema: capsule/study/v1
+name: small
+base: spec.yaml
+runs: 3
+groups: {all: {vary: [root]}}
+"""
+# What stands for the names of a reader's files, in this order.
+NAMES = {
+    "SIGNER.pub": "alice.pub",
+    "KEY": "alice",
+    "BUNDLE": "run.capsule.tar",
+    "dqn-breakout-….capsule.tar": "run.capsule.tar",
+    "results/run.capsule.tar": "run.capsule.tar",
+    "keys/alice.pub": "alice.pub",
+    "studies/NAME": "studies/small",
+    "NAME.capsule-study.tar": "studies/small/*.capsule-study.tar",
+    "specs/dqn-breakout.yaml": "spec.yaml",
+    "specs/dqn-cartpole.yaml": "spec.yaml",
+    "specs/starts.json": "starts.json",
+    "experiment.yaml": "spec.yaml",
+    "ghcr.io/alice": "REGISTRY",
+    " A B ": " run.capsule.tar other.capsule.tar ",
+}
+# Commands that need other machines, a person or much time, and the tests that run their like.
+ELSEWHERE = {
+    "--on slurm": "tests/study/test_slurm.py",
+    "--on kubernetes": "tests/study/test_kubernetes.py",
+    "--on ray": "tests/study/test_ray.py",
+    "--cluster": "tests/end_to_end/test_cluster.py",
+    "--gpu": "tests/engine/test_gpu.py",
+    "-cuda.yaml": "tests/end_to_end/test_cuda_image.py",
+    "--keyless": "tests/bundle/test_keyless.py",
+    "--passphrase": "tests/cli/test_passphrase.py",
+    "--vary": "tests/end_to_end/test_vary.py",
+    "--grade statistical": "tests/end_to_end/test_verify.py",
+    "capsule diagnose": "tests/cli/test_diagnose.py",
+    "capsule init": "tests/end_to_end/test_first_commands.py",
+    "capsule list": "tests/cli/test_list.py",
+    "# the progress of the members": "tests/docs/test_shown_commands.py",  # that of study.md
+    "capsule prune": "tests/cli/test_prune.py",  # it would empty the cache of the other tests
+    "--resume runs/DIRECTORY": "tests/end_to_end/test_own_outputs.py",
+    "capsule run sb3_ppo.yaml": "tests/end_to_end/test_own_script.py",
+    "/sb3-ppo-": "tests/end_to_end/test_own_script.py",
+}
+DIFFERENT = 1  # the status of 'capsule diff' for runs that differ
+
+
+def shown_commands(page):
+    """Yield the commands of the indented lines of a page, continued lines joined."""
+    text = FENCED.sub("", page.read_text()).replace("\\\n", " ")
+    for line in text.splitlines():
+        if line.startswith("    ") and (match := SHOWN.fullmatch(line.strip())):
+            yield match[1]
+
+
+PAGES = [page for page in sorted(DOCS.glob("*.md")) if any(shown_commands(page))]
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory):
+    """A folder with keys, a spec, a study, and two runs."""
+    folder = tmp_path_factory.mktemp("experiment")
+    for name in ("spec.yaml", "capsule.yaml"):
+        (folder / name).write_text(SPEC)
+    (folder / "study.yaml").write_text(STUDY)
+    for name in (".ssh", ".zfunc", ".local/share/bash-completion/completions", ".config/fish"):
+        (folder / name).mkdir(parents=True)
+    (folder / ".config" / "fish" / "completions").mkdir()
+    for command in (
+        "capsule keygen alice",
+        "capsule keygen bob",
+        "capsule keygen capsule.key",
+        "ssh-keygen -q -t ed25519 -N '' -f .ssh/id_ed25519",
+        "capsule run spec.yaml --key alice --output one",
+        "mv one/*/*.capsule.tar run.capsule.tar",
+        "capsule run spec.yaml --key alice --output other --set seeds.root=2",
+        "mv other/*/*.capsule.tar other.capsule.tar",
+    ):
+        done = run(command, folder)
+        assert done.returncode == 0, done.stdout
+    key = " ".join((folder / "alice.pub").read_text().split()[:2])
+    trusted = folder / "configuration" / "allowed_signers"
+    trusted.parent.mkdir(exist_ok=True)
+    trusted.write_text(f'alice namespaces="capsule-manifest@*" {key}\n')
+    return folder
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_commands_of_a_page_succeed(page, experiment, tmp_path):
+    folder = tmp_path / "reader"
+    shutil.copytree(experiment, folder)
+    with running_registry(tmp_path / "registry") as registry:
+        for shown in shown_commands(page):
+            if any(part in shown for part in ELSEWHERE):
+                continue
+            command = shown.replace("~/", f"{folder}/")
+            for name, ours in {**NAMES, "REGISTRY": registry}.items():
+                command = command.replace(name, ours)
+            done = run(command, folder)
+            expected = (0, DIFFERENT) if command.startswith("capsule diff ") else (0,)
+            assert done.returncode in expected, f"{shown}\n{command}\n{done.stdout}"
+
+
+@pytest.mark.parametrize("part", ELSEWHERE)
+def test_what_runs_elsewhere_is_shown_and_has_tests(part):
+    assert (ROOT / ELSEWHERE[part]).is_file()
+    assert any(part in shown for page in PAGES for shown in shown_commands(page))
