@@ -24,6 +24,7 @@ pytestmark = [
 ROOT = DOCS.parent
 # With the package, the image is one that no other test uses or removes.
 SPEC = MICRO.replace("checkpoint_interval: 200", "checkpoint_interval: 100")
+SPEC = SPEC.replace("starts: 2", "starts: 4")
 SPEC += "image: {debian: [ed]}\n"
 STUDY = """\
 schema: capsule/study/v1
@@ -64,6 +65,7 @@ ELSEWHERE = {
     "capsule diagnose": "tests/cli/test_diagnose.py",
     "capsule init": "tests/end_to_end/test_first_commands.py",
     "capsule list": "tests/cli/test_list.py",
+    "--begin": "tests/end_to_end/test_replay.py",  # the episodes here last three seconds
     "# the progress of the members": "tests/docs/test_shown_commands.py",  # that of study.md
     "capsule prune": "tests/cli/test_prune.py",  # it would empty the cache of the other tests
     "--resume runs/DIRECTORY": "tests/end_to_end/test_own_outputs.py",
