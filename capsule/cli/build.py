@@ -46,6 +46,7 @@ def command(
     """
     from capsule import execution
     from capsule.engine.select import open_engine
+    from capsule.host.errors import CapsuleError
     from capsule.host.outputs import require_file
     from capsule.image.assembly.assemble import save_archive
     from capsule.image.cache import Cache
@@ -57,6 +58,13 @@ def command(
     with open_reporter(quiet=quiet) as reporter:
         lock, sources = locked(spec, overrides, cache, progress=reporter.note)
         chosen = open_engine(engine, progress=reporter.note)
+        if archive is not None and chosen.name == "process":
+            raise CapsuleError(
+                "CAP-E049",
+                "--archive: the plain-process engine makes no image",
+                fix="Add --engine bwrap, which needs bubblewrap but no daemon, or use a container "
+                "engine.",
+            )
         image = execution.prepare(
             lock, chosen, cache, sources=sources, to_run=False, reporter=reporter
         )

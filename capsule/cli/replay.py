@@ -112,6 +112,6 @@ def command(
     typer.echo(f"claim    {replay.claim_id}")
     typer.echo(f"signer   {replay.signer}{'' if replay.authentic else ' (not trusted)'}")
     episodes = len(point.returns)
-    typer.echo(f"equal    {episodes} of {counted(episodes, 'episode')}, as claimed")
+    typer.echo(f"equal    {episodes:,} of {counted(episodes, 'episode')}, as claimed")
     typer.echo(f"episode  {number}: return {score:g} in {counted(steps, 'step')}")
     typer.echo(f"picture  {output} ({len(drawn):,} bytes)")

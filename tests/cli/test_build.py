@@ -74,3 +74,12 @@ def test_the_folder_of_an_archive_is_made(engine, tmp_path):
     assert CliRunner().invoke(main.app, arguments).exit_code == 0
     assert engine.loaded == [IMAGE]
     assert [path.name for path in archive.parent.iterdir()] == ["image.tar"]
+
+
+def test_an_archive_of_an_engine_without_images_is_refused(engine, tmp_path):
+    engine.name = "process"
+    archive = tmp_path / "image.tar"
+    arguments = ["build", "cuda.yaml", "--archive", str(archive), "--json", "--quiet"]
+    done = CliRunner().invoke(main.app, arguments)
+    assert (done.exit_code, json.loads(done.stdout)["code"]) == (2, "CAP-E049")
+    assert (engine.loaded, archive.exists()) == ([], False)
