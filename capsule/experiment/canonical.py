@@ -127,7 +127,7 @@ def write_output(path: Path, data: bytes) -> None:
         NotRegularError: A folder, device, pipe or socket stands at ``path``.
         OSError: The file cannot be written.
     """
-    if _is_device(path):
+    if is_device(path):
         path.write_bytes(data)
         return
     _require_replaceable(path)
@@ -141,7 +141,7 @@ def check_output(path: Path) -> None:
         NotRegularError: A folder, device, pipe or socket stands at ``path``.
         OSError: No file can be made there.
     """
-    if _is_device(path):
+    if is_device(path):
         return
     _require_replaceable(path)
     folder = next(each for each in path.absolute().parents if each.exists())
@@ -149,7 +149,8 @@ def check_output(path: Path) -> None:
         pass
 
 
-def _is_device(path: Path) -> bool:
+def is_device(path: Path) -> bool:
+    """Return whether :func:`write_output` writes into what stands at ``path``."""
     # To write into a block device would overwrite the file system on it.
     return str(path.absolute().parent) in _DEVICE_FOLDERS and not path.is_block_device()
 

@@ -14,12 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from capsule.experiment.canonical import NotRegularError, check_output, write_output
+from capsule.experiment.canonical import NotRegularError, check_output, is_device, write_output
 from capsule.host.errors import CapsuleError, refusal_of
 from capsule.host.folders import existing_folder
-
-# Devices and pipes in these folders are written to, as write_output() does.
-_DEVICE_FOLDERS = frozenset({"/dev", "/dev/fd", "/dev/pts", "/proc/self/fd"})
 
 
 def require_file(path: Path) -> None:
@@ -64,7 +61,7 @@ def open_file(path: Path) -> Iterator[BinaryIO]:
     Raises:
         CapsuleError: CAP-X003 or CAP-X004, the file cannot be made.
     """
-    if str(path.absolute().parent) in _DEVICE_FOLDERS:
+    if is_device(path):
         with _named(path):
             check_output(path)
             device = path.open("wb")

@@ -55,7 +55,10 @@ class ImageSpec(Model):
     )
     python: Python = Field(
         default_factory=_python_of_base,
-        description="Python version, which is that of the base: 3.11, 3.13 or 3.12.",
+        description=(
+            "Python version, which is that of the base: 3.11 of Debian 12, 3.13 of Debian 13 or "
+            "3.12 of Ubuntu 24.04."
+        ),
         json_schema_extra={"default": "3.11"},
     )
     packages: tuple[Requirement, ...] = Field(
