@@ -39,8 +39,8 @@ from capsule.image.distribution import DEBIAN_12
 from capsule.image.recipe import load_recipe
 from capsule.image.resolution.debian import shipped_base
 from capsule.image.resolution.fetch import fetch_debian
-from capsule.image.resolution.resolve import compile_wheels
 from capsule.image.resolution.sources import machine_sources
+from capsule.image.resolution.wheels import compile_wheels
 from capsule.machine.devices import VISIBLE, Device, read_devices, visible_devices
 from capsule.machine.fingerprint import read_cpu
 from capsule.machine.gpu import load_nvml, read_gpus

@@ -37,8 +37,8 @@ from capsule.image.lockfile import (
 )
 from capsule.image.recipe import recipe_for
 from capsule.image.resolution.fetch import locate
-from capsule.image.resolution.resolve import ResolvedWheel
 from capsule.image.resolution.sources import machine_sources
+from capsule.image.resolution.wheels import ResolvedWheel
 from capsule.report.runs import find_runs
 from capsule.report.text import bytes_text
 

@@ -12,7 +12,7 @@ from capsule.experiment.lock import Lock
 from capsule.host.run_directory import LOCK, WORK
 from capsule.image.cache import Cache
 from capsule.image.lockfile import lock_path, write_lock
-from capsule.image.resolution.resolve import ResolvedWheel
+from capsule.image.resolution.wheels import ResolvedWheel
 from capsule.planning import make_plan, steps_text
 from tests.report import runs
 from tests.report.test_inspection import CORPUS

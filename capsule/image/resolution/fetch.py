@@ -23,8 +23,8 @@ from capsule.image.archives.wheel import check_filename
 from capsule.image.cache import Cache, HashMismatchError
 from capsule.image.distribution import Distribution, Vendor
 from capsule.image.resolution.mirrors import Downloader, DownloadError, is_snapshot, mirrors
-from capsule.image.resolution.resolve import ResolvedWheel, compile_wheels
 from capsule.image.resolution.sources import MachineSources, machine_sources
+from capsule.image.resolution.wheels import ResolvedWheel, compile_wheels
 
 Progress = Callable[[str], None]
 

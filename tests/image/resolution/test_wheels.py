@@ -1,0 +1,52 @@
+"""Which of the wheels that uv found is taken, and what of it is kept."""
+
+import itertools
+
+import pytest
+
+from capsule.experiment.errors import CapsuleError
+from capsule.image.distribution import DEBIAN_12
+from capsule.image.resolution.wheels import ResolvedWheel, choose_wheel, read_pylock
+from tests.image.package_index import make_wheel
+
+WHEELS = [
+    "a-1.0-py3-none-any.whl",
+    "a-1.0-cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64.whl",
+    "a-1.0-1-cp311-cp311-manylinux_2_28_x86_64.whl",
+    "a-1.0-2-cp311-cp311-manylinux_2_28_x86_64.whl",
+    "a-1.0-cp311-cp311-manylinux_2_39_x86_64.whl",
+    "a-1.0-cp312-cp312-manylinux_2_28_x86_64.whl",
+    "a-1.0-cp311-cp311-win_amd64.whl",
+]
+
+
+def test_the_best_wheel_is_chosen_in_any_order():
+    chosen = {
+        choose_wheel(DEBIAN_12, {name: {"name": name} for name in order}, "a")["name"]
+        for order in itertools.islice(itertools.permutations(WHEELS), 0, None, 97)
+    }
+    assert chosen == {"a-1.0-2-cp311-cp311-manylinux_2_28_x86_64.whl"}
+    abi3 = ["a-1.0-py3-none-any.whl", "a-1.0-cp310-abi3-manylinux2014_x86_64.whl"]
+    assert choose_wheel(DEBIAN_12, {name: {"name": name} for name in abi3}, "a")["name"] == abi3[1]
+
+
+def test_no_fitting_wheel_is_a_coded_error():
+    with pytest.raises(CapsuleError, match="win_amd64") as caught:
+        choose_wheel(DEBIAN_12, {"a-1.0-cp311-cp311-win_amd64.whl": {}}, "a")
+    assert caught.value.code == "CAP-L106"
+
+
+def test_pylock_without_digest_or_wheel(tmp_path):
+    sha256 = make_wheel(tmp_path, "beta", "2.1")
+    url = (tmp_path / "beta-2.1-py3-none-any.whl").as_uri()
+    text = '[[packages]]\nname = "beta"\nversion = "2.1"\n'
+    (wheel,) = read_pylock(DEBIAN_12, f'{text}wheels = [{{ url = "{url}" }}]\n')
+    assert wheel == ResolvedWheel("beta", "2.1", "beta-2.1-py3-none-any.whl", sha256, url)
+    with pytest.raises(CapsuleError, match="SHA-256"):
+        read_pylock(
+            DEBIAN_12,
+            f'{text}wheels = [{{ url = "https://x.example/beta-2.1-py3-none-any.whl" }}]\n',
+        )
+    with pytest.raises(CapsuleError) as caught:
+        read_pylock(DEBIAN_12, f'{text}sdist = {{ url = "https://x.example/beta-2.1.tar.gz" }}\n')
+    assert caught.value.code == "CAP-L104"
