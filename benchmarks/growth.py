@@ -2,7 +2,7 @@
 
     python benchmarks/growth.py [--only length|actors|replay] [--folder FOLDER]
 
-``length``: the trace of the Pong study has a record each 3,200 steps, and a segment has 800,000
+``length``: the trace of the Pong study has a record every 3,200 steps, and a segment has 800,000
 steps. CartPole is played with intervals that are twenty times shorter, up to the number of records
 and segments that 100 million frames have. For each length, the table has the processor time of the
 run, of an integrity check and of a challenge, and the size of the bundle.
