@@ -15,19 +15,6 @@ LEFT, TOP, GAP, BELOW = 56, 34, 62, 74  # around it
 
 
 @dataclass(frozen=True)
-class Panel:
-    """One chart.
-
-    Attributes:
-        title: Above it.
-        lines: Name to points, of which none need to be there.
-    """
-
-    title: str
-    lines: Mapping[str, Line]
-
-
-@dataclass(frozen=True)
 class Axis:
     """A range of numbers, the same for all panels.
 
@@ -52,8 +39,23 @@ class Axis:
         return (scale(value) - low) / (high - low)
 
 
-def draw(path: Path, panels: Sequence[Panel], across: Axis, up: Axis, *, columns: int = 4) -> None:
-    """Write panels that share their axes, and one legend: a name has one colour in all."""
+@dataclass(frozen=True)
+class Panel:
+    """One chart.
+
+    Attributes:
+        title: Above it.
+        lines: Name to points, of which none need to be there.
+        up: Its upward axis.
+    """
+
+    title: str
+    lines: Mapping[str, Line]
+    up: Axis
+
+
+def draw(path: Path, panels: Sequence[Panel], across: Axis, *, columns: int = 4) -> None:
+    """Write panels that share the axis across, and one legend: a name has one colour in all."""
     names = list(dict.fromkeys(name for panel in panels for name in panel.lines))
     colours = dict(zip(names, COLOURS, strict=False))
     if len(colours) < len(names):
@@ -71,31 +73,29 @@ def draw(path: Path, panels: Sequence[Panel], across: Axis, up: Axis, *, columns
         row, column = divmod(number, columns)
         place = LEFT + column * (WIDTH + GAP), TOP + row * (TOP + HEIGHT + BELOW)
         parts.append(f'<g transform="translate({place[0]},{place[1]})">')
-        parts += [*_frame(panel.title, across, up), *_lines(panel.lines, colours, across, up)]
+        parts += [*_frame(panel, across), *_lines(panel, colours, across)]
         parts.append("</g>")
     parts += [*_legend(colours, height - 14), "</svg>", ""]
     path.write_text("\n".join(parts))
 
 
-def _frame(title: str, across: Axis, up: Axis) -> Iterator[str]:
+def _frame(panel: Panel, across: Axis) -> Iterator[str]:
     yield f'<rect width="{WIDTH}" height="{HEIGHT}" fill="none" stroke="#999"/>'
-    yield _text(WIDTH / 2, -12, title, size=13)
+    yield _text(WIDTH / 2, -12, panel.title, size=13)
     yield _text(WIDTH / 2, HEIGHT + 34, across.label)
-    yield _text(-40, HEIGHT / 2, up.label, turned=True)
+    yield _text(-40, HEIGHT / 2, panel.up.label, turned=True)
     for mark in across.marks:
         yield _text(across.place(mark) * WIDTH, HEIGHT + 16, f"{mark:,g}")
-    for mark in up.marks:
-        level = (1 - up.place(mark)) * HEIGHT
+    for mark in panel.up.marks:
+        level = (1 - panel.up.place(mark)) * HEIGHT
         yield f'<path d="M0 {level:.1f}H{WIDTH}" stroke="#ddd"/>'
         yield _text(-6, level + 4, f"{mark:,g}", anchor="end")
 
 
-def _lines(
-    lines: Mapping[str, Line], colours: Mapping[str, str], across: Axis, up: Axis
-) -> Iterator[str]:
-    for name, line in lines.items():
+def _lines(panel: Panel, colours: Mapping[str, str], across: Axis) -> Iterator[str]:
+    for name, line in panel.lines.items():
         points = " ".join(
-            f"{across.place(x) * WIDTH:.1f},{(1 - up.place(y)) * HEIGHT:.1f}" for x, y in line
+            f"{across.place(x) * WIDTH:.1f},{(1 - panel.up.place(y)) * HEIGHT:.1f}" for x, y in line
         )
         stroke = f'fill="none" stroke="{colours[name]}" stroke-width="1.8"'
         yield f'<polyline points="{points}" {stroke}/>'

@@ -498,17 +498,10 @@ def keep_cost(speeds: dict[str, dict[int, float]], clock: str) -> None:
     most = max(max(row.values()) for row in speeds.values())
     step = 10 ** (len(str(int(most))) - 1)
     top = step * (int(most / step) + 1)
-    draw(
-        RESULTS / "impala-cost.svg",
-        [
-            Panel(
-                "IMPALA on Breakout",
-                {f"processes: {name}": list(row.items()) for name, row in speeds.items()},
-            )
-        ],
-        Axis("logical actors", 1, max(COST_ACTORS), COST_ACTORS, logarithmic=True),
-        Axis(f"frames a second ({clock} clock)", 0, top, range(0, top + 1, step)),
-    )
+    lines = {f"processes: {name}": list(row.items()) for name, row in speeds.items()}
+    up = Axis(f"frames a second ({clock} clock)", 0, top, range(0, top + 1, step))
+    across = Axis("logical actors", 1, max(COST_ACTORS), COST_ACTORS, logarithmic=True)
+    draw(RESULTS / "impala-cost.svg", [Panel("IMPALA on Breakout", lines, up)], across)
 
 
 def cost_table(speeds: dict[str, dict[int, float]]) -> str:

@@ -285,13 +285,13 @@ def draw_figure(results: Sequence[dict[str, Any]], steps: int, directory: Path) 
     from chart import Axis, Panel, draw
 
     found = by_variant(results)
+    up = Axis("mean return", -1, 1, (-1, -0.5, 0, 0.5, 1))
     panels = [
-        Panel(correction, {f"lag {lag}": mean_curve(found[correction, lag]) for lag in LAGS})
+        Panel(correction, {f"lag {lag}": mean_curve(found[correction, lag]) for lag in LAGS}, up)
         for correction in CORRECTIONS
     ]
     across = Axis("environment steps", 0, steps, (0, steps // 2, steps))
-    up = Axis("mean return", -1, 1, (-1, -0.5, 0, 0.5, 1))
-    draw(directory / "impala-lag.svg", panels, across, up)
+    draw(directory / "impala-lag.svg", panels, across)
 
 
 if __name__ == "__main__":

@@ -48,8 +48,8 @@ def draw_curves(path: Path, results: StudyResults) -> None:
     steps = max(x for lines in groups.values() for line in lines.values() for x, _ in line)
     highest = max(y for lines in groups.values() for line in lines.values() for _, y in line)
     across = Axis("agent steps", 0, steps, (0, steps / 2, steps))
-    panels = [Panel(group, lines) for group, lines in groups.items()]
-    draw(path, panels, across, _scores(highest), columns=3)
+    panels = [Panel(group, lines, _scores(highest)) for group, lines in groups.items()]
+    draw(path, panels, across, columns=3)
 
 
 def draw_settings(path: Path, tables: StudyTables) -> None:
@@ -63,7 +63,7 @@ def draw_settings(path: Path, tables: StudyTables) -> None:
     count = max(map(len, lines.values()))
     across = Axis("setting, by rank in its group", 1, count, (1, count))
     highest = max(y for line in lines.values() for _, y in line)
-    draw(path, [Panel("final score", lines)], across, _scores(highest))
+    draw(path, [Panel("final score", lines, _scores(highest))], across)
 
 
 def _scores(highest: float) -> Axis:

@@ -192,7 +192,7 @@ def test_numbers_lie_where_axes_have_them():
 def test_a_line_is_drawn_from_its_points_and_names_are_escaped(tmp_path):
     lines = {"a < b": [(0, 0), (5, 10), (10, 5)]}
     axis = Axis("both", 0, 10, (0, 10))
-    draw(tmp_path / "chart.svg", [Panel("one", lines), Panel("two", {})], axis, axis)
+    draw(tmp_path / "chart.svg", [Panel("one", lines, axis), Panel("two", {}, axis)], axis)
     root = ET.parse(tmp_path / "chart.svg").getroot()  # noqa: S314 - our own
     (line,) = root.iter(f"{SVG}polyline")
     assert line.get("points") == "0.0,190.0 130.0,0.0 260.0,95.0"
@@ -203,7 +203,7 @@ def test_more_lines_than_colours_are_refused(tmp_path):
     lines = {str(number): [] for number in range(len(COLOURS) + 1)}
     axis = Axis("both", 0, 1, ())
     with pytest.raises(ValueError, match="7 lines"):
-        draw(tmp_path / "chart.svg", [Panel("one", lines)], axis, axis)
+        draw(tmp_path / "chart.svg", [Panel("one", lines, axis)], axis)
 
 
 # Speed
