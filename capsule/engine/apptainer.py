@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
@@ -216,7 +216,7 @@ def _version(program: str) -> str:
     return done.stdout.split()[-1]
 
 
-def _first_process(processes: set[int]) -> int | None:
+def _first_process(processes: Iterable[int]) -> int | None:
     """Return the process that is the first of its namespace; None if there is none yet."""
     for process in processes:
         with suppress(OSError):  # processes end at any moment

@@ -226,19 +226,21 @@ class RunningProcess:
 
     def kill(self) -> None:
         """Kill the descendants: an enclosure ends when the kernel has ended all that is in it."""
-        found = descendants(self._process.pid) if self._process.poll() is None else set()
-        for process in found:
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-        # An enclosure ends by itself, once the kernel has ended all that was in the namespace.
+        found = descendants(self._process.pid) if self._process.poll() is None else []
+        # A process is killed before its children: a shell whose command is killed goes on, and
+        # might end with status 0. An enclosure is not killed. It ends with the status of the task,
+        # once the kernel has ended all that was in the namespace.
         if not (self._enclosed and found):
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
+        for process in found:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
 
     def exceeds_memory(self) -> bool:
         """See :class:`capsule.engine.supervise.Running`."""
         process = self._process.pid
-        return memory_of({process} | descendants(process)) > self._limit_bytes
+        return memory_of([process, *descendants(process)]) > self._limit_bytes
 
     def was_out_of_memory(self) -> bool:
         """See :class:`capsule.engine.supervise.Running`."""
@@ -258,19 +260,18 @@ def task_environment(task: Task, environment: str, home: str) -> dict[str, str]:
     }
 
 
-def descendants(process: int) -> set[int]:
-    """Return the children of a process, their children, and so on."""
+def descendants(process: int) -> list[int]:
+    """Return the children of a process, then their children, and so on."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # processes end at any moment
             # The name of a program, in parentheses, may itself have blanks and parentheses.
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(folder.name))
-    found, new = set[int](), children.get(process, [])
-    while new:
-        found.update(new)
-        new = [child for each in new for child in children.get(each, [])]
-    return found
+    found = [process]
+    for each in found:
+        found += children.get(each, [])
+    return found[1:]
 
 
 def memory_of(processes: Iterable[int]) -> int:

@@ -218,6 +218,16 @@ def test_too_much_memory_in_a_child_ends_a_task(run):
     assert (ended.status, ended.reason) == (137, "out-of-memory")
 
 
+def test_a_task_that_ends_when_a_child_is_killed_does_not_end_well(run):
+    code = (
+        "import os, subprocess\n"
+        "sleeping = [subprocess.Popen(['sleep', '60']) for _ in range(100)]\n"
+        "held = b'x' * (200 << 20); os.wait(); os._exit(0)"
+    )
+    ended, _ = run(code, memory_mb=100)
+    assert (ended.status, ended.reason) == (137, "out-of-memory")
+
+
 def test_too_much_disk_ends_a_task(run):
     code = (
         "import sys, time\n"
