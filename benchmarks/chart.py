@@ -85,11 +85,11 @@ def _frame(panel: Panel, across: Axis) -> Iterator[str]:
     yield _text(WIDTH / 2, HEIGHT + 34, across.label)
     yield _text(-40, HEIGHT / 2, panel.up.label, turned=True)
     for mark in across.marks:
-        yield _text(across.place(mark) * WIDTH, HEIGHT + 16, f"{mark:,g}")
+        yield _text(across.place(mark) * WIDTH, HEIGHT + 16, f"{mark:,.12g}")
     for mark in panel.up.marks:
         level = (1 - panel.up.place(mark)) * HEIGHT
         yield f'<path d="M0 {level:.1f}H{WIDTH}" stroke="#ddd"/>'
-        yield _text(-6, level + 4, f"{mark:,g}", anchor="end")
+        yield _text(-6, level + 4, f"{mark:,.12g}", anchor="end")
 
 
 def _lines(panel: Panel, colours: Mapping[str, str], across: Axis) -> Iterator[str]:
