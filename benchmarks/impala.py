@@ -51,7 +51,7 @@ ACTORS = 32
 TRIES = 2  # rounds of a competitor's settings
 RESULTS = Path(__file__).parent / "results"
 COST_ACTORS = (1, 4, 16, 64, 256)
-COST_PROCESSES = (1, 2, 4)
+COST_PROCESSES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
