@@ -227,9 +227,9 @@ class RunningProcess:
     def kill(self) -> None:
         """Kill the descendants: an enclosure ends when the kernel has ended all that is in it."""
         found = descendants(self._process.pid) if self._process.poll() is None else []
-        # A process is killed before its children: a shell whose command is killed goes on, and
-        # might end with status 0. An enclosure is not killed. It ends with the status of the task,
-        # once the kernel has ended all that was in the namespace.
+        # A process is killed before its children. A shell whose command was killed would otherwise
+        # take its next command, and might end with status 0. An enclosure is not killed. It ends
+        # with the status of the task, once the kernel has ended all that was in the namespace.
         if not (self._enclosed and found):
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

@@ -1,6 +1,7 @@
 """Bundles and run directories to export, and what is in them, read without Capsule."""
 
 import json
+import secrets
 import tarfile
 from pathlib import Path
 
@@ -30,6 +31,18 @@ def returns():
         point["step"]: [float.fromhex(value) for value in point["returns"]]
         for point in claims["evaluation"]["points"]
     }
+
+
+@pytest.fixture
+def tmp_path(tmp_path):
+    """Return a folder whose path no other test has.
+
+    MLflow keeps what it knows of a folder, and pytest removes the folder of a test that passed and
+    gives its name to another.
+    """
+    folder = tmp_path / secrets.token_hex(8)
+    folder.mkdir()
+    return folder
 
 
 @pytest.fixture
