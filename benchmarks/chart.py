@@ -16,7 +16,7 @@ LEFT, TOP, GAP, BELOW = 56, 34, 62, 74  # around it
 
 @dataclass(frozen=True)
 class Axis:
-    """A range of numbers, the same for all panels.
+    """A range of numbers.
 
     Attributes:
         label: What the numbers are.
@@ -52,6 +52,12 @@ class Panel:
     title: str
     lines: Mapping[str, Line]
     up: Axis
+
+
+def score_axis(highest: float) -> Axis:
+    """Return an upward axis for mean returns from 0 to a positive one."""
+    top = math.ceil(highest)
+    return Axis("mean return", 0, top, (0, top / 2, top))
 
 
 def draw(path: Path, panels: Sequence[Panel], across: Axis, *, columns: int = 4) -> None:

@@ -69,7 +69,9 @@ BASELINE_ON_GPU = Contender("stable-baselines3, GPU", "baseline", device="cuda")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Plain)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--task", choices=["breakout", "cartpole"], default="breakout")
     parser.add_argument("--baseline", help="python of the environment with stable-baselines3")
     parser.add_argument("--gpu", action="store_true", help="also on the machine's NVIDIA GPU")
@@ -84,10 +86,6 @@ def main() -> None:
         work(Contender(**json.loads(options.worker)), options)
     else:
         compare(options)
-
-
-class _Plain(argparse.RawDescriptionHelpFormatter):
-    """Keeps the line breaks of the module's documentation."""
 
 
 def compare(options: argparse.Namespace) -> None:

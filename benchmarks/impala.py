@@ -111,7 +111,9 @@ FACTORIES = tuple(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Plain)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--baseline", help="python of the environment with stable-baselines3")
     parser.add_argument("--competitors", help="python of the environment with its competitors")
     parser.add_argument("--cost", action="store_true", help="cost of actors and of processes")
@@ -137,10 +139,6 @@ def main() -> None:
         measure_cost(options)
     else:
         compare(options)
-
-
-class _Plain(argparse.RawDescriptionHelpFormatter):
-    """Keeps the line breaks of the module's documentation."""
 
 
 def compare(options: argparse.Namespace) -> None:

@@ -91,7 +91,9 @@ class Run:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Plain)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("tasks", nargs="*", help=f"of {', '.join([*TASKS, LAG])}; default: tasks")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -114,10 +116,6 @@ def main() -> int:
             missed += statistics.median(scores) < TASKS[task].score
             print(task_row(task, results))
     return min(missed, 1)
-
-
-class _Plain(argparse.RawDescriptionHelpFormatter):
-    """Keeps the line breaks of the module's documentation."""
 
 
 def runs_of(task: str, seeds: int) -> Iterator[Run]:

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import subprocess
 from collections.abc import Iterator
@@ -51,7 +50,9 @@ EVALUATION_SEED = 1_000  # far from those of training: the seed 0 and those afte
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Plain)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--baseline", help="python of the environment with stable-baselines3")
     parser.add_argument("--train", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -63,15 +64,14 @@ def main() -> None:
     draw_curves(json.loads(RESULTS.read_text()), RESULTS.with_suffix(".svg"))
 
 
-class _Plain(argparse.RawDescriptionHelpFormatter):
-    """Keeps the line breaks of the module's documentation."""
-
-
 # Training of the baselines
 
 
 def train_missing(python: str) -> None:
-    """Train what ``RESULTS`` does not have, each in a process of its own, and keep it there."""
+    """Train the agents that have no evaluations in ``RESULTS`` yet, and add theirs to the file.
+
+    Each agent is trained in a process of its own.
+    """
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
     known = {(result["agent"], result["game"]) for result in kept}
     for agent in BASELINES:
@@ -90,7 +90,7 @@ def train(agent: str, game: str) -> dict[str, Any]:
     import torch
     from stable_baselines3.common.callbacks import BaseCallback
 
-    torch.set_num_threads(1)  # two are slower: the network is small
+    torch.set_num_threads(1)  # a run of the studies has one core, too
     curve: list[tuple[int, float]] = []
 
     class Evaluations(BaseCallback):
@@ -112,7 +112,7 @@ def train(agent: str, game: str) -> dict[str, Any]:
 
 
 def make_dqn(game: str) -> Any:
-    """Return stable-baselines3's DQN with the hyperparameters of Young and Tian and with Adam."""
+    """Return stable-baselines3's DQN; the module's documentation says whose settings it has."""
     from stable_baselines3 import DQN
 
     return DQN(
@@ -206,15 +206,14 @@ def evaluated(model: Any, game: str) -> float:
 
 def draw_curves(baselines: list[dict[str, Any]], path: Path) -> None:
     """Draw a panel for each game: the means over the runs of each agent."""
-    from chart import Axis, Panel, draw
+    from chart import Axis, Panel, draw, score_axis
 
     lines = [*study_lines(), *baseline_lines(baselines)]
     panels = []
     for game in GAMES:
         here = {name: line for name, of, line in lines if of == game}
-        top = rounded_up(max(score for line in here.values() for _, score in line))
-        up = Axis("mean return", 0, top, (0, top / 2, top))
-        panels.append(Panel(game.replace("_", " ").title(), here, up))
+        highest = max(score for line in here.values() for _, score in line)
+        panels.append(Panel(game.replace("_", " ").title(), here, score_axis(highest)))
     across = Axis("frames", 0, FRAMES, (0, FRAMES // 2, FRAMES))
     draw(path, panels, across, columns=3)
 
@@ -243,12 +242,6 @@ def baseline_lines(results: list[dict[str, Any]]) -> Iterator[tuple[str, str, Li
     """Yield the agent, the game and the curve of each training of stable-baselines3."""
     for result in results:
         yield BASELINES[result["agent"]], result["game"], result["curve"]
-
-
-def rounded_up(score: float) -> float:
-    """Return the least number with one digit other than 0 that is not below a positive score."""
-    unit = 10.0 ** math.floor(math.log10(score))
-    return math.ceil(score / unit) * unit
 
 
 if __name__ == "__main__":

@@ -69,7 +69,9 @@ ACTING, PLAIN_ACTING = "actors, capsule", "actors, plain torch"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Plain)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--workers", type=int, default=2, help="threads, or processes of actors")
     parser.add_argument("--only", choices=["learner", "actors"], help="leave the other out")
@@ -82,10 +84,6 @@ def main() -> None:
         work(Contender(**json.loads(options.worker)))
     else:
         compare(options)
-
-
-class _Plain(argparse.RawDescriptionHelpFormatter):
-    """Keeps the line breaks of the module's documentation."""
 
 
 def compare(options: argparse.Namespace) -> None:

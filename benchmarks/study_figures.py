@@ -10,12 +10,11 @@ low (figure E.2 of Espeholt et al. 2018).
 from __future__ import annotations
 
 import argparse
-import math
 from collections import Counter
 from pathlib import Path
 from statistics import fmean
 
-from chart import COLOURS, Axis, Panel, draw
+from chart import COLOURS, Axis, Panel, draw, score_axis
 
 from capsule.bundle.trust import TrustPolicy
 from capsule.study.results import StudyResults
@@ -48,7 +47,7 @@ def draw_curves(path: Path, results: StudyResults) -> None:
     steps = max(x for lines in groups.values() for line in lines.values() for x, _ in line)
     highest = max(y for lines in groups.values() for line in lines.values() for _, y in line)
     across = Axis("agent steps", 0, steps, (0, steps / 2, steps))
-    panels = [Panel(group, lines, _scores(highest)) for group, lines in groups.items()]
+    panels = [Panel(group, lines, score_axis(highest)) for group, lines in groups.items()]
     draw(path, panels, across, columns=3)
 
 
@@ -63,12 +62,7 @@ def draw_settings(path: Path, tables: StudyTables) -> None:
     count = max(map(len, lines.values()))
     across = Axis("setting, by rank in its group", 1, count, (1, count))
     highest = max(y for line in lines.values() for _, y in line)
-    draw(path, [Panel("final score", lines, _scores(highest))], across)
-
-
-def _scores(highest: float) -> Axis:
-    top = math.ceil(highest)
-    return Axis("mean return", 0, top, (0, top / 2, top))
+    draw(path, [Panel("final score", lines, score_axis(highest))], across)
 
 
 if __name__ == "__main__":

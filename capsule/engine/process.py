@@ -225,7 +225,7 @@ class RunningProcess:
                 os.kill(self.first, signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill the descendants: an enclosure ends when the kernel has ended all that is in it."""
+        """See :class:`capsule.engine.supervise.Running`."""
         found = descendants(self._process.pid) if self._process.poll() is None else []
         # A process is killed before its children. A shell whose command was killed would otherwise
         # take its next command, and might end with status 0. An enclosure is not killed. It ends
