@@ -5,9 +5,11 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import re
 import resource
 import stat
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,7 +18,7 @@ from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from capsule.engine.bytecode import NO_BYTECODE, prepare_bytecode
 from capsule.engine.cluster import in_cluster
@@ -58,6 +60,9 @@ _OWNER = "capsule.owner"
 _CONFLICT = 409  # also if another process is removing it
 # How engines name the init that is missing. Debian's Podman only recommends its catatonit.
 _NO_INIT = ("docker-init", "catatonit", "container-init", "init binary")
+_ENDING_SECONDS = 5  # for how long an engine may look up a process that has just ended
+
+Answer = TypeVar("Answer")
 
 
 class ContainerEngine:
@@ -160,7 +165,7 @@ class ContainerEngine:
             with in_cluster(task.cluster, plain, self._client, worker) as settings:
                 container = self._start(settings, gpu=bool(task.gpus))
                 try:
-                    container.reload()
+                    _about(container.reload)
                     # The image is what the engine says that it started; the ledger of the run
                     # relies on it.
                     running, image = _RunningContainer(container), str(container.attrs["Image"])
@@ -394,12 +399,13 @@ class _RunningContainer:
         return False  # the kernel sees to it
 
     def was_out_of_memory(self) -> bool:
-        self._container.reload()
+        _about(self._container.reload)
         return bool(self._container.attrs["State"].get("OOMKilled"))
 
     def _await_end(self) -> None:
         try:
-            self._ended.put(int(self._container.wait(timeout=None)["StatusCode"]))
+            ended = _about(partial(self._container.wait, timeout=None))
+            self._ended.put(int(ended["StatusCode"]))
         except Exception as error:  # noqa: BLE001 - handed to the waiting thread
             self._ended.put(error)
 
@@ -410,7 +416,7 @@ class _RunningContainer:
             # If the container has just ended by itself, the engine rejects the signal.
             self._container.kill(signal=name)
         except APIError:
-            self._container.reload()
+            _about(self._container.reload)
             if self._container.status == "running":
                 raise
 
@@ -435,6 +441,24 @@ def run_label(run_directory: Path) -> str:
     """Return the label value by which a run directory's container is found again."""
     path = run_directory.resolve()
     return f"{path.parent.name}/{path.name}-{sha256_hex(os.fsencode(path))[:16]}"
+
+
+def _about(ask: Callable[[], Answer]) -> Answer:
+    """Ask the engine about a container, and ask again if the container's process ended meanwhile.
+
+    Podman before 4.4 looks such a process up and answers with the error of that
+    (https://github.com/containers/podman/issues/16383).
+    """
+    from docker.errors import APIError
+
+    for _ in range(_ENDING_SECONDS * 10):
+        try:
+            return ask()
+        except APIError as error:
+            if not re.search(r"/proc/\d+/cgroup", str(error)):
+                raise
+            time.sleep(0.1)
+    return ask()
 
 
 def _checked_id(found: EngineImage | None, image: Image, engine: str) -> str:

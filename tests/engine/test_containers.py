@@ -273,6 +273,25 @@ def test_a_leftover_that_another_capsule_is_removing_is_waited_for():
     assert asked == ["removed"]
 
 
+def test_an_engine_that_looks_an_ended_process_up_is_asked_again(monkeypatch):
+    monkeypatch.setattr(containers.time, "sleep", lambda _: None)
+    looking = APIError("read /proc/14826/cgroup: no such process")
+    container = Mock(attrs={"State": {"OOMKilled": True}})
+    container.wait.side_effect = [looking, looking, {"StatusCode": 7}]
+    container.reload.side_effect = [looking, None]
+    running = containers._RunningContainer(container)
+    assert running.wait(60) == 7
+    assert running.was_out_of_memory()
+
+
+@pytest.mark.parametrize("reason", ["no space left", "read /proc/14826/cgroup: no such process"])
+def test_an_engine_that_keeps_failing_is_believed(monkeypatch, reason):
+    monkeypatch.setattr(containers.time, "sleep", lambda _: None)
+    running = containers._RunningContainer(Mock(**{"wait.side_effect": APIError(reason)}))
+    with pytest.raises(APIError, match=reason):
+        running.wait(60)
+
+
 HOST = """\
 import json, sys
 from pathlib import Path
