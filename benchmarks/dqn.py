@@ -8,6 +8,9 @@ learning. The optimizers differ: Capsule keeps DQN's centred RMSProp, the baseli
 64 updates with minibatches of 256 after every 256 steps, two hidden layers of 256 units. Epsilon is
 the spec's final one from the first update on.
 
+``--task minatar``: both play MinAtar's Breakout with the network of Young and Tian 2019, an update
+with a minibatch of 32 every 4 steps, and epsilon 0.01. The baseline keeps its Adam here, too.
+
 Every contender is one process. They take turns (``turns.py``), and ratios are medians over the
 rounds.
 
@@ -27,7 +30,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +41,17 @@ from turns import median_ratio, serve, start, take_turns
 WARM_UP_STEPS = 1_200
 REPLAY = 10_000
 GAME = "breakout"
-CARTPOLE = Path(__file__).parents[1] / "specs" / "dqn-cartpole.yaml"
+SPECS = Path(__file__).parents[1] / "specs"
+CARTPOLE = SPECS / "dqn-cartpole.yaml"
+MINATAR = SPECS / "dqn-minatar.yaml"
+EPSILON = 0.01
+MINATAR_SETTINGS = {
+    "trainer.replay_capacity": REPLAY,
+    "trainer.replay_start": 1_000,
+    "trainer.exploration_initial": EPSILON,
+    "trainer.exploration_final": EPSILON,
+    "trainer.micro_batches": [32],  # so small a network is computed by one thread
+}
 
 
 @dataclass(frozen=True)
@@ -72,7 +85,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--task", choices=["breakout", "cartpole"], default="breakout")
+    parser.add_argument("--task", choices=["breakout", "cartpole", "minatar"], default="breakout")
     parser.add_argument("--baseline", help="python of the environment with stable-baselines3")
     parser.add_argument("--gpu", action="store_true", help="also on the machine's NVIDIA GPU")
     parser.add_argument("--gpu-only", action="store_true", help="only the contenders on the GPU")
@@ -174,23 +187,19 @@ def spec_of(contender: Contender, options: argparse.Namespace) -> Any:
     from capsule.experiment.spec import Spec
     from capsule.host.spec_file import load_spec
 
+    sections = {
+        "accelerator": _accelerator(contender),
+        "determinism": determinism_of(contender.gpu),
+    }
     if options.task == "cartpole":
-        accelerator = json.dumps(_accelerator(contender))
         epsilon = json.loads(options.settings or cartpole_settings())["exploration_final"]
-        determinism = json.dumps(determinism_of(contender.gpu))
-        return load_spec(
-            CARTPOLE,
-            (
-                f"accelerator={accelerator}",
-                f"determinism={determinism}",
-                f"trainer.exploration_initial={epsilon}",
-            ),
-        )
+        return load_spec(CARTPOLE, _changes(sections | {"trainer.exploration_initial": epsilon}))
+    if options.task == "minatar":
+        return load_spec(MINATAR, _changes(sections | MINATAR_SETTINGS))
     document = {
         "schema": "capsule/spec/v1",
         "name": "benchmark",
-        "accelerator": _accelerator(contender),
-        "determinism": determinism_of(contender.gpu),
+        **sections,
         "environment": {"suite": "atari", "game": GAME},
         "trainer": {
             "algorithm": "dqn",
@@ -198,12 +207,17 @@ def spec_of(contender: Contender, options: argparse.Namespace) -> Any:
             "replay_start": 1_000,
             "target_interval": 1_000,
             "learning_rate": 0.0001,
-            "exploration_initial": 0.01,
-            "exploration_final": 0.01,
+            "exploration_initial": EPSILON,
+            "exploration_final": EPSILON,
             "micro_batches": [int(size) for size in options.shards.split(",")],
         },
     }
     return Spec.model_validate_json(json.dumps(document))
+
+
+def _changes(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return fields of a spec as ``--set`` takes them."""
+    return tuple(f"{name}={json.dumps(value)}" for name, value in fields.items())
 
 
 def _accelerator(contender: Contender) -> dict[str, Any]:
@@ -222,6 +236,17 @@ def _baseline(contender: Contender, options: argparse.Namespace) -> Iterator[int
     torch.set_num_threads(contender.threads)
     if options.task == "cartpole":
         model = _baseline_on_cartpole(contender, json.loads(options.settings))
+    elif options.task == "minatar":
+        from minatar_curves import make_dqn
+
+        model = make_dqn(
+            GAME,
+            buffer_size=REPLAY,
+            learning_starts=1_000,
+            exploration_initial_eps=EPSILON,
+            exploration_final_eps=EPSILON,
+            device=contender.device,
+        )
     else:
         model = _baseline_on_atari(contender)
     go, done = threading.Semaphore(0), threading.Semaphore(0)
@@ -269,8 +294,8 @@ def _baseline_on_atari(contender: Contender) -> Any:
         gamma=0.99,
         train_freq=4,
         target_update_interval=1_000,
-        exploration_initial_eps=0.01,
-        exploration_final_eps=0.01,
+        exploration_initial_eps=EPSILON,
+        exploration_final_eps=EPSILON,
         seed=0,
         device=contender.device,
     )

@@ -111,26 +111,30 @@ def train(agent: str, game: str) -> dict[str, Any]:
     }
 
 
-def make_dqn(game: str) -> Any:
-    """Return stable-baselines3's DQN; the module's documentation says whose settings it has."""
+def make_dqn(game: str, **others: Any) -> Any:
+    """Return stable-baselines3's DQN; the module's documentation says whose settings it has.
+
+    Args:
+        game: One of :data:`GAMES`.
+        others: Settings that replace these.
+    """
     from stable_baselines3 import DQN
 
-    return DQN(
-        "MlpPolicy",
-        games(game, 1),
-        learning_rate=0.00025,
-        buffer_size=100_000,
-        learning_starts=5_000,
-        batch_size=32,
-        gamma=0.99,
-        train_freq=4,
-        target_update_interval=1_000,
-        exploration_fraction=100_000 / FRAMES,
-        exploration_final_eps=0.02,
-        policy_kwargs=network(),
-        seed=0,
-        device="cpu",
-    )
+    settings = {
+        "learning_rate": 0.00025,
+        "buffer_size": 100_000,
+        "learning_starts": 5_000,
+        "batch_size": 32,
+        "gamma": 0.99,
+        "train_freq": 4,
+        "target_update_interval": 1_000,
+        "exploration_fraction": 100_000 / FRAMES,
+        "exploration_final_eps": 0.02,
+        "policy_kwargs": network(),
+        "seed": 0,
+        "device": "cpu",
+    }
+    return DQN("MlpPolicy", games(game, 1), **(settings | others))
 
 
 def make_a2c(game: str) -> Any:

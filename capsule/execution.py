@@ -18,7 +18,7 @@ from capsule.bundle.claims import read_arrivals
 from capsule.engine.interface import NATIVE, RUN_DIRECTORY, Engine, Task
 from capsule.engine.interpreter import interpreter_packages
 from capsule.engine.supervise import exclusive, unattended_seconds
-from capsule.entropy.attempt import Attempt
+from capsule.entropy.attempt import Attempt, clear, is_complete
 from capsule.entropy.evidence import Evidence
 from capsule.entropy.ledger import compute_ledger
 from capsule.entropy.report import EntropyReport
@@ -302,6 +302,7 @@ def execute(
     # Nothing may be written while another process executes a task in the directory.
     with exclusive(run_directory):
         if (run_directory / contract.LEDGER).exists():  # written last
+            clear(run_directory)
             return result_of(lock.spec, run_directory)
         return _execute(lock, engine, run_directory, options, reporter)
 
@@ -323,7 +324,7 @@ def _execute(
         write_atomic(run_directory / name, log.read_bytes())
     events = EventTail(run_directory / contract.EVENTS, reporter)
     _read_data(data, reporter)
-    ended = (run_directory / contract.ENDED).exists()  # only its outputs are to be listed
+    ended = _has_ended(run_directory)
     limits, surroundings = options.limits or lock.spec.limits, options.surroundings
     attempt = Attempt(run_directory, lock.spec, replay=options.replay, ended=ended)
     words = (_python(lock.spec), *TRAINING)
@@ -346,14 +347,30 @@ def _execute(
     result = outcome(lock.spec, run_directory, exit_)
     # A run with a result has named its GPU; one that failed early may not have.
     gpu.check()
-    report = attempt.finish(prefix=options.stop_after is not None)
     if data:
         # A data set that another process changed meanwhile was not the pinned one to the end.
         again = _read_data(data, reporter)
         write_atomic(run_directory / contract.DATA, contract.DataRead(sets=again).document())
-    # This document comes last: a directory that has it counts as finished above.
+    report = attempt.finish(prefix=options.stop_after is not None)
+    # This document comes last: a directory that has it counts as finished above. Until then, the
+    # folders of the starts are needed to finish the run again.
     _write_ledger(lock.spec, run_directory, report, engine.describe(), exit_.image)
+    clear(run_directory)
     return result
+
+
+def _has_ended(run_directory: Path) -> bool:
+    """Tell whether the task has ended, so that at most a program's outputs are still to be listed.
+
+    What ended without a report of its launcher, which was killed at that moment, continues from its
+    last state, since nothing is known about the randomness of its end.
+    """
+    ends = [run_directory / name for name in (contract.ENDED, contract.RESULT)]
+    if is_complete(run_directory):
+        return any(end.exists() for end in ends)
+    for end in ends:
+        end.unlink(missing_ok=True)
+    return False
 
 
 def look(

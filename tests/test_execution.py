@@ -7,6 +7,7 @@ import pytest
 from capsule import execution
 from capsule.engine.gpu import no_gpu
 from capsule.engine.interface import Exit
+from capsule.entropy.report import REPORT
 from capsule.execution import VariedSurroundings, look
 from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError, ExitCode
@@ -143,3 +144,15 @@ def test_replicas_are_for_a_server_only():
     execution.ExecutionOptions(learners=2).check(spec)
     with pytest.raises(CapsuleError, match="CAP-S009 --replicas 2"):
         execution.ExecutionOptions(replicas=2).check(spec)
+
+
+@pytest.mark.parametrize("name", [contract.ENDED, contract.RESULT])
+def test_what_ended_is_finished_only_with_a_report_of_its_launcher(tmp_path, name):
+    start = tmp_path / contract.ENTROPY_STARTS / "start-0001"
+    start.mkdir(parents=True)
+    (tmp_path / name).touch()
+    (start / REPORT).touch()
+    assert execution._has_ended(tmp_path)
+    (start / REPORT).unlink()
+    assert not execution._has_ended(tmp_path)
+    assert not (tmp_path / name).exists()  # it continues from its last state

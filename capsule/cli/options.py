@@ -319,7 +319,11 @@ RunsOption = Annotated[
 ]
 ResumeOption = Annotated[
     Path | None,
-    option("--resume FOLDER", "Run directory of an interrupted run to resume. SPEC is ignored."),
+    option(
+        "--resume FOLDER",
+        "Run directory of an interrupted run to resume, with the engine with which it began. SPEC "
+        "is ignored.",
+    ),
 ]
 ClusterOption = Annotated[
     str | None,

@@ -7,24 +7,26 @@ from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import typer
 
 from capsule.cli import options
 from capsule.cli.common import guarded, locked, print_json, use_gpu
 from capsule.cli.defaults import checked_key, public_half
-from capsule.host.run_directory import LOCK, WORK
+from capsule.host.run_directory import FINGERPRINT, LOCK, WORK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from capsule.bundle.claims import Claims
+    from capsule.engine.select import EngineChoice
     from capsule.experiment.lock import Lock
     from capsule.experiment.spec import SourcesSpec, Spec
     from capsule.host.reporter import Reporter
     from capsule.image.cache import Cache
+    from capsule.machine.fingerprint import Fingerprint
 
 
 @guarded
@@ -100,7 +102,7 @@ def command(
         require_folder(output)
     cache = Cache()
     with open_reporter(quiet=quiet) as reporter:
-        chosen = open_engine(engine, progress=reporter.note)
+        chosen = open_engine(_engine(engine, resume), progress=reporter.note)
         # From here on files are made. Without an engine, the command has ended before that.
         directory, lock, sources = _directory(resume, spec, overrides, output, cache, reporter.note)
         if workers is not None:
@@ -108,6 +110,7 @@ def command(
         fingerprint = take_fingerprint(chosen.describe(), directory)
         for finding in check_requirements(lock, fingerprint):
             raise finding
+        fingerprint = _kept(directory, fingerprint)
         if warning := gpu_warning(lock.spec, fingerprint):
             reporter.note(warning)
         found = find_data(lock, cache, reporter.note, places)
@@ -126,7 +129,7 @@ def command(
         finished = FinishedRun(
             lock=lock,
             image=image,
-            engine=chosen.describe(),
+            engine=dict(fingerprint.engine or {}),
             fingerprint=fingerprint,
             started=_started(directory),
             directory=directory / WORK,
@@ -246,6 +249,56 @@ def _directory(
         write_lock(resume / LOCK, lock)
         os.utime(resume / LOCK, (started, started))
     return resume, lock, SourcesSpec()
+
+
+def _engine(wanted: EngineChoice, resume: Path | None) -> EngineChoice:
+    """Return the engine to open: that of the run to resume, unless another one is wanted."""
+    from capsule.engine.select import EngineChoice
+
+    if wanted != "auto" or resume is None or (began := _began(resume)) is None:
+        return wanted
+    names: dict[str, EngineChoice] = {name: name for name in get_args(EngineChoice)}
+    return names.get(_name(began), wanted)
+
+
+def _kept(directory: Path, here: Fingerprint) -> Fingerprint:
+    """Keep the fingerprint of the machine that executes a run in its directory, and return it.
+
+    A run that has finished, and only has to be packed, has that of the machine on which it ended.
+
+    Raises:
+        CapsuleError: CAP-E050, the run began in a container and would continue without one, or the
+            reverse. The bundle would say that all of it ran where its end did.
+    """
+    from capsule.experiment.canonical import write_atomic
+    from capsule.experiment.contract import LEDGER
+    from capsule.host.errors import CapsuleError
+
+    began = _began(directory)
+    if began is not None and (_name(began) == "process") != (_name(here) == "process"):
+        raise CapsuleError(
+            "CAP-E050",
+            f"the run in {directory} began with the engine {_name(began)}, and cannot be resumed "
+            f"with the engine {_name(here)}: one is a plain process, and the other a container",
+            fix=f"Add --engine {_name(began)}.",
+        )
+    if began is not None and (directory / WORK / LEDGER).exists():
+        return began
+    write_atomic(directory / FINGERPRINT, here.document())
+    return here
+
+
+def _began(directory: Path) -> Fingerprint | None:
+    """Return the fingerprint that is kept in a run directory; None if it has not been executed."""
+    from capsule.bundle.claims import read_document
+    from capsule.machine.fingerprint import Fingerprint
+
+    path = directory / FINGERPRINT
+    return read_document(path, Fingerprint) if path.exists() else None
+
+
+def _name(fingerprint: Fingerprint) -> str:
+    return (fingerprint.engine or {}).get("name", "")
 
 
 def _with_other_outputs(lock: Lock, overrides: list[str]) -> Lock:

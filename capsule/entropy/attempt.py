@@ -2,7 +2,7 @@
 
 Each start has a folder of its own in the run directory for the journal and the launcher's reports.
 When the run has finished, what people and verifiers need is kept as documents of the run directory
-and the folders go.
+(:meth:`Attempt.finish`), and the folders go (:func:`clear`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,25 @@ from pathlib import Path
 
 from capsule.entropy.launch import REPLAYED, launch_arguments
 from capsule.entropy.profile import check_consumed, merge, parse
-from capsule.entropy.report import EntropyReport, collect, launch_failure
+from capsule.entropy.report import REPORT, EntropyReport, collect, launch_failure
 from capsule.experiment import contract
 from capsule.experiment.beneath import remove_folder
 from capsule.experiment.canonical import write_atomic
 from capsule.experiment.spec import Spec
 from capsule.host.errors import CapsuleError
+
+
+def is_complete(run_directory: Path) -> bool:
+    """Tell whether the launcher reported the end of the last start, so that it can be finished."""
+    starts = sorted((run_directory / contract.ENTROPY_STARTS).glob("start-*"))
+    return bool(starts) and (starts[-1] / REPORT).exists()
+
+
+def clear(run_directory: Path) -> None:
+    """Remove the folders of the starts of a run that has finished."""
+    starts = run_directory / contract.ENTROPY_STARTS
+    if starts.exists():
+        remove_folder(starts)
 
 
 class Attempt:
@@ -97,7 +110,9 @@ class Attempt:
             check_consumed(self._folder, parse(self._replay), partial=True)
 
     def finish(self, *, prefix: bool) -> EntropyReport:
-        """Keep the report and the profile of a run that has ended well, and nothing else.
+        """Keep the report and the profile of a run that has ended well.
+
+        The folder of the start stays until :func:`clear`, so that this can be repeated.
 
         Args:
             prefix: Only a part was executed, so that a replay may leave some of its profile over.
@@ -111,8 +126,6 @@ class Attempt:
         profile = self._profile(prefix=prefix)
         if profile is not None:
             write_atomic(self._run_directory / contract.ENTROPY_PROFILE, profile)
-        # Last of all: as long as the folder exists, a finish that was cut short can be repeated.
-        remove_folder(self._run_directory / contract.ENTROPY_STARTS)
         return report
 
     def _profile(self, *, prefix: bool) -> bytes | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 LOCK = "lock.json"
 WORK = "work"  # what the training side writes (capsule.experiment.contract)
+FINGERPRINT = "fingerprint.json"  # the machine and the engine that execute the run
 BUNDLES = "*.capsule.tar"
 MEMBERS = "members"  # of the folder of a study, whose members have run directories
 STUDY_LOCK = "study.lock.json"  # of the folder of a study

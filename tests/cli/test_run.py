@@ -3,9 +3,12 @@
 import pytest
 
 from capsule.bundle.keys import generate
+from capsule.cli import run
 from capsule.engine.supervise import exclusive
-from capsule.host.run_directory import LOCK, WORK
+from capsule.experiment.contract import LEDGER
+from capsule.host.run_directory import FINGERPRINT, LOCK, WORK
 from capsule.image.lockfile import write_lock
+from capsule.machine.fingerprint import take_fingerprint
 from tests.cli.conftest import SMALL, capsule
 from tests.verification.runs import make_lock
 
@@ -31,6 +34,43 @@ def test_a_run_that_another_process_executes_is_not_resumed(directory, tmp_path)
     assert "CAP-E008: another Capsule process is running" in done.output
     assert (directory / LOCK).read_bytes() == before
     assert not (tmp_path / "metrics.csv").exists()
+
+
+def began_in(directory, engine):
+    fingerprint = take_fingerprint({"name": engine, "version": "1"}, directory)
+    (directory / FINGERPRINT).write_bytes(fingerprint.document())
+    return fingerprint
+
+
+def test_a_run_that_began_in_a_container_is_not_resumed_without_one(directory, tmp_path):
+    generate(tmp_path / "alice")
+    began_in(directory, "podman")
+    before = (directory / FINGERPRINT).read_bytes()
+    words = ["--resume", directory, "--key", tmp_path / "alice"]
+    done = capsule("run", *words, "--engine", "process")
+    assert done.exit_code == 2
+    assert "CAP-E050" in done.output
+    assert "Add --engine podman." in done.output
+    assert (directory / FINGERPRINT).read_bytes() == before
+
+
+def test_a_run_is_resumed_with_its_engine_unless_another_is_named(directory):
+    assert run._engine("auto", None) == run._engine("auto", directory) == "auto"
+    began_in(directory, "process")
+    assert run._engine("auto", directory) == "process"
+    assert run._engine("bwrap", directory) == "bwrap"
+    began_in(directory, "an engine of a later version")
+    assert run._engine("auto", directory) == "auto"
+
+
+def test_a_run_that_has_finished_keeps_the_fingerprint_with_which_it_ended(directory):
+    here = take_fingerprint({"name": "docker", "version": "2"}, directory)
+    assert run._kept(directory, here) == here
+    began = began_in(directory, "docker")
+    assert run._kept(directory, here) == here  # it continues here
+    began_in(directory, "docker")
+    (directory / WORK / LEDGER).touch()
+    assert run._kept(directory, here) == began != here
 
 
 def test_run_refuses_an_unusable_key_before_it_does_anything(tmp_path):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from capsule.entropy.attempt import Attempt
+from capsule.entropy.attempt import Attempt, clear, is_complete
 from capsule.entropy.journal import MAX_COUNTS
 from capsule.entropy.launch import REPLAYED, launch_arguments
 from capsule.entropy.profile import merge, parse, serialize
@@ -160,6 +160,7 @@ def test_a_run_leaves_its_report_and_nothing_else(directory):
     write_journal(folder_of(directory, 2))
     write_launch_report(folder_of(directory, 2), clock="fixed", processes=7)
     report = attempt.finish(prefix=False)
+    clear(directory)
     assert (report.starts, report.clock, report.processes) == (2, "fixed", 7)
     assert kept(directory) == {ENTROPY_REPORT}
     assert EntropyReport.parse((directory / ENTROPY_REPORT).read_bytes()) == report
@@ -192,6 +193,7 @@ def test_a_recorded_run_leaves_its_profile(directory):
     recorded_run(folder_of(directory))
     write_launch_report(folder_of(directory), mode="record")
     attempt.finish(prefix=False)
+    clear(directory)
     assert kept(directory) == {ENTROPY_REPORT, ENTROPY_PROFILE}
     (thread,) = parse((directory / ENTROPY_PROFILE).read_bytes()).threads
     assert [call.kept for call in thread.calls] == [b"12345678"]
@@ -226,6 +228,7 @@ def test_a_replay_that_used_less_is_complete_only_as_a_prefix(directory, profile
 def test_a_replay_that_got_derived_bytes_has_no_profile(directory, profile):
     more = thread_record(calls=3, derived=2)
     finished(directory, profile, more, spec=LENIENT)
+    clear(directory)
     assert kept(directory) == {ENTROPY_REPORT}
 
 
@@ -236,19 +239,17 @@ def test_without_the_launchers_report_nothing_is_finished(directory):
     assert kept(directory) == {ENTROPY_STARTS}
 
 
-def test_a_finish_that_was_cut_short_is_repeated(directory, monkeypatch):
+def test_a_finish_is_repeated_until_the_folders_are_cleared(directory):
     attempt = start(directory, RECORDED)
     recorded_run(folder_of(directory))
+    assert not is_complete(directory)
     write_launch_report(folder_of(directory), mode="record")
-
-    def interrupted(_folder):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("capsule.entropy.attempt.remove_folder", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            attempt.finish(prefix=False)
-    first = (directory / ENTROPY_REPORT).read_bytes()
+    attempt.finish(prefix=False)
+    assert is_complete(directory)
+    first = [(directory / name).read_bytes() for name in (ENTROPY_REPORT, ENTROPY_PROFILE)]
     start(directory, RECORDED, ended=True).finish(prefix=False)
-    assert (directory / ENTROPY_REPORT).read_bytes() == first
-    assert kept(directory) == {ENTROPY_REPORT, ENTROPY_PROFILE}
+    assert [(directory / name).read_bytes() for name in (ENTROPY_REPORT, ENTROPY_PROFILE)] == first
+    for _ in range(2):
+        clear(directory)
+        assert kept(directory) == {ENTROPY_REPORT, ENTROPY_PROFILE}
+    assert not is_complete(directory)
