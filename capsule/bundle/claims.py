@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
@@ -34,11 +34,15 @@ MAX_DOCUMENT_BYTES = 64 << 20
 NO_NAMESPACES = "engine.namespaces=none"  # a fact of the machine: a repetition may differ in it
 
 
+# Verifiers name files by it, so it must be nothing else (OCI image-spec, descriptor.md#digests).
+ImageDigest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+
+
 class ImageClaim(Model):
     """The image, by content (OCI image-spec: config digest and uncompressed layer digests)."""
 
-    config: str
-    layers: tuple[str, ...]
+    config: ImageDigest
+    layers: tuple[ImageDigest, ...]
 
 
 class TraceClaim(Model):

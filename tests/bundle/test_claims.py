@@ -149,10 +149,18 @@ def test_every_common_claim_changes_the_claim_id(tmp_path, field):
         "libraries": {},
         "relaxations": ("engine=other",),
         "lock": "b" * 64,
-        "image": ImageClaim(config="", layers=()),
+        "image": ImageClaim(config=f"sha256:{SHA}", layers=()),
     }
     changed = claims.model_copy(update={field: others[field]})
     assert changed.claim_id() != claims.claim_id()
+
+
+@pytest.mark.parametrize("name", ["", "sha256:/etc/x", "sha256:../x", SHA, f"sha256:{SHA}\n"])
+def test_images_and_layers_are_named_by_digests_only(name):
+    digest = f"sha256:{SHA}"
+    for config, layers in ((name, ()), (digest, (digest, name))):
+        with pytest.raises(ValueError, match="pattern"):
+            ImageClaim(config=config, layers=layers)
 
 
 def test_claims_of_another_kind_are_not_read(tmp_path):

@@ -57,6 +57,16 @@ def layer(**fields: object) -> Change:
     return change
 
 
+def renamed_layer(digest: str) -> Change:
+    """Call a layer by what is no digest, in every document."""
+
+    def change(files: Files) -> None:
+        configured(lambda config: config["rootfs"]["diff_ids"].__setitem__(1, digest))(files)
+        edit_json(files, MANIFEST, lambda manifest: manifest["layers"][1].update(digest=digest))
+
+    return change
+
+
 def index_of_platforms(files: Files) -> None:
     manifest = json.loads(files[MANIFEST])
     files[MANIFEST] = canonical_json(
@@ -243,8 +253,16 @@ def arrived(order: list[int]) -> Change:
     return change
 
 
+# --image embedded writes a layer into a file that is called by its digest.
+RENAMED = {
+    "layer-that-names-an-absolute-path": "sha256:/home/victim/.profile",
+    "layer-that-names-a-parent-folder": "sha256:../../home/victim/.profile",
+    "layer-with-a-digest-of-another-kind": "sha512:" + "0" * 128,
+}
+
 CASES = [
     *(changed(number, name, "CAP-V040", change) for name, (number, change) in IMAGES.items()),
+    *(changed(33, name, "CAP-B144", renamed_layer(digest)) for name, digest in RENAMED.items()),
     *(changed(38, name, "CAP-V044", output(path), program) for name, path in OUTPUTS.items()),
     *(changed(38, name, "CAP-V044", change, program) for name, change in CLAIMED_TWICE.items()),
     changed(38, "deletion-in-the-parent-folder", "CAP-V044", deleted("../../etc/passwd"), program),
