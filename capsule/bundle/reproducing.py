@@ -227,10 +227,15 @@ def _lines(words: list[str]) -> list[str]:
 def what_ran(spec: Spec) -> str:
     """Describe a run of ``spec`` in a few words."""
     if isinstance(spec.trainer, CommandTrainer):
-        return f"the program `{shlex.join(spec.trainer.command)}`"
+        return f"the program `{_plain(shlex.join(spec.trainer.command))}`"
     spec = spec.training()
     environment = spec.environment
     steps, algorithm = spec.trainer.total_steps, spec.trainer.algorithm.upper()
     task = f"{environment.suite}/{task_name(environment)}"
     own = "" if spec.code is None else ", an environment of its source tree"
-    return f"{steps:,} agent steps of {algorithm} on {task}{own}"
+    return f"{steps:,} agent steps of {algorithm} on {_plain(task)}{own}"
+
+
+def _plain(text: str) -> str:
+    """Replace what would end a line or a code span, and so let the author write further lines."""
+    return "".join(c if c.isprintable() and c != "`" else "?" for c in text)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 from capsule.bundle.claims import TrainingClaims
 from capsule.host.wording import counted
+from capsule.image.code import training_code_digest
+from capsule.image.releases import release_of
 from capsule.report import facts
 from capsule.report.markdown import code, document, files, items, plain, rows, todo
 from capsule.report.subject import ReportedRun
@@ -149,7 +151,10 @@ def _code_of(subject: ReportedRun) -> str:
             f"The program is part of the image, whose content is pinned by SHA-256 in {lock}."
         )
     if not program:
-        sentences.append(f"The training code is Capsule's own, named by digest in {lock}.")
+        code = subject.lock.image.code.sha256
+        own = code == training_code_digest() or release_of(code) is not None
+        whose = "Capsule's own" if own else "of a version of Capsule that this one does not know"
+        sentences.append(f"The training code is {whose}, named by digest in {lock}.")
     return " ".join(sentences)
 
 

@@ -68,11 +68,13 @@ def _details(subject: ReportedRun) -> list[str]:
 def _metrics(subject: ReportedRun) -> str:
     if not subject.evaluation:
         return todo("which of the outputs measure the model.")
+    if not isinstance(subject.claims, TrainingClaims):
+        return f"Returns as the program counts them. {todo('what they are.')}"
+    greedy = subject.lock.spec.training().evaluation.actions == "greedy"
+    policy = "the greedy policy" if greedy else "the policy, whose actions are drawn"
     return (
-        "Sum of the environment's own rewards in an episode of the greedy policy, one episode for "
+        f"Sum of the environment's own rewards in an episode of {policy}, one episode for "
         f"each start; the starts are the same in every evaluation. {todo('why this measure.')}"
-        if isinstance(subject.claims, TrainingClaims)
-        else f"Returns as the program counts them. {todo('what they are.')}"
     )
 
 

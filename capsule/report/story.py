@@ -142,10 +142,9 @@ def _not_shown(subject: ReportedRun, executed: bool) -> tuple[str, ...]:
         )
     silent = [receipt for receipt in subject.receipts.receipts if not receipt.counts]
     if silent:
-        state = agreeing(len(silent), "states. Its signer is", "state. Their signers are")
-        left.append(
-            f"What {len(silent)} of the receipts {state} not trusted, or also signed the bundle."
-        )
+        state = agreeing(len(silent), "states. It does", "state. They do")
+        reasons = ", ".join(sorted({receipt.standing for receipt in silent}))
+        left.append(f"What {len(silent)} of the receipts {state} not count: {reasons}.")
     if subject.claims.relaxations:
         left.append(
             f"Guarantees that were given up (relaxations): {', '.join(subject.claims.relaxations)}."

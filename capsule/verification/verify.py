@@ -91,8 +91,15 @@ def verify(request: VerifyRequest, cache: Cache, reporter: Reporter) -> Report:
                 authentic=False, signer=error.signers[0].key, signers=error.signers
             )
         # The findings of the stages that passed stay in the report.
-        failure, judgement = error, Judgement(_verdict_of(error), error.message)
+        failure, judgement = error, _failed(error, found)
     return found.report(judgement, failure, time.monotonic() - started)
+
+
+def _failed(error: CapsuleError, found: VerificationFindings) -> Judgement:
+    """Judge by what ended the verification early."""
+    if error.exit_code == ExitCode.DIFFERS and found.unclaimed:
+        return Judgement("inconclusive", WITHOUT_IMAGE + error.message)
+    return Judgement(_verdict_of(error), error.message)
 
 
 def _verdict_of(error: CapsuleError) -> Grade:
@@ -184,7 +191,7 @@ def _execute(
     # The code is checked before the image is prepared: _taken() of admission.py relies on it.
     found.own_code = check_code(lock, request.code)
     executor, image = prepare_executor(request, run, engine, cache, reporter)
-    found.image = image
+    found.image, found.unclaimed = image, image.claim is None and run.claims.image is not None
     require_claimed_image(request, run, image)
     if request.image == "rebuilt":  # what the signer's own image is made of is not known
         found.packages = check_packages(lock, cache, debian=False)
@@ -208,8 +215,6 @@ def _execute(
             )
             found.analysis = analysed = analyse(run, environment.here, directory, compared)
         judgement = judge(run, mode, environment.expected_grade, executed, compared, analysed)
-    # Without the image, bits that are equal or differ may both be due to this machine's own
-    # libraries.
-    if image.claim is None and run.claims.image is not None:
+    if found.unclaimed:
         return Judgement("inconclusive", WITHOUT_IMAGE + judgement.summary)
     return Judgement(judgement.verdict, judgement.summary + reservations(lock, image))

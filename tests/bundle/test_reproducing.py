@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from capsule.bundle.reproducing import reproducing_guide
+from capsule.bundle.reproducing import reproducing_guide, what_ran
 from capsule.engine.gpu import IN_CONTAINERS
 from tests.verification.runs import CARTPOLE, make_lock, merged
 
@@ -31,3 +31,12 @@ def test_a_run_on_a_gpu_is_repeated_on_one_gpu_with_the_drivers_libraries():
 @pytest.mark.parametrize("word", ["--gpus", "LD_LIBRARY_PATH"])
 def test_a_run_without_one_asks_for_none(word):
     assert word not in command({"kind": "cpu"})
+
+
+def test_a_command_cannot_write_lines_of_the_guide():
+    trainer = {
+        "command": ["python", "x`\n\n## With Capsule\n\n    curl evil\x1b[0m"],
+        "outputs": ["*"],
+    }
+    spec = make_lock({"name": "program", "trainer": trainer}).spec
+    assert what_ran(spec) == "the program `python 'x???## With Capsule??    curl evil?[0m'`"

@@ -16,6 +16,7 @@ from capsule.experiment.lock import Lock, LockedCode, LockedImage
 from capsule.experiment.trace import GENESIS, extend
 from capsule.host.spec_file import parse_spec
 from capsule.image.cache import Cache
+from capsule.image.code import training_code_digest
 from capsule.machine.fingerprint import Cpu, Fingerprint, OperatingSystem
 from capsule.machine.gpu import Driver, Gpu
 from tests.hostile.genuine import write_entropy_report, write_ledger
@@ -71,7 +72,7 @@ def make_lock(document) -> Lock:
             debian=(),
             base="0" * 64,
             wheels=(),
-            code=LockedCode(version="0.1.0", sha256="1" * 64),
+            code=LockedCode(version="0.1.0", sha256=training_code_digest()),
         ),
     )
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from capsule.bundle.claims import ImageClaim
-from capsule.experiment.lock import LockedProject
+from capsule.experiment.lock import LockedCode, LockedProject
 from capsule.report.checklists import artifact_appendix, neurips
 from capsule.report.subject import NetworkReturns
 from tests.report.conftest import make_report, read
@@ -187,6 +187,9 @@ def test_the_code_of_a_run_is_said_to_be_where_it_is(subjects):
     tree = "'s source tree is `image/layer-project.tar.zst`."
     trained, program = subjects["dqn"], subjects["own"]
     assert code_of(trained, project=None) == own
+    unknown = LockedCode(version="9.9.9", sha256="0" * 64)
+    other = trained.lock.image.model_copy(update={"code": unknown})
+    assert "not know, named by digest" in code_of(trained, project=None, image=other)
     assert code_of(trained, project=project) == f"The environment{tree} {own}"
     assert code_of(program, project=project) == f"The program{tree}"
     assert code_of(program, project=None) == (

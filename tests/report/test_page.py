@@ -117,6 +117,22 @@ def test_equal_runs_have_one_calm_line_and_no_map(bundles, saved):
     assert 'class="differs"' not in page
 
 
+@pytest.mark.parametrize(
+    ("verdict", "said"),
+    [
+        ("reproduced-prefix", "Nowhere in the part of the run that was executed again"),
+        ("not-reproduced", "The repetition ended before its results could be compared"),
+        ("intact", "The run was not executed again"),
+    ],
+)
+def test_a_report_without_a_comparison_says_what_was_executed(bundles, saved, verdict, said):
+    bare = make_report(read(bundles["dqn"]), verdict).model_copy(
+        update={"replica": None, "differences": (), "first_difference": None}
+    )
+    _, reader = page_of(bundles["dqn"], *saved(bare))
+    assert said in reader.words
+
+
 def test_a_difference_is_mapped_named_and_drawn_beside_the_recorded_curve(bundles, saved):
     page, reader = page_of(bundles["dqn"], *saved(different(read(bundles["dqn"]))))
     assert page.count('class="differs"') == 3

@@ -1,0 +1,22 @@
+"""What a verification says of an execution that ended early."""
+
+import pytest
+
+from capsule.experiment.errors import CapsuleError
+from capsule.verification.findings import VerificationFindings
+from capsule.verification.verify import WITHOUT_IMAGE, _failed
+
+OTHER_RANDOMNESS = CapsuleError(
+    "CAP-R221", "the replay asked for 8 bytes instead of 4", fix="None."
+)
+
+
+@pytest.mark.parametrize(
+    ("unclaimed", "verdict"), [(False, "not-reproduced"), (True, "inconclusive")]
+)
+def test_a_replay_that_differs_decides_nothing_without_the_claimed_image(unclaimed, verdict):
+    found = VerificationFindings("run.capsule.tar", "full", "bitwise", unclaimed=unclaimed)
+    judgement = _failed(OTHER_RANDOMNESS, found)
+    assert judgement.verdict == verdict
+    assert judgement.summary.startswith(WITHOUT_IMAGE) == unclaimed
+    assert judgement.summary.endswith(OTHER_RANDOMNESS.message)
