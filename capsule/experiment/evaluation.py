@@ -100,9 +100,9 @@ class StartSet(Model):
 class EvaluationSpec(Model):
     """Evaluation from predetermined starts (Nagarajan et al. 2019, arXiv:1809.05676, supplement).
 
-    Random action sequences are drawn ('candidates'), ranked by the largest Q-value that the run's
-    final network gives their last state, and the starts are drawn from the best of them
-    ('shortlist'). An action of a start is held for one emulator frame.
+    Random action sequences are drawn ('candidates'), ranked by the value that the run's final
+    network gives their last state (its largest Q-value, or IMPALA's baseline), and the starts are
+    drawn from the best of them ('shortlist'). An action of a start is held for one emulator frame.
     """
 
     interval: PositiveInt = Field(250_000, description="Agent steps between evaluations.")

@@ -175,6 +175,11 @@ class _Interruptible:
             raise Interrupted
         return self._policy(seen)
 
+    def promise(self, seen: Seen) -> NDArray[np.float32]:
+        if self._stop.is_set():
+            raise Interrupted
+        return self._policy.promise(seen)
+
 
 def evaluated_steps(spec: TrainingSpec) -> list[int]:
     """Return the steps whose networks are evaluated: 0 if asked for, every interval, the end."""

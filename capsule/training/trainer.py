@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from capsule.experiment.spec import CudaAccelerator, SeedsSpec, StreamName, TrainingSpec
+from capsule.experiment.trainers import R2d2Trainer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -127,6 +128,10 @@ class Trainer(Protocol):
 
 def state_interval(spec: TrainingSpec) -> int:
     """Return the most steps from one resume state to the next."""
-    unit = spec.trainer.interval_steps
+    unit, most = spec.trainer.interval_steps, STATE_STEPS
+    if isinstance(spec.trainer, R2d2Trainer):
+        # Its many actors fill the replay memory fast, and a state digests all of it. With a state
+        # for each eighth of the memory, an entry is digested eight times and not ninety.
+        most = max(most, spec.trainer.replay_capacity // 8)
     # A multiple of the unit, because a state is saved between two intervals and never within one.
-    return min(spec.recording.checkpoint_interval, max(unit, STATE_STEPS // unit * unit))
+    return min(spec.recording.checkpoint_interval, max(unit, most // unit * unit))

@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from capsule.host.spec_file import load_spec
 from capsule.training.trainer import TrainerContext, state_interval
 from tests.training.conftest import ANY_GPU, CARTPOLE, make_spec
+
+SPECS = Path(__file__).parents[2] / "specs"
 
 
 def context(accelerator=None, **options):
@@ -73,6 +76,14 @@ def test_the_unit_of_a_real_spec_is_its_update():
         recording={"trace_interval": 24, "tensor_interval": 240, "checkpoint_interval": 240_000},
     ).training()
     assert state_interval(spec) == 2_083 * 24  # 2,084 are 50,016
+
+
+@pytest.mark.parametrize(("capacity", "expected"), [(400_000, 44_800), (4_000_000, 499_200)])
+def test_a_state_of_r2d2_is_saved_for_each_eighth_of_its_memory(capacity, expected):
+    changed = (f"trainer.replay_capacity={capacity}",)
+    spec = load_spec(SPECS / "r2d2-atari.yaml", changed).training()
+    assert spec.trainer.interval_steps == 256 * 25
+    assert state_interval(spec) == expected
 
 
 @given(st.integers(1, 200_000), st.integers(1, 1_000))

@@ -143,7 +143,7 @@ class ImpalaTrainer(Model):
             "Distribution of the initial parameters. 'uniform': weights and biases from "
             "-1/sqrt(fan-in) to 1/sqrt(fan-in). 'truncated-normal': weights with the standard "
             "deviation 1/sqrt(fan-in), none beyond two of it, and biases of 0, as in the authors' "
-            "code."
+            "code (but for their LSTM)."
         ),
     )
     language: LanguageSpec | None = Field(

@@ -132,7 +132,11 @@ class Serial:
     def finished(self) -> list[Played[Any]]:
         """See :class:`Transport`."""
         requests, self._requests = self._requests, []
-        needed = {request.version for request in requests} - self._known
+        # A version that is no longer published is not given again, and the worker drops it by the
+        # lag.
+        self._known &= self._versions.keys()
+        asked = {request.version for request in requests}
+        needed = (asked & self._versions.keys()) - self._known
         self._known |= needed
         return self._worker.play(requests, {v: self._versions[v] for v in needed}, self._lag)
 

@@ -81,6 +81,9 @@ class EvaluatedPolicy(Protocol):
     def __call__(self, seen: Seen) -> NDArray[np.float32]:
         """Return the values of each row; those of rows that are not active do not matter."""
 
+    def promise(self, seen: Seen) -> NDArray[np.float32]:
+        """Return the value of the state of each row, float32 ``[rows]``: what it may expect."""
+
 
 class Reactive:
     """The policy of a network without memory."""
@@ -93,6 +96,11 @@ class Reactive:
     def __call__(self, seen: Seen) -> NDArray[np.float32]:
         """Return the Q-values of the observations."""
         return self._q_values(seen.observations)
+
+    def promise(self, seen: Seen) -> NDArray[np.float32]:
+        """Return the largest Q-value of each observation."""
+        largest: NDArray[np.float32] = self(seen).max(axis=1)
+        return largest
 
 
 def evaluation_environments(
@@ -168,9 +176,10 @@ def generate_starts(
     With ``noop_max`` each is 1 to that many no-ops (Mnih et al. 2015, doi:10.1038/nature14236).
     Otherwise all candidates are drawn first, each a length in ``[min_actions, max_actions]`` and
     then its actions. Candidate ``c`` is played in environment ``c``; those whose game ends are
-    dropped, the others are ranked by the largest value of what the agent sees last (ties: earlier
-    candidate first). ``starts`` are drawn from the best ``shortlist`` without replacement. In a
-    stochastic environment a start meets other chances in the evaluation than when it was ranked.
+    dropped, the others are ranked by the value of the state that the agent sees last (ties: earlier
+    candidate first): the largest Q-value, or IMPALA's baseline. ``starts`` are drawn from the best
+    ``shortlist`` without replacement. In a stochastic environment a start meets other chances in
+    the evaluation than when it was ranked.
 
     Args:
         make_env: Makes the environment of an index; up to ``starts`` in a row are used at once.
@@ -193,7 +202,7 @@ def generate_starts(
         players = [_Player(make_env(first + row), start) for row, start in enumerate(chunk)]
         _rehearse(players, policy, spec.starts)
         alive = [row for row, player in enumerate(players) if not player.ended]
-        values = policy(_seen(players, alive, spec.starts)).max(axis=1)
+        values = policy.promise(_seen(players, alive, spec.starts))
         reached += [(float(values[row]), chunk[row]) for row in alive]
     if len(reached) < spec.starts:
         raise CapsuleError(

@@ -15,7 +15,10 @@ from capsule.training.networks.language import NO_INSTRUCTIONS, Vocabulary
 from capsule.training.networks.recurrent import Architecture
 
 Evaluate = Callable[[Inputs], tuple[torch.Tensor, torch.Tensor]]
-"""Returns what is greatest for the best action, ``[rows, actions]``, and the states after."""
+"""Returns what is greatest for the best action, ``[rows, actions]``, and the states after.
+
+As the value of states it returns ``[rows, 1]``, or Q-values, of which the largest counts.
+"""
 
 
 class RecurrentPolicy:
@@ -30,6 +33,7 @@ class RecurrentPolicy:
         device: torch.device,
         evaluate: Evaluate,
         vocabulary: Vocabulary = NO_INSTRUCTIONS,
+        value: Evaluate | None = None,
     ) -> None:
         """Begin with nothing remembered.
 
@@ -40,8 +44,10 @@ class RecurrentPolicy:
             device: Where it is evaluated.
             evaluate: The network with its parameters.
             vocabulary: What instructions are made of.
+            value: The network's value of states; by default, what ``evaluate`` returns is Q-values.
         """
         self._state_shape, self._device, self._evaluate = network.state_shape, device, evaluate
+        self._value = value or evaluate
         self._vocabulary = vocabulary
         self._clips_rewards = getattr(environment, "clip_rewards", False)
         self._states: torch.Tensor | None = None
@@ -52,6 +58,18 @@ class RecurrentPolicy:
         Raises:
             CapsuleError: CAP-T242, the vocabulary has no numbers for an instruction.
         """
+        return self._step(seen, self._evaluate)
+
+    def promise(self, seen: Seen) -> NDArray[np.float32]:
+        """Return the value of the state of each row, and remember what the active ones saw.
+
+        Raises:
+            CapsuleError: CAP-T242, as above.
+        """
+        largest: NDArray[np.float32] = self._step(seen, self._value).max(axis=1)
+        return largest
+
+    def _step(self, seen: Seen, evaluate: Evaluate) -> NDArray[np.float32]:
         told = np.stack([self._vocabulary.encode(text) for text in seen.instructions])
         earned = np.sign(seen.previous_rewards) if self._clips_rewards else seen.previous_rewards
         observations, actions, rewards, instructions, begins, active = (
@@ -73,9 +91,7 @@ class RecurrentPolicy:
             # A row has several candidates, one after the other, and each begins with nothing
             # remembered.
             before = self._states.masked_fill(begins.view(wide), 0.0)
-            values, after = self._evaluate(
-                Inputs(observations, actions, rewards, before, instructions)
-            )
+            values, after = evaluate(Inputs(observations, actions, rewards, before, instructions))
             self._states = torch.where(active.view(wide), after, before)
         found: NDArray[np.float32] = values.cpu().numpy()
         return found

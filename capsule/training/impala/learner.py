@@ -46,7 +46,7 @@ from capsule.training.acting.inference import counted
 from capsule.training.base_trainer import BaseTrainer
 from capsule.training.evaluation.protocol import EvaluatedPolicy
 from capsule.training.evaluation.recurrent_policy import RecurrentPolicy
-from capsule.training.impala.actors.actor_worker import logits_of
+from capsule.training.impala.actors.actor_worker import baselines_of, logits_of
 from capsule.training.impala.actors.unrolls import Unroll, stream_profiles
 from capsule.training.impala.replay import UnrollReplay
 from capsule.training.impala.schedule.executor import Executor, Item
@@ -323,9 +323,10 @@ def network_policy(
     trainer: ImpalaTrainer,
 ) -> EvaluatedPolicy:
     """Return the policy of a network with these parameters, for evaluations."""
-    evaluate = partial(logits_of, network, parameters)
+    evaluate, value = (partial(each, network, parameters) for each in (logits_of, baselines_of))
     vocabulary = make_vocabulary(trainer.language)
-    return RecurrentPolicy(network, environment, parameters.flat.device, evaluate, vocabulary)
+    device = parameters.flat.device
+    return RecurrentPolicy(network, environment, device, evaluate, vocabulary, value)
 
 
 def _name(update: int, actor: int, number: int) -> str:

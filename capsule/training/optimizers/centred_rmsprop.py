@@ -6,6 +6,9 @@ With gradient ``g``, in this order::
     v <- b v + (1 - b) g^2               b: squared gradient momentum
     w <- w - lr g / sqrt(v - m^2 + c)    c: minimum squared gradient
 
+``v - m^2`` is taken as 0 where it is negative: by rounding, or because ``a`` and ``b`` differ (only
+if they are equal it is a variance, as in the paper).
+
 ``torch.optim.RMSprop(centered=True)`` differs: it uses one decay for both averages, adds its
 epsilon after the root, and its "momentum" accumulates updates instead of averaging the gradient.
 
@@ -93,7 +96,8 @@ class CentredRmsProp:
             g = g + part
         without_subnormals(m.mul_(self._decay).add_(g * (1.0 - self._decay)))
         without_subnormals(v.mul_(self._square_decay).add_(g * g * (1.0 - self._square_decay)))
-        w.sub_(g.div(v.sub(m * m).add_(self._floor).sqrt_()).mul_(self._rate))
+        variance = v.sub(m * m).clamp_(min=0)
+        w.sub_(g.div(variance.add_(self._floor).sqrt_()).mul_(self._rate))
 
 
 def without_subnormals(values: torch.Tensor) -> torch.Tensor:

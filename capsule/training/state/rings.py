@@ -102,6 +102,10 @@ class Rings:
 
     def keep(self) -> None:
         """Keep what is live now until the next call: this is a checkpoint."""
+        # A state must not name entries that a crash of the machine can still lose.
+        for array in self.fields.values():
+            if isinstance(array.base, np.memmap):
+                array.base.flush()
         self._limits = [count + self._slack for count in self.counts.tolist()]
 
     def resume(self, counts: ArrayLike) -> None:

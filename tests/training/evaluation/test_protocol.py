@@ -89,6 +89,19 @@ def test_starts_are_drawn_from_the_best_survivors():
     assert all(2 <= len(start) <= 5 for start in starts)
 
 
+def test_candidates_are_ranked_by_what_their_states_promise():
+    """Not by the largest number for an action, which is no value where it is a logit."""
+
+    class Promising(Reactive):
+        def promise(self, seen):
+            return -seen.observations[:, -1, 0].astype(np.float32)
+
+    spec = protocol(starts=1, shortlist=1, candidates=60)
+    stream = Stream("evaluation", 1)
+    (found,) = generate_starts(Corridor, 3, spec, stream, Promising(Network(by_place)))
+    assert sum(found) == min(map(sum, usable(spec, Stream("evaluation", 1))))
+
+
 def test_equal_values_keep_the_order_of_the_candidates():
     spec = protocol(starts=2, shortlist=3)
     network = Network(lambda _: [7, 7, 7])
@@ -215,6 +228,9 @@ class Remembering:
             row = seen.observations[0, -1, 0], seen.previous_actions[0], seen.previous_rewards[0]
             self.shown.append((*(int(value) for value in row), bool(seen.begins[0])))
         return np.tile(np.array([1, 0, 0], np.float32), (len(seen.begins), 1))
+
+    def promise(self, seen):
+        return self(seen).max(axis=1)
 
 
 def test_a_policy_with_memory_is_shown_each_observation_of_a_start_once():

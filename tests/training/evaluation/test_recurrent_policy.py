@@ -56,6 +56,18 @@ def test_each_row_remembers_what_it_saw_alone():
     assert adding(seen(4, 40)).dtype == np.float32
 
 
+def test_states_are_valued_by_the_networks_value_or_by_the_largest_number_of_an_action():
+    assert policy().promise(seen(1, 10)).tolist() == [1, 10]
+
+    def value(inputs):
+        _, after = Adding()(inputs)
+        return -after[:, 0, :1], after
+
+    valued = policy(value=value)
+    assert valued.promise(seen(1, 10)).tolist() == [-1, -10]
+    assert valued(seen(2, 20)).tolist() == [[3, 3], [30, 30]]  # it remembers what it valued
+
+
 def test_nothing_is_remembered_at_first_and_where_an_episode_begins():
     evaluate = Adding()
     adding = policy(evaluate)

@@ -72,6 +72,20 @@ def test_two_steps_by_hand():
     assert (optimizer.mean.flat.item(), optimizer.square.flat.item()) == (0.125, 1.5)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.95])
+def test_a_mean_that_follows_faster_than_the_mean_square_gives_no_nan(momentum):
+    parameters = Parameters({"w": (2,)}, CPU)
+    settings = SETTINGS | {"squared_gradient_momentum": 0.95, "gradient_momentum": momentum}
+    optimizer = CentredRmsProp(parameters, **settings)
+    for gradients in ([0.01, 1.0], [0.01, 1.0], [1.0, 50.0]):
+        optimizer.update(Piece(0, 0, 2, [torch.tensor(gradients)]))
+    mean, square = optimizer.mean.flat, optimizer.square.flat
+    assert bool((square - mean * mean < -SETTINGS["min_squared_gradient"]).any()) == (
+        momentum < 0.9
+    )
+    assert torch.isfinite(parameters.flat).all()
+
+
 def test_many_steps_against_float64():
     parameters, optimizer = make()
     expected = {name: array.astype(np.float64) for name, array in parameters.arrays().items()}

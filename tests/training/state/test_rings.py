@@ -1,5 +1,7 @@
 """Rings: where entries lie, what a checkpoint keeps, and files that outlive their writer."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -54,6 +56,16 @@ def test_a_checkpoint_is_kept_for_as_many_entries_as_the_slack():
     add(memory, 2)
     with pytest.raises(RuntimeError, match="more than 2 entries"):
         add(memory, 1)
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_is_named(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(np.memmap, "flush", lambda array: flushed.append(Path(array.filename).name))
+    memory = rings(tmp_path)
+    add(memory, 1)
+    assert flushed == []
+    memory.keep()
+    assert sorted(flushed) == ["number.bin", "pair.bin"]
 
 
 def test_entries_outlive_their_writer_in_files(tmp_path):

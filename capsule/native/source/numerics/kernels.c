@@ -31,7 +31,8 @@ INLINE void rmsprop(float *restrict w, float *restrict m, float *restrict v,
             int64_t k = start + i;
             float mean = normal(m[k] * decay + g[i] * rest);
             float square = normal(v[k] * square_decay + (g[i] * g[i]) * square_rest);
-            float root = __builtin_sqrtf((square - mean * mean) + floor);
+            float variance = square - mean * mean; /* below zero if the decays differ much */
+            float root = __builtin_sqrtf((variance < 0 ? 0.0f : variance) + floor);
             m[k] = mean;
             v[k] = square;
             w[k] = w[k] - (g[i] / root) * rate;

@@ -191,9 +191,25 @@ def logits_of(
     network: ActorCriticNetwork, parameters: Parameters, inputs: Inputs
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the logits of one step, float32 ``[rows, actions]``, and the states after it."""
+    logits, _, after = _unrolled(network, parameters, inputs)
+    return logits[0], after
+
+
+def baselines_of(
+    network: ActorCriticNetwork, parameters: Parameters, inputs: Inputs
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the baseline of each row, float32 ``[rows, 1]``, and the states after the step."""
+    _, baselines, after = _unrolled(network, parameters, inputs)
+    return baselines[0].unsqueeze(1), after
+
+
+def _unrolled(
+    network: ActorCriticNetwork, parameters: Parameters, inputs: Inputs
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Unroll a network for one step."""
     observations, actions, rewards, states, instructions = inputs
     # No row is said to begin an episode: _begin() has set the state of those that do to zero.
-    logits, _, after = network.unroll(
+    return network.unroll(
         parameters.views,
         observations.unsqueeze(0),
         actions.unsqueeze(0),
@@ -202,4 +218,3 @@ def logits_of(
         torch.zeros_like(actions, dtype=torch.bool).unsqueeze(0),
         instructions.unsqueeze(0),
     )
-    return logits[0], after
