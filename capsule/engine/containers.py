@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
@@ -32,7 +32,7 @@ from capsule.engine.connection import (
 from capsule.engine.data import Mounts, data_mounts, data_variables
 from capsule.engine.gpu import IN_CONTAINERS, about_gpu, gpu_components, gpu_request, no_gpu
 from capsule.engine.interface import Exit, Progress, Task
-from capsule.engine.supervise import LOG_BYTES, interrupts, supervise, write_log
+from capsule.engine.supervise import LOG_BYTES, interrupts, supervise, with_output, write_log
 from capsule.experiment import contract
 from capsule.experiment.beneath import give_folder
 from capsule.experiment.canonical import sha256_hex
@@ -149,7 +149,9 @@ class ContainerEngine:
         Raises:
             CapsuleError: CAP-E003 the engine has no GPU to give, CAP-E005 the container does not
                 start, CAP-E006 the engine went away, CAP-E007 and CAP-E009 (``supervise``),
-                CAP-E042 others can enter the folder around the run directory.
+                CAP-E041 the task left its folder so that no log can be written there, CAP-E042
+                others can enter the folder around the run directory, CAP-X003 the disk is full or
+                fails.
         """
         if self._image is None:
             raise RuntimeError("prepare() was not called")
@@ -164,17 +166,15 @@ class ContainerEngine:
             worker = partial(self._start, gpu=False)
             with in_cluster(task.cluster, plain, self._client, worker) as settings:
                 container = self._start(settings, gpu=bool(task.gpus))
-                try:
+                with _collected(container, task.run_directory) as running:
                     _about(container.reload)
                     # The image is what the engine says that it started; the ledger of the run
                     # relies on it.
-                    running, image = _RunningContainer(container), str(container.attrs["Image"])
+                    image = str(container.attrs["Image"])
                     ended = supervise(
                         running, task, interruptions, on_poll=on_poll, poll_seconds=poll_seconds
                     )
-                    return replace(ended, image=image)
-                finally:
-                    _collect(container, task.run_directory)
+        return with_output(replace(ended, image=image), running.unkept)
 
     def _find(self, image: Image) -> EngineImage | None:
         from docker.errors import ImageNotFound
@@ -371,10 +371,15 @@ class ContainerEngine:
 
 
 class _RunningContainer:
-    """A started container (:class:`capsule.engine.supervise.Running`)."""
+    """A started container (:class:`capsule.engine.supervise.Running`).
+
+    Attributes:
+        unkept: Why its output could not be kept, if so. Set after its end.
+    """
 
     def __init__(self, container: Container) -> None:
         self._container = container
+        self.unkept: CapsuleError | None = None
         self._ended: SimpleQueue[int | Exception] = SimpleQueue()
         # Waiting for the engine's answer costs nothing, unlike asking it several times a second.
         # The request has no time limit, so the thread must not keep this process alive.
@@ -401,6 +406,15 @@ class _RunningContainer:
     def was_out_of_memory(self) -> bool:
         _about(self._container.reload)
         return bool(self._container.attrs["State"].get("OOMKilled"))
+
+    def keep_output(self, path: Path) -> None:
+        """Write the output of the container, which has ended, to a file."""
+        # To follow the log might hang even now (docker/docker-py#3084).
+        chunks = self._container.logs(stream=True, follow=False)
+        try:
+            write_log(chunks, path)
+        except CapsuleError as error:
+            self.unkept = error
 
     def _await_end(self) -> None:
         try:
@@ -531,10 +545,14 @@ def _remove(container: Container) -> None:
             container.wait(condition="removed")
 
 
-def _collect(container: Container, run_directory: Path) -> None:
-    """Keep a container's output and remove it."""
+@contextmanager
+def _collected(container: Container, run_directory: Path) -> Iterator[_RunningContainer]:
+    """Watch a container for a block; afterwards its output is kept, and it is removed."""
+    running = _RunningContainer(container)
     try:
-        # The container has ended. To follow its log might hang even then (docker/docker-py#3084).
-        write_log(container.logs(stream=True, follow=False), run_directory / contract.LOG)
+        try:
+            yield running
+        finally:
+            running.keep_output(run_directory / contract.LOG)
     finally:
         container.remove(force=True, v=True)

@@ -26,7 +26,7 @@ from capsule.engine.data import Mounts, data_mounts, data_variables, link_data
 from capsule.engine.environment import prepare_environment
 from capsule.engine.gpu import driver_folder, require_driver, visible_devices
 from capsule.engine.interface import Exit, Progress, Task
-from capsule.engine.supervise import interrupts, supervise, write_log
+from capsule.engine.supervise import interrupts, supervise, with_output, write_log
 from capsule.experiment import contract
 from capsule.experiment.lock import Lock, LockedProject
 from capsule.host.errors import CapsuleError
@@ -101,7 +101,7 @@ class ProcessEngine:
             ValueError: The task is to have another host name, which takes a container.
             CapsuleError: CAP-E005 the process does not start, CAP-E007 and CAP-E009
                 (``supervise``), CAP-E041 the task left its folder so that no log can be written
-                there.
+                there, CAP-X003 the disk is full or fails.
         """
         if self._environment is None:
             raise RuntimeError("prepare() was not called")
@@ -118,9 +118,10 @@ class ProcessEngine:
                 bound = ("taskset", "--cpu-list", task.processors, *start.command)
                 start = replace(start, command=bound)
             running = stack.enter_context(started(start, task))
-            return supervise(
+            ended = supervise(
                 running, task, interruptions, on_poll=on_poll, poll_seconds=poll_seconds
             )
+        return with_output(ended, running.unkept)
 
 
 @dataclass(frozen=True)
@@ -192,6 +193,7 @@ class RunningProcess:
 
     Attributes:
         first: The process that gets SIGTERM, if it is not the started one.
+        unkept: Why its output could not be kept, if so. Set after its end.
     """
 
     def __init__(
@@ -201,6 +203,7 @@ class RunningProcess:
         self._limit_bytes = limit_bytes
         self._enclosed = enclosed
         self.first: int | None = None
+        self.unkept: CapsuleError | None = None
 
     @property
     def number(self) -> int:
@@ -289,7 +292,7 @@ def started(start: Start, task: Task) -> Iterator[RunningProcess]:
     """Start a task; afterwards nothing of it is left and its output is kept.
 
     Raises:
-        CapsuleError: CAP-E005 the process does not start, CAP-E041 the output cannot be kept.
+        CapsuleError: CAP-E005, the process does not start.
     """
     try:
         process = subprocess.Popen(
@@ -322,8 +325,7 @@ def started(start: Start, task: Task) -> Iterator[RunningProcess]:
         process.wait()
         # Bounded, because a process that got away may keep the pipe open for ever.
         log.join(_LOG_SECONDS)
-    if log.error is not None:
-        raise log.error
+        running.unkept = log.error
 
 
 class _Log(threading.Thread):

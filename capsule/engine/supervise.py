@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import signal
@@ -17,7 +18,7 @@ from capsule.engine.interface import Exit, Task
 from capsule.experiment.beneath import UnboundedError, entries_beneath
 from capsule.experiment.canonical import write_atomic
 from capsule.experiment.spec import LimitsSpec
-from capsule.host.errors import CapsuleError
+from capsule.host.errors import CapsuleError, refusal_of
 from capsule.host.folders import occupied_bytes
 from capsule.host.locks import is_locked, lock
 from capsule.host.wording import counted
@@ -30,6 +31,8 @@ MINUTE = 60.0  # of limits.minutes, in seconds
 
 _KILL_SECONDS = 30.0
 _LIMIT_SECONDS = 1.0  # limits are checked by walking folders, so less often than polls
+# These follow from the state of the disk, and not from what a task has put into its folder.
+_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 
 
 class Running(Protocol):
@@ -239,7 +242,8 @@ def write_log(chunks: Iterable[bytes], path: Path) -> None:
     and a disk could fill up.
 
     Raises:
-        CapsuleError: CAP-E041, the task left the folder so that nothing can be written there.
+        CapsuleError: CAP-E041, the task left the folder so that nothing can be written there;
+            CAP-X003, the disk is full or fails.
     """
     kept = bytearray()
     for chunk in chunks:
@@ -247,7 +251,25 @@ def write_log(chunks: Iterable[bytes], path: Path) -> None:
     try:
         write_atomic(path, bytes(kept))
     except OSError as error:
-        raise spoilt(path, f"cannot be written: {error.strerror}") from error
+        refusal = refusal_of(error) if error.errno in _DISK_ERRORS else None
+        raise refusal or spoilt(path, f"cannot be written: {error.strerror}") from error
+
+
+def with_output(ended: Exit, unkept: CapsuleError | None) -> Exit:
+    """Return how a task ended, if its output could be kept.
+
+    A task that filled the disk left no space for its output either. Its end names the cause.
+
+    Args:
+        ended: How it ended.
+        unkept: Why :func:`write_log` failed, if it did.
+
+    Raises:
+        CapsuleError: ``unkept``, unless the full disk explains it.
+    """
+    if unkept is None or (ended.reason, unkept.code) == ("disk-full", "CAP-X003"):
+        return ended
+    raise unkept
 
 
 def spoilt(path: Path, what: str) -> CapsuleError:

@@ -14,7 +14,7 @@ from capsule.engine.bytecode import NO_BYTECODE, prepare_bytecode
 from capsule.engine.data import Mounts, data_mounts, data_variables
 from capsule.engine.interface import Exit, Progress, Task
 from capsule.engine.process import RunningProcess
-from capsule.engine.supervise import Interrupts, interrupts, supervise
+from capsule.engine.supervise import Interrupts, interrupts, supervise, with_output
 from capsule.experiment import contract
 from capsule.experiment.lock import Lock
 from capsule.image.assembly.assemble import Image
@@ -81,7 +81,8 @@ class UnpackedImageEngine(ABC):
 
         Raises:
             CapsuleError: CAP-E005 it does not start, CAP-E007 and CAP-E009 (``supervise``),
-                CAP-E041 the task left its folder so that no log can be written there.
+                CAP-E041 the task left its folder so that no log can be written there, CAP-X003
+                the disk is full or fails.
         """
         if self._image is None:
             raise RuntimeError("prepare() was not called")
@@ -96,7 +97,7 @@ class UnpackedImageEngine(ABC):
             ended = supervise(
                 running, task, interruptions, on_poll=on_poll, poll_seconds=poll_seconds
             )
-        return replace(ended, image=self._image.config_digest)
+        return with_output(replace(ended, image=self._image.config_digest), running.unkept)
 
 
 def program_variables(task: Task, image: Image) -> dict[str, str]:

@@ -1,6 +1,7 @@
 # ruff: noqa: S108 -- paths inside the container
 """What a container may do and may not, asked from inside; and how its end is told."""
 
+import errno
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 from docker.errors import APIError, NotFound
 
-from capsule.engine import containers
+from capsule.engine import containers, supervise
 from capsule.engine.containers import ContainerEngine, run_label, task_user
 from capsule.engine.select import open_engine
 from capsule.experiment.errors import CapsuleError, ExitCode
@@ -183,6 +184,18 @@ def test_too_much_disk_ends_a_task(run):
         "busybox dd if=/dev/zero of=/out/big bs=1M count=40; busybox sleep 60", disk_mb=8
     )
     assert (ended.status, ended.reason) == (137, "disk-full")
+
+
+def test_a_disk_that_is_too_full_for_the_output_does_not_hide_the_end(
+    run, engine, run_directory, monkeypatch
+):
+    monkeypatch.setattr(supervise, "write_atomic", Mock(side_effect=OSError(errno.ENOSPC, "full")))
+    (run_directory / "output.log").touch()
+    ended, _ = run("busybox dd if=/dev/zero of=/out/big bs=1M count=40; exec sleep 60", disk_mb=8)
+    assert (ended.status, ended.reason) == (137, "disk-full")
+    with pytest.raises(CapsuleError, match="CAP-X003"):
+        run("busybox rm /out/big", disk_mb=8)
+    assert containers_of(engine, run_directory) == []
 
 
 def test_a_folder_hidden_from_the_limit_ends_a_task(run, engine, run_directory):

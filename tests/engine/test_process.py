@@ -1,5 +1,6 @@
 """The plain-process engine: the locked environment and nothing of the caller's."""
 
+import errno
 import json
 import os
 import shutil
@@ -10,10 +11,12 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from capsule.bundle.claims import image_relaxations
+from capsule.engine import supervise
 from capsule.engine.environment import environment_key
 from capsule.engine.interface import NATIVE, RUN_DIRECTORY, Task
 from capsule.engine.process import ProcessEngine
@@ -235,6 +238,18 @@ def test_too_much_disk_ends_a_task(run):
     )
     ended, _ = run(code, disk_mb=8)
     assert (ended.status, ended.reason) == (137, "disk-full")
+
+
+def test_a_disk_that_is_too_full_for_the_output_does_not_hide_the_end(
+    run, run_directory, monkeypatch
+):
+    monkeypatch.setattr(supervise, "write_atomic", Mock(side_effect=OSError(errno.ENOSPC, "full")))
+    (run_directory / "output.log").touch()
+    fill = "open(sys.argv[1] + '/big', 'wb').write(b'x' * (40 << 20))"
+    ended, _ = run(f"import sys, time; {fill}; time.sleep(60)", disk_mb=8)
+    assert (ended.status, ended.reason) == (137, "disk-full")
+    with pytest.raises(CapsuleError, match="CAP-X003"):
+        run("import os, sys; os.remove(sys.argv[1] + '/big')", disk_mb=8)
 
 
 def test_an_interrupt_lets_the_task_save_and_leaves_no_process(run, run_directory):

@@ -1,13 +1,17 @@
 """What is shared by all engines: measuring a folder, keeping output, holding a run directory."""
 
+import errno
 import os
 import signal
 import tempfile
 import threading
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from capsule.engine import supervise
+from capsule.engine.interface import Exit
 from capsule.experiment.errors import CapsuleError
 
 
@@ -53,6 +57,32 @@ def test_a_log_survives_a_task_that_clears_its_folder_meanwhile(tmp_path):
 
     supervise.write_log(chunks(), tmp_path / "output.log")
     assert (tmp_path / "output.log").read_bytes() == b"before and after"
+
+
+@pytest.mark.parametrize("name", ["ENOSPC", "EDQUOT", "EIO", "EROFS"])
+def test_a_disk_that_keeps_no_log_is_not_the_fault_of_the_task(tmp_path, monkeypatch, name):
+    number = getattr(errno, name)
+    failing = Mock(side_effect=OSError(number, os.strerror(number)))
+    monkeypatch.setattr(supervise, "write_atomic", failing)
+    with pytest.raises(CapsuleError, match="CAP-X003") as refused:
+        supervise.write_log([b"output"], tmp_path / "output.log")
+    assert os.strerror(number) in refused.value.message
+
+
+def test_a_folder_in_the_place_of_the_log_is_the_fault_of_the_task(tmp_path):
+    (tmp_path / "output.log" / "folder").mkdir(parents=True)
+    with pytest.raises(CapsuleError, match="CAP-E041 the task replaced output.log"):
+        supervise.write_log([b"output"], tmp_path / "output.log")
+
+
+def test_output_that_was_not_kept_replaces_every_end_but_that_of_a_full_disk():
+    full = CapsuleError("CAP-X003", "No space left on device", fix="Free disk space.")
+    ended, filled = Exit(0, "exited"), Exit(137, "disk-full")
+    assert supervise.with_output(ended, None) is ended
+    assert supervise.with_output(filled, full) is filled
+    for end, error in ((ended, full), (filled, supervise.spoilt(Path("output.log"), "is a link"))):
+        with pytest.raises(CapsuleError, match=error.code):
+            supervise.with_output(end, error)
 
 
 def test_a_run_directory_is_held_by_one(tmp_path):
