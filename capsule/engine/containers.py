@@ -549,10 +549,20 @@ def _remove(container: Container) -> None:
 def _collected(container: Container, run_directory: Path) -> Iterator[_RunningContainer]:
     """Watch a container for a block; afterwards its output is kept, and it is removed."""
     running = _RunningContainer(container)
+    with (
+        _afterwards(partial(container.remove, force=True, v=True)),
+        _afterwards(partial(running.keep_output, run_directory / contract.LOG)),
+    ):
+        yield running
+
+
+@contextmanager
+def _afterwards(action: Callable[[], object]) -> Iterator[None]:
+    """Take an action after a block. Its error does not replace one of the block, the true cause."""
     try:
-        try:
-            yield running
-        finally:
-            running.keep_output(run_directory / contract.LOG)
-    finally:
-        container.remove(force=True, v=True)
+        yield
+    except BaseException:
+        with suppress(Exception):
+            action()
+        raise
+    action()

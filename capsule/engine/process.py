@@ -26,7 +26,13 @@ from capsule.engine.data import Mounts, data_mounts, data_variables, link_data
 from capsule.engine.environment import prepare_environment
 from capsule.engine.gpu import driver_folder, require_driver, visible_devices
 from capsule.engine.interface import Exit, Progress, Task
-from capsule.engine.supervise import interrupts, supervise, with_output, write_log
+from capsule.engine.supervise import (
+    KILL_SECONDS,
+    interrupts,
+    supervise,
+    with_output,
+    write_log,
+)
 from capsule.experiment import contract
 from capsule.experiment.lock import Lock, LockedProject
 from capsule.host.errors import CapsuleError
@@ -322,7 +328,9 @@ def started(start: Start, task: Task) -> Iterator[RunningProcess]:
         yield running
     finally:
         running.kill()
-        process.wait()
+        # Bounded, because a process that waits for a dead disk does not end, which supervise()
+        # reports.
+        running.wait(KILL_SECONDS)
         # Bounded, because a process that got away may keep the pipe open for ever.
         log.join(_LOG_SECONDS)
         running.unkept = log.error

@@ -27,9 +27,10 @@ GRACE_SECONDS = 30.0  # from SIGTERM to SIGKILL: a checkpoint of the largest rep
 LOG_BYTES = 64 << 20
 RESERVE_BYTES = 256 << 20  # of the run directory's disk, which no task may take from the machine
 
+KILL_SECONDS = 30.0  # from SIGKILL until a task is given up
+
 MINUTE = 60.0  # of limits.minutes, in seconds
 
-_KILL_SECONDS = 30.0
 _LIMIT_SECONDS = 1.0  # limits are checked by walking folders, so less often than polls
 # These follow from the state of the disk, and not from what a task has put into its folder.
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
@@ -197,11 +198,11 @@ def _stop(running: Running, interruptions: Interrupts) -> int:
 
 def _kill(running: Running) -> int:
     running.kill()
-    status = running.wait(_KILL_SECONDS)
+    status = running.wait(KILL_SECONDS)
     if status is None:
         raise CapsuleError(
             "CAP-E009",
-            f"the task has not ended {_KILL_SECONDS:.0f} s after SIGKILL",
+            f"the task has not ended {KILL_SECONDS:.0f} s after SIGKILL",
             fix="Look for a process that waits for a disk or GPU that does not respond.",
         )
     return status

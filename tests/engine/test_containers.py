@@ -305,6 +305,17 @@ def test_an_engine_that_keeps_failing_is_believed(monkeypatch, reason):
         running.wait(60)
 
 
+def test_an_error_of_the_engine_does_not_hide_an_earlier_one(tmp_path):
+    failing = {f"{name}.side_effect": APIError(name) for name in ("logs", "remove")}
+    container = Mock(**failing)
+    with pytest.raises(ZeroDivisionError), containers._collected(container, tmp_path):
+        raise ZeroDivisionError
+    container.remove.assert_called_once()
+    with pytest.raises(APIError, match="logs"), containers._collected(container, tmp_path):
+        pass
+    assert container.remove.call_count == 2
+
+
 HOST = """\
 import json, sys
 from pathlib import Path

@@ -16,10 +16,10 @@ from unittest.mock import Mock
 import pytest
 
 from capsule.bundle.claims import image_relaxations
-from capsule.engine import supervise
+from capsule.engine import process, supervise
 from capsule.engine.environment import environment_key
 from capsule.engine.interface import NATIVE, RUN_DIRECTORY, Task
-from capsule.engine.process import ProcessEngine
+from capsule.engine.process import ProcessEngine, RunningProcess, Start, started
 from capsule.entropy.launch import launch_arguments
 from capsule.entropy.report import collect
 from capsule.experiment.contract import FIRST_PROCESS
@@ -283,6 +283,19 @@ def test_an_error_of_the_caller_leaves_no_process(run, run_directory):
     with pytest.raises(KeyboardInterrupt):
         run(code, on_poll=fail)
     assert _no_process_mentions(str(run_directory))
+
+
+def test_a_task_that_does_not_end_is_reported_and_not_waited_for(make_task, monkeypatch):
+    for place in (process, supervise):
+        monkeypatch.setattr(place, "KILL_SECONDS", 0.1)
+    monkeypatch.setattr(process, "_LOG_SECONDS", 0.1)
+    monkeypatch.setattr(RunningProcess, "kill", lambda _: None)
+    start = Start(("sleep", "20"), os.environ, "/", enclosed=False)
+    with pytest.raises(CapsuleError, match="CAP-E009"), started(start, make_task("")) as running:
+        supervise._kill(running)
+    assert running.wait(0) is None
+    os.kill(running.number, signal.SIGKILL)
+    assert running.wait(60) == 137
 
 
 def test_the_task_ends_with_a_capsule_that_is_killed(lock, cache, run_directory):

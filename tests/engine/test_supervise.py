@@ -71,7 +71,7 @@ def test_a_disk_that_keeps_no_log_is_not_the_fault_of_the_task(tmp_path, monkeyp
 
 def test_a_folder_in_the_place_of_the_log_is_the_fault_of_the_task(tmp_path):
     (tmp_path / "output.log" / "folder").mkdir(parents=True)
-    with pytest.raises(CapsuleError, match="CAP-E041 the task replaced output.log"):
+    with pytest.raises(CapsuleError, match=r"CAP-E041 the task replaced output\.log"):
         supervise.write_log([b"output"], tmp_path / "output.log")
 
 
