@@ -332,7 +332,9 @@ def started(start: Start, task: Task) -> Iterator[RunningProcess]:
         # reports.
         running.wait(KILL_SECONDS)
         # Bounded, because a process that got away may keep the pipe open for ever.
-        log.join(_LOG_SECONDS)
+        if log.ended.wait(_LOG_SECONDS):
+            # A slow disk may take longer to write the output, which the caller is about to read.
+            log.join()
         running.unkept = log.error
 
 
@@ -340,6 +342,7 @@ class _Log(threading.Thread):
     """Keeps the output of a process.
 
     Attributes:
+        ended: Set when there is no more output, which is then written to the file.
         error: Why it could not be kept, if so.
     """
 
@@ -348,15 +351,20 @@ class _Log(threading.Thread):
         if process.stdout is None:
             raise ValueError("output is not a pipe")
         self._stream, self._path = process.stdout, path
+        self.ended = threading.Event()
         self.error: CapsuleError | None = None
 
     def run(self) -> None:
         """See :class:`threading.Thread`."""
+        try:
+            write_log(self._chunks(), self._path)
+        except CapsuleError as error:
+            self.error = error
+
+    def _chunks(self) -> Iterator[bytes]:
         with self._stream as stream:
-            try:
-                write_log(iter(lambda: os.read(stream.fileno(), 1 << 16), b""), self._path)
-            except CapsuleError as error:
-                self.error = error
+            yield from iter(lambda: os.read(stream.fileno(), 1 << 16), b"")
+        self.ended.set()
 
 
 def _unpacked(project: LockedProject, cache: Cache) -> Path:

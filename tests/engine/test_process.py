@@ -22,6 +22,7 @@ from capsule.engine.interface import NATIVE, RUN_DIRECTORY, Task
 from capsule.engine.process import ProcessEngine, RunningProcess, Start, started
 from capsule.entropy.launch import launch_arguments
 from capsule.entropy.report import collect
+from capsule.experiment.canonical import write_atomic
 from capsule.experiment.contract import FIRST_PROCESS
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import CodeSpec
@@ -330,6 +331,28 @@ def test_output_is_bounded(run, monkeypatch):
     ended, output = run("print('x' * (4 << 20))")
     assert ended.status == 0
     assert len(output) == 1 << 20
+
+
+def test_output_is_there_at_the_end_of_a_task_however_slow_the_disk_is(run, monkeypatch):
+    def write_slowly(path, data):
+        time.sleep(0.5)
+        write_atomic(path, data)
+
+    monkeypatch.setattr(process, "_LOG_SECONDS", 0.2)
+    monkeypatch.setattr(supervise, "write_atomic", write_slowly)
+    assert run("print('all of it')")[1] == "all of it\n"
+
+
+def test_a_process_that_keeps_the_output_open_is_not_waited_for(
+    make_task, run_directory, monkeypatch
+):
+    monkeypatch.setattr(process, "_LOG_SECONDS", 0.2)
+    ready = run_directory / "ready"
+    away = f"setsid sh -c '>{ready}; exec sleep 20' & until test -e {ready}; do sleep 0.1; done"
+    start = Start(("sh", "-c", away), os.environ, "/", enclosed=False)
+    with started(start, make_task("")) as running:
+        assert running.wait(60) == 0
+    assert not (run_directory / "output.log").exists()
 
 
 def test_a_task_that_leaves_no_place_for_its_log(run):
