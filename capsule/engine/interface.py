@@ -139,8 +139,8 @@ class Engine(Protocol):
     def run(self, task: Task, *, on_poll: Callable[[], None], poll_seconds: float) -> Exit:
         """Execute a task to its end. Whatever happens, nothing of it is left running.
 
-        SIGINT and SIGTERM stop the task with SIGTERM and some time to save its state; a second
-        one kills it. Its output is in ``output.log`` of the run directory afterwards.
+        SIGINT, SIGTERM and SIGHUP stop the task with SIGTERM and some time to save its state; a
+        second one kills it. Its output is in ``output.log`` of the run directory afterwards.
 
         Args:
             task: What to execute. :meth:`prepare` must have been called, and no other process may

@@ -56,7 +56,7 @@ class Running(Protocol):
 
 
 class Interrupts:
-    """Counts SIGINT and SIGTERM while installed, in place of raising anywhere."""
+    """Counts SIGINT, SIGTERM and SIGHUP while installed, in place of raising anywhere."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -77,7 +77,9 @@ def interrupts() -> Iterator[Interrupts]:
     if threading.current_thread() is not threading.main_thread():
         yield counter
         return
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        numbers.append(signal.SIGHUP)
     previous = [signal.signal(number, counter.received) for number in numbers]
     try:
         yield counter
@@ -150,10 +152,11 @@ def supervise(
     """
     started = checked = time.monotonic()
     while (status := running.wait(poll_seconds)) is None:
-        on_poll()
-        now = time.monotonic()
+        # This comes before on_poll(), which fails to write to a terminal that was closed.
         if interruptions.count:
             return Exit(_stop(running, interruptions), "interrupted")
+        on_poll()
+        now = time.monotonic()
         if now - started > task.limits.minutes * MINUTE:
             return Exit(_stop(running, interruptions), "timed-out")
         if now - checked < _LIMIT_SECONDS:

@@ -206,7 +206,7 @@ def test_a_folder_hidden_from_the_limit_ends_a_task(run, engine, run_directory):
     assert containers_of(engine, run_directory) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_lets_the_task_save_and_leaves_no_container(
     run, engine, run_directory, number
 ):

@@ -94,12 +94,37 @@ def test_a_run_directory_is_held_by_one(tmp_path):
 
 
 def test_signals_are_counted_and_handlers_restored():
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
     with supervise.interrupts() as interruptions:
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert interruptions.count == 2
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+        for number in numbers:
+            os.kill(os.getpid(), number)
+        assert interruptions.count == 3
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_a_hangup_that_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with supervise.interrupts() as interruptions:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert interruptions.count == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_terminal_that_was_closed_does_not_keep_a_task_from_saving(make_task):
+    interruptions, running = supervise.Interrupts(), Mock()
+    running.wait.side_effect = [None, 0]
+    interruptions.count = 1
+    hung_up = Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO)))
+    ended = supervise.supervise(
+        running, make_task(""), interruptions, on_poll=hung_up, poll_seconds=0
+    )
+    assert ended == Exit(0, "interrupted")
+    running.terminate.assert_called_once()
+    running.kill.assert_not_called()
 
 
 def test_other_threads_can_run_tasks_too():
