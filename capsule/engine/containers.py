@@ -223,8 +223,7 @@ class ContainerEngine:
     def _remove_leftovers(self, run_directory: Path) -> None:
         """Remove containers of a Capsule that was killed; the caller holds the directory."""
         label = f"{_LABEL}={run_label(run_directory)}"
-        left = {"label": label}
-        for container in self._client.containers.list(all=True, filters=left, ignore_removed=True):
+        for container in self._containers(label):
             _remove(container)
         # After the containers, because an engine does not remove a network that is in use.
         for network in self._client.networks.list(filters={"label": label}):
@@ -253,11 +252,7 @@ class ContainerEngine:
 
     def _abandoned_containers(self) -> Iterator[Callable[[], None]]:
         """Yield the removal of each; there are the same labels on networks."""
-        # The SDK inspects each container after listing them all, and some may be gone by then.
-        listed = self._client.containers.list(
-            all=True, filters={"label": _OWNER}, ignore_removed=True
-        )
-        for container in listed:
+        for container in self._containers(_OWNER):
             if is_gone(container.labels.get(_OWNER, "")):
                 yield partial(container.remove, force=True, v=True)
 
@@ -265,6 +260,12 @@ class ContainerEngine:
         for network in self._client.networks.list(filters={"label": _OWNER}):
             if is_gone((network.attrs.get("Labels") or {}).get(_OWNER, "")):
                 yield network.remove
+
+    def _containers(self, label: str) -> list[Container]:
+        """Return the containers that have a label."""
+        # The SDK inspects each container after listing them all. By then, one may be gone or end.
+        filters, found = {"label": label}, self._client.containers
+        return _about(partial(found.list, all=True, filters=filters, ignore_removed=True))
 
     def _settings(self, task: Task, mounts: Mounts) -> dict[str, Any]:
         from docker.types import LogConfig, Mount, Ulimit
@@ -410,7 +411,7 @@ class _RunningContainer:
     def keep_output(self, path: Path) -> None:
         """Write the output of the container, which has ended, to a file."""
         # To follow the log might hang even now (docker/docker-py#3084).
-        chunks = self._container.logs(stream=True, follow=False)
+        chunks = _about(partial(self._container.logs, stream=True, follow=False))
         try:
             write_log(chunks, path)
         except CapsuleError as error:

@@ -297,6 +297,25 @@ def test_an_engine_that_looks_an_ended_process_up_is_asked_again(monkeypatch):
     assert running.was_out_of_memory()
 
 
+def test_a_process_that_ends_while_its_container_is_listed_or_read_is_no_error(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(containers.time, "sleep", lambda _: None)
+    monkeypatch.setattr(containers, "is_gone", lambda _: True)
+    looking = APIError("read /proc/14826/cgroup: no such process")
+    container = Mock(labels={})
+    container.logs.side_effect = [looking, [b"output"]]
+    client = Mock()
+    client.networks.list.return_value = []
+    client.containers.list.side_effect = [looking, [container]] * 2
+    engine = ContainerEngine(client)
+    engine._remove_leftovers(tmp_path)
+    container.remove.assert_called_once()
+    assert len([*engine._abandoned_containers()]) == 1
+    containers._RunningContainer(container).keep_output(tmp_path / "output.log")
+    assert (tmp_path / "output.log").read_bytes() == b"output"
+
+
 @pytest.mark.parametrize("reason", ["no space left", "read /proc/14826/cgroup: no such process"])
 def test_an_engine_that_keeps_failing_is_believed(monkeypatch, reason):
     monkeypatch.setattr(containers.time, "sleep", lambda _: None)
