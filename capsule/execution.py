@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 from capsule.bundle.claims import read_arrivals
 from capsule.engine.interface import NATIVE, RUN_DIRECTORY, Engine, Task
 from capsule.engine.interpreter import interpreter_packages
-from capsule.engine.supervise import exclusive, unattended_seconds
+from capsule.engine.supervise import exclusive, last_lines, unattended_seconds
 from capsule.entropy.attempt import Attempt, clear, is_complete
 from capsule.entropy.evidence import Evidence
 from capsule.entropy.ledger import compute_ledger
@@ -46,7 +46,6 @@ from capsule.outcome import (
     GpuCheck,
     check_earlier_attempt,
     check_run_directory,
-    last_lines,
     outcome,
     read_checked,
     reported_failure,

@@ -11,7 +11,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from capsule.engine.interface import Exit
-from capsule.engine.supervise import RESERVE_BYTES, spoilt
+from capsule.engine.supervise import RESERVE_BYTES, last_lines, spoilt
 from capsule.experiment import contract
 from capsule.experiment.beneath import FolderEntry, entries_beneath
 from capsule.experiment.canonical import open_regular
@@ -247,13 +247,3 @@ def _malformed(path: Path, error: Exception) -> CapsuleError:
         f"{path.name} is malformed: {str(error).splitlines()[0]}",
         fix=f"See {contract.LOG} in the run directory.",
     )
-
-
-def last_lines(path: Path, count: int) -> list[str]:
-    """Return the last lines of a log that the engine wrote, the first 300 characters of each."""
-    if not path.exists():
-        return []
-    with path.open("rb") as stream:
-        stream.seek(max(0, path.stat().st_size - 4096))
-        lines = stream.read().decode("utf-8", "replace").strip().splitlines()
-    return [line[:300] for line in lines[-count:]]

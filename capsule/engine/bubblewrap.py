@@ -30,10 +30,10 @@ from capsule.engine.supervise import Interrupts, starting
 from capsule.engine.unpacked import (
     PROTECTED,
     UnpackedImageEngine,
+    not_started,
     program_command,
     program_variables,
 )
-from capsule.experiment import contract
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
 from capsule.image.assembly.assemble import TASK_USER, Image
@@ -50,8 +50,8 @@ _MASKED_FOLDERS = ("acpi", "asound", "scsi")
 _MASKED_FILES = ("interrupts", "kcore", "keys", "latency_stats", "sched_debug", "timer_list")
 _POLL_SECONDS = 0.1
 _FIX = (
-    "Install bubblewrap (apt-get install bubblewrap), and let users make user namespaces "
-    "(sysctl kernel.unprivileged_userns_clone, user.max_user_namespaces, and on Ubuntu "
+    "Install bubblewrap 0.7 or newer (apt-get install bubblewrap), and let users make user "
+    "namespaces (sysctl kernel.unprivileged_userns_clone, user.max_user_namespaces, and on Ubuntu "
     "kernel.apparmor_restrict_unprivileged_userns); or use another --engine."
 )
 _LIMITS = {
@@ -126,11 +126,8 @@ class BubblewrapEngine(UnpackedImageEngine):
                 return
             if first is None:
                 running.wait(1)
-                raise CapsuleError(
-                    "CAP-E005",
-                    f"bwrap cannot start the task: see {task.run_directory / contract.LOG}",
-                    fix=_FIX,
-                )
+                stack.close()  # what bwrap printed is written to the log
+                raise not_started("bwrap", task, _FIX)
             _limit(first, {**resource_limits(task.limits), "nproc": task.limits.processes})
             running.first = first
             release.write(b"1")
@@ -139,8 +136,7 @@ class BubblewrapEngine(UnpackedImageEngine):
     def _start(
         self, task: Task, image: Image, mounts: Mounts, descriptors: dict[str, int]
     ) -> Start:
-        size = str(task.limits.temporary_mb << 20)
-        memory = ("--perms", "1777", "--size", size, "--tmpfs")
+        memory = _memory(task.limits.temporary_mb)
         system = "/sys/devices/system"  # where C libraries look for processors
         # bwrap makes these one after the other, so a folder becomes read-only after all that is
         # mounted below it.
@@ -183,7 +179,12 @@ class BubblewrapEngine(UnpackedImageEngine):
         with ExitStack() as stack:
             options = self._filter_option(stack)
             words = [word for name, fd in options.items() for word in (name, str(fd))]
-            shown = ("--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev")
+            # With the options of a run, some of which bubblewrap before 0.7 does not have.
+            shown = (
+                *("--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"),
+                *(*_memory(1), "/tmp", "--remount-ro", "/dev"),  # noqa: S108 - private
+                *("--clearenv", "--setenv", "PATH", os.environ.get("PATH", os.defpath)),
+            )
             done = subprocess.run(
                 [self._program, *_CONFINED, *shown, *words, "--", "cat", "/proc/self/status"],
                 capture_output=True,
@@ -217,6 +218,11 @@ class BubblewrapEngine(UnpackedImageEngine):
         if self._facts["processes"] == "unlimited":
             losses.append("the number of processes is not limited, and the user is root outside")
         return losses
+
+
+def _memory(mebibytes: int) -> tuple[str, ...]:
+    """Return the options for a file system in memory, but for the folder that they precede."""
+    return ("--perms", "1777", "--size", str(mebibytes << 20), "--tmpfs")
 
 
 def _guarded_proc() -> Iterator[str]:

@@ -276,6 +276,16 @@ def with_output(ended: Exit, unkept: CapsuleError | None) -> Exit:
     raise unkept
 
 
+def last_lines(path: Path, count: int) -> list[str]:
+    """Return the last lines of a log that the engine wrote, the first 300 characters of each."""
+    if not path.exists():
+        return []
+    with path.open("rb") as stream:
+        stream.seek(max(0, path.stat().st_size - 4096))
+        lines = stream.read().decode("utf-8", "replace").strip().splitlines()
+    return [line[:300] for line in lines[-count:]]
+
+
 def spoilt(path: Path, what: str) -> CapsuleError:
     """Return the error of a run directory that its task has left in a state of its own making."""
     return CapsuleError(

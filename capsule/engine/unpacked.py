@@ -14,9 +14,16 @@ from capsule.engine.bytecode import NO_BYTECODE, prepare_bytecode
 from capsule.engine.data import Mounts, data_mounts, data_variables
 from capsule.engine.interface import Exit, Progress, Task
 from capsule.engine.process import RunningProcess
-from capsule.engine.supervise import Interrupts, interrupts, supervise, with_output
+from capsule.engine.supervise import (
+    Interrupts,
+    interrupts,
+    last_lines,
+    supervise,
+    with_output,
+)
 from capsule.experiment import contract
 from capsule.experiment.lock import Lock
+from capsule.host.errors import CapsuleError
 from capsule.image.assembly.assemble import Image
 from capsule.image.assembly.unpack import unpacked_root
 from capsule.image.cache import Cache
@@ -98,6 +105,16 @@ class UnpackedImageEngine(ABC):
                 running, task, interruptions, on_poll=on_poll, poll_seconds=poll_seconds
             )
         return with_output(replace(ended, image=self._image.config_digest), running.unkept)
+
+
+def not_started(program: str, task: Task, fix: str) -> CapsuleError:
+    """Return the error of a task that a program could not start, with the last line it printed.
+
+    The log itself may be in a temporary folder, which is removed before the user can read it.
+    """
+    said = "".join(last_lines(task.run_directory / contract.LOG, 1))
+    message = f"{program} cannot start the task; last output: {said!r}"
+    return CapsuleError("CAP-E005", message, fix=fix)
 
 
 def program_variables(task: Task, image: Image) -> dict[str, str]:

@@ -152,6 +152,21 @@ def test_a_start_that_hangs_can_be_interrupted(make_lock, image, make_task, cach
     assert (ended.status, ended.reason) == (143, "interrupted")
 
 
+def test_a_start_that_fails_is_reported_with_what_bubblewrap_printed(
+    make_lock, image, make_task, cache, tmp_path
+):
+    engine = BubblewrapEngine()
+    engine.prepare(make_lock(), image, cache, progress=lambda _: None)
+    engine._program = str(tmp_path / "bwrap")
+    (tmp_path / "bwrap").write_text(
+        "#!/bin/sh\necho bwrap: Creating new namespace failed\nexit 1\n"
+    )
+    (tmp_path / "bwrap").chmod(0o755)
+    with pytest.raises(CapsuleError, match="Creating new namespace failed") as refused:
+        engine.run(make_task("exit 0"), on_poll=lambda: None, poll_seconds=0.05)
+    assert refused.value.code == "CAP-E005"
+
+
 def test_what_a_container_confines_more_is_said(make_lock, image, cache):
     engine, said = BubblewrapEngine(), []
     engine.prepare(make_lock(), image, cache, progress=said.append)
@@ -174,6 +189,20 @@ def test_without_bubblewrap_or_namespaces(tmp_path, monkeypatch):
     program.chmod(0o755)
     with pytest.raises(CapsuleError, match="No permissions to create"):
         BubblewrapEngine()
+
+
+@pytest.mark.parametrize("option", ["--size", "--perms", "--clearenv", "--remount-ro"])
+def test_a_bubblewrap_without_an_option_of_runs_is_found_at_once(tmp_path, monkeypatch, option):
+    program = tmp_path / "bwrap"
+    program.write_text(
+        f'#!/bin/sh\ncase "$*" in *{option}*) echo Unknown option {option} >&2; exit 1; esac\n'
+        f'exec {shutil.which("bwrap")} "$@"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(CapsuleError, match=f"CAP-E001 .*{option}") as refused:
+        BubblewrapEngine()
+    assert "0.7 or newer" in refused.value.fix
 
 
 def test_a_cluster_is_refused():
