@@ -16,7 +16,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -31,6 +31,7 @@ from capsule.engine.supervise import Interrupts, starting
 from capsule.engine.unpacked import (
     PROTECTED,
     UnpackedImageEngine,
+    not_started,
     program_command,
     program_variables,
 )
@@ -51,6 +52,9 @@ _LIBRARIES = "/.singularity.d/libs"  # where --nv binds those of NVIDIA's driver
 _PYTHON = "/usr/bin/python3"  # of the image
 _TEMPORARY = "/tmp"  # noqa: S108 - private
 _POLL_SECONDS = 0.02
+# Apptainer ends with 1 for an option that it does not have, and with 255 for other failures;
+# capsule.engine.confine ends with 125.
+_NOT_STARTED = (1, 125, 255)
 _FIX = (
     "Install Apptainer 1.1 or newer, and let users make user namespaces (sysctl "
     "kernel.unprivileged_userns_clone, user.max_user_namespaces); or use another --engine."
@@ -121,22 +125,21 @@ class ApptainerEngine(UnpackedImageEngine):
     def _started(
         self, task: Task, image: Image, mounts: Mounts, interruptions: Interrupts
     ) -> Iterator[RunningProcess]:
-        with (
-            temporary_folder("capsule-apptainer-") as scratch,
-            started(self._start(task, image, mounts, scratch), task) as running,
-        ):
+        with ExitStack() as stack:
+            scratch = stack.enter_context(temporary_folder("capsule-apptainer-"))
+            start = self._start(task, image, mounts, scratch)
+            running = stack.enter_context(started(start, task))
             # Unlike bwrap, Apptainer does not report the number of the first process, so /proc is
             # searched.
             for _ in starting(task, interruptions):
                 if running.first is not None or running.wait(_POLL_SECONDS) is not None:
                     break
                 running.first = _first_process(descendants(running.number))
-            if running.first is None and not interruptions.count:
-                raise CapsuleError(
-                    "CAP-E005",
-                    f"Apptainer cannot start the task: see {task.run_directory / contract.LOG}",
-                    fix=_FIX,
-                )
+            # A task with any other status was started, and ended before it was seen.
+            unstarted = running.first is None and running.wait(0) in _NOT_STARTED
+            if unstarted and not interruptions.count:
+                stack.close()  # what Apptainer printed is written to the log
+                raise not_started("Apptainer", task, _FIX)
             yield running
 
     def _accounts(self, scratch: Path) -> Iterator[str]:

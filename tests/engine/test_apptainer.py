@@ -155,6 +155,32 @@ def mounts_of(words):
 
 
 @pytest.fixture
+def ending(program, make_image, make_lock, make_task, cache):
+    """A function that runs a task that has ended with a status before it is seen."""
+    engine = ApptainerEngine()
+    engine.prepare(make_lock(), make_image(), cache, progress=lambda _: None)
+    for name in ("passwd", "group"):
+        (engine._root / "etc" / name).touch()
+
+    def run(status):
+        program.write_text(f"#!/bin/sh\necho the last line\nexit {status}\n")
+        return engine.run(make_task(""), on_poll=lambda: None, poll_seconds=0.05)
+
+    return run
+
+
+@pytest.mark.parametrize("status", [0, 87])
+def test_a_task_that_ends_before_it_is_seen_has_its_own_status(ending, status):
+    assert (ending(status).status, ending(status).reason) == (status, "exited")
+
+
+@pytest.mark.parametrize("status", [1, 125, 255])
+def test_a_task_that_is_not_started_is_reported_with_what_apptainer_printed(ending, status):
+    with pytest.raises(CapsuleError, match=r"CAP-E005 .*the last line"):
+        ending(status)
+
+
+@pytest.fixture
 def hanging(program, make_image, make_lock, make_task, cache):
     """A function that runs a task with an Apptainer that starts nothing, as on a dead disk."""
     program.write_text(
