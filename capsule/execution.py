@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from capsule.bundle.claims import read_arrivals
-from capsule.engine.interface import NATIVE, RUN_DIRECTORY, Engine, Task
+from capsule.engine.interface import NATIVE, RUN_DIRECTORY, Engine, Exit, Task
 from capsule.engine.interpreter import interpreter_packages
 from capsule.engine.supervise import exclusive, last_lines, unattended_seconds
 from capsule.entropy.attempt import Attempt, clear, is_complete
@@ -395,8 +395,7 @@ def look(
     attempt = Attempt(directory, lock.spec, replay=None)
     words = (*surroundings.shell, _python(lock.spec), "-P", "-c", _LOOK)
     task = _task(lock.spec, attempt, words, directory, limits, surroundings, {})
-    ended = engine.run(task, on_poll=lambda: None, poll_seconds=POLL_SECONDS)
-    check_run_directory(directory)
+    ended = _run_aside(engine, task, "the check of the surroundings")
     said = "".join(last_lines(directory / contract.LOG, 1))
     try:
         return SeenSurroundings.model_validate_json(said)
@@ -444,10 +443,7 @@ def film(
     words = (_python(lock.spec), *FILM)
     task = _task(lock.spec, attempt, words, directory, limits, USUAL, {})
     reporter.note(f"playing the evaluation of step {order.step:,} again")
-    ended = engine.run(task, on_poll=lambda: None, poll_seconds=POLL_SECONDS)
-    check_run_directory(directory)
-    if ended.reason == "interrupted":
-        raise CapsuleError("CAP-E012", "the replay was interrupted", fix="Start it again.")
+    ended = _run_aside(engine, task, "the replay")
     if (failure := reported_failure(directory)) is not None:
         raise failure
     if ended.reason != "exited" or ended.status != 0:
@@ -462,6 +458,15 @@ def film(
             ),
         )
     return read_checked(contract.Film, directory / contract.FILM)
+
+
+def _run_aside(engine: Engine, task: Task, what: str) -> Exit:
+    """Execute a task that is no run and cannot be resumed, and check the form of what it left."""
+    ended = engine.run(task, on_poll=lambda: None, poll_seconds=POLL_SECONDS)
+    check_run_directory(task.run_directory)
+    if ended.reason == "interrupted":
+        raise CapsuleError("CAP-E012", f"{what} was interrupted", fix="Start it again.")
+    return ended
 
 
 def _task(

@@ -45,13 +45,13 @@ def test_an_image_is_built_where_it_cannot_run(monkeypatch):
 class Reporting:
     """An engine whose tasks print a line, which it keeps."""
 
-    def __init__(self, line):
-        self._line = line
+    def __init__(self, line, reason="exited"):
+        self._line, self._reason = line, reason
 
     def run(self, task, **_):
         self.task = task
         (task.run_directory / contract.LOG).write_text(f"a warning\n{self._line}\n")
-        return Exit(1, "exited")
+        return Exit(1, self._reason)
 
 
 SEEN = {"locale": "C", "timezone": "UTC", "hostname": "there", "processors": "0", "told": 4}
@@ -72,6 +72,13 @@ def test_a_program_that_reports_nothing_of_its_surroundings_decides_nothing(tmp_
     with pytest.raises(CapsuleError, match="CAP-E043") as caught:
         look(lock, engine, tmp_path / "look", lock.spec.limits, VariedSurroundings())
     assert caught.value.exit_code == ExitCode.INCONCLUSIVE
+
+
+def test_an_interrupted_look_at_the_surroundings_is_an_interruption(tmp_path):
+    engine, lock = Reporting("", "interrupted"), make_lock(CARTPOLE)
+    with pytest.raises(CapsuleError, match="CAP-E012 the check of the surroundings") as caught:
+        look(lock, engine, tmp_path / "look", lock.spec.limits, VariedSurroundings())
+    assert caught.value.exit_code == ExitCode.INTERRUPTED
 
 
 class Twice:
