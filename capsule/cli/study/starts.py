@@ -58,7 +58,9 @@ def command(
         # The name follows from the lock, so the same command resumes a run that was interrupted.
         folder = output / f"{file.study.name}.starts-{lock.digest()[:8]}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_lock(folder / LOCK, lock)
+        # The modification time of the lock is when the run started, which its bundle states.
+        if not (folder / LOCK).exists():
+            write_lock(folder / LOCK, lock)
         reporter.note(f"running {folder}")
         with Runs() as runs:
             outcome = runs.run_folder(folder, RunOptions(key_file, passphrase_file, engine))

@@ -1,6 +1,7 @@
 """``capsule study starts``: one run whose ranked start sequences all members share."""
 
 import json
+import os
 import sys
 
 import pytest
@@ -80,10 +81,12 @@ def test_the_starts_of_the_run_are_written_beside_the_study(with_starts, ends_wi
         f"starts  1\ndigest  sha256:{digest_of_starts(found.starts)}\n"
         f"bundle  runs/{folder.name}/x.capsule.tar\nfile    tiny.starts.json\n"
     )
+    os.utime(folder / LOCK, (1e9, 1e9))
     written = (with_starts / "tiny.starts.json").read_bytes()
     assert starts().exit_code == 0
     assert [path.name for path in (with_starts / "runs").glob("tiny.*")] == [folder.name]
     assert (with_starts / "tiny.starts.json").read_bytes() == written
+    assert (folder / LOCK).stat().st_mtime == 1e9  # when the run started
 
 
 @pytest.mark.slow
