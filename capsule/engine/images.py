@@ -93,6 +93,8 @@ class EngineImages:
                 yield self._client.api.inspect_image(summary["Id"])
 
     def _capsules(self, used: set[str]) -> Iterator[EngineImage]:
+        from docker.errors import NotFound
+
         for facts in self._inspected:
             names = tuple(facts.get("RepoTags") or ())
             labels = (facts.get("Config") or {}).get("Labels") or {}
@@ -100,7 +102,10 @@ class EngineImages:
                 continue
             if not all(name.startswith(NAMES) for name in names):
                 continue
-            history = self._client.api.history(facts["Id"])
+            try:
+                history = self._client.api.history(facts["Id"])
+            except NotFound:  # it was removed since it was inspected
+                continue
             # An image that was built on one of Capsule's inherits its labels, but has more layers.
             if not all(str(layer["CreatedBy"]).startswith(_AUTHOR) for layer in history):
                 continue

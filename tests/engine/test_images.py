@@ -1,6 +1,9 @@
 """Which images of an engine are Capsule's, what their removal frees, and that used ones stay."""
 
+from unittest.mock import Mock
+
 import pytest
+from docker.errors import NotFound
 
 from capsule.engine.images import LABELS, EngineImages
 from capsule.image.assembly.assemble import archive_chunks
@@ -41,6 +44,20 @@ def test_other_images_are_not_capsules(engine, load):
         load("name", reference="localhost/mine:prune"),
     ]
     assert not found(engine).keys() & set(others)
+
+
+def test_an_image_that_is_removed_meanwhile_is_not_found():
+    client = Mock(
+        **{"api.containers.return_value": [], "api.history.side_effect": NotFound("gone")}
+    )
+    client.version.return_value = {"Version": "1"}
+    client.api.images.return_value = [{"Id": "sha256:1"}]
+    client.api.inspect_image.return_value = {
+        "Id": "sha256:1",
+        "Config": {"Labels": dict.fromkeys(LABELS, "")},
+        "RootFS": {"Layers": []},
+    }
+    assert EngineImages(client).found == ()
 
 
 def test_a_layer_that_another_image_has_frees_nothing(engine, load):
