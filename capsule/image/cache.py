@@ -151,7 +151,7 @@ class Cache:
         """
         facts = path.stat()
         known = f"{path.absolute()} {facts.st_size} {facts.st_mtime_ns}"
-        note = self.folder("digests") / sha256_hex(known.encode())
+        note = self.folder("digests") / sha256_hex(os.fsencode(known))
         if not note.exists():
             write_atomic(note, sha256_file(path).encode())
         return note.read_text()

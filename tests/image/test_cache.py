@@ -147,6 +147,11 @@ def test_digest_is_remembered_until_the_file_changes(cache, source):
     assert cache.digest(source) == hashlib.sha256(b"changed").hexdigest()
 
 
+def test_digest_of_a_file_whose_name_is_not_utf_8(cache, source):
+    renamed = source.rename(os.fsdecode(os.fsencode(source) + b"\xff"))
+    assert cache.digest(renamed) == SHA256
+
+
 def test_scratch_is_empty_and_goes_away(cache):
     with cache.scratch() as folder:
         assert list(folder.iterdir()) == []
