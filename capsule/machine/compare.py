@@ -139,6 +139,18 @@ def expected_grade(rows: Iterable[FactComparison]) -> tuple[ExpectedGrade, str]:
     return "bitwise", "no known difference between these machines affects the result"
 
 
+def expected_of_unknown(here: Fingerprint, spec: Spec) -> ExpectedGrade:
+    """Say what a re-execution here can be expected to give of a run on a machine that is unknown.
+
+    Args:
+        here: The machine that re-executes it, in an engine of the same kind.
+        spec: The experiment.
+    """
+    # Every fact that matters may have been another one.
+    unknown = here.model_copy(update={"cpu": Cpu(), "libc": None, "scratch": None, "gpus": ()})
+    return expected_grade(compare(unknown, here, spec))[0]
+
+
 def check_requirements(lock: Lock, here: Fingerprint) -> list[CapsuleError]:
     """Find what a locked experiment requires and this machine lacks. Empty if it can run.
 

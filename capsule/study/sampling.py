@@ -15,21 +15,31 @@ from capsule.bundle.claims import ProgramClaims, TrainingClaims, collect_trainin
 from capsule.bundle.run_bundle import image_claim
 from capsule.engine.select import EngineChoice, open_engine
 from capsule.experiment.lock import Lock
-from capsule.experiment.spec import SourcesSpec
+from capsule.experiment.spec import SourcesSpec, Spec
 from capsule.host.errors import CapsuleError
 from capsule.host.reporter import Reporter
 from capsule.host.wording import counted
 from capsule.image.cache import Cache
-from capsule.machine.compare import check_requirements
-from capsule.machine.fingerprint import take_fingerprint
+from capsule.machine.compare import check_requirements, expected_of_unknown
+from capsule.machine.fingerprint import Fingerprint, take_fingerprint
 from capsule.study.results import MemberResult, StudyResults
 from capsule.verification.execution.admission import (
     check_code,
     check_gpu_host,
     check_unconfined,
 )
+from capsule.verification.execution.grading import (
+    beyond_arithmetic,
+    inconsistent,
+    judge_difference,
+)
 from capsule.verification.execution.reexecution import reexecution_folder
 from capsule.verification.verdict import Grade
+
+_ELSEWHERE = (
+    "equal bits are only to be expected on a machine like the member's (its processor, GPU and C "
+    "library), which only its own bundle describes"
+)
 
 
 @dataclass(frozen=True)
@@ -100,19 +110,31 @@ def rerun(
     with reexecution_folder(reporter.note) as directory:
         execution.execute(lock, engine, directory, reporter=reporter)
         found = collect_training_claims(lock, image_claim(image), engine.name, directory)
-    return _compared(name, claims, found)
+    return _compared(result, claims, found, lock.spec, here)
 
 
 def _undecided(result: MemberResult, needed: str) -> VerifiedMember:
+    return _inconclusive(result, f"it needs {needed}, which only its own bundle has")
+
+
+def _inconclusive(result: MemberResult, reason: str) -> VerifiedMember:
+    """Return that a member cannot be decided without its own bundle."""
     return VerifiedMember(
         result.identity.name,
         "inconclusive",
-        f"it needs {needed}, which only its own bundle has: use 'capsule verify' on the bundle "
-        f"with SHA-256 {result.identity.bundle}",
+        f"{reason}: pass --members with a folder that has the bundle with SHA-256 "
+        f"{result.identity.bundle}, or use 'capsule verify' on it",
     )
 
 
-def _compared(name: str, claims: TrainingClaims, found: TrainingClaims) -> VerifiedMember:
+def _compared(
+    result: MemberResult,
+    claims: TrainingClaims,
+    found: TrainingClaims,
+    spec: Spec,
+    here: Fingerprint,
+) -> VerifiedMember:
+    name = result.identity.name
     if found.claim_id() == claims.claim_id():
         return VerifiedMember(
             name, "reproduced-bitwise", "the re-execution reproduced every claim, bit for bit"
@@ -122,16 +144,23 @@ def _compared(name: str, claims: TrainingClaims, found: TrainingClaims) -> Verif
         return VerifiedMember(
             name, "inconclusive", "it was executed without the claimed image, which decides nothing"
         )
+    differs = _difference(claims, found)
+    trace = None if claims.trace == found.trace else claims.trace
+    unexplained = inconsistent(trace, None) or beyond_arithmetic(claims, found)
+    judgement = judge_difference(differs, expected_of_unknown(here, spec), unexplained)
+    if judgement is None:
+        return _inconclusive(result, f"{differs}; {_ELSEWHERE}")
+    return VerifiedMember(name, judgement.verdict, judgement.summary)
+
+
+def _difference(claims: TrainingClaims, found: TrainingClaims) -> str:
+    """Name the claims in which two runs differ."""
     differing = [
         field
         for field in type(claims).model_fields
         if getattr(claims, field) != getattr(found, field)
     ]
-    return VerifiedMember(
-        name,
-        "not-reproduced",
-        f"these claims differ: {', '.join(differing)}{_where(claims, found)}",
-    )
+    return f"these claims differ: {', '.join(differing)}{_where(claims, found)}"
 
 
 def _where(claims: TrainingClaims, found: TrainingClaims) -> str:

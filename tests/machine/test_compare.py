@@ -21,6 +21,7 @@ from capsule.machine.compare import (
     check_requirements,
     compare,
     expected_grade,
+    expected_of_unknown,
     gpu_difference,
     gpu_warning,
     select_gpu,
@@ -108,6 +109,7 @@ def spec(accelerator=None, **changes):
 PORTABLE = spec()
 NATIVE = spec(CpuAccelerator(numerics="native"))
 CUDA = spec(CudaAccelerator(kind="cuda", cuda="13.0", cudnn=">=9.10", driver=">=580.65"))
+UNSORTED = spec(determinism=DeterminismSpec(sorted_listings=False))
 CUDA_H200 = spec(
     CudaAccelerator(
         kind="cuda",
@@ -147,6 +149,22 @@ def test_the_real_machine_equals_itself():
     here = take_fingerprint({"name": "docker", "version": "20.10"})
     rows = compare(here, here, NATIVE.model_copy(update={"limits": LimitsSpec(memory_mb=1)}))
     assert {row.effect for row in rows} == {"none"}
+
+
+@pytest.mark.parametrize(
+    ("experiment", "here", "expected"),
+    [
+        (PORTABLE, machine(), "bitwise"),
+        (PORTABLE, machine(engine="process"), "statistical"),  # this machine's C library
+        (NATIVE, machine(), "statistical"),
+        (CUDA, machine(gpus=(H200,)), "statistical"),
+        (CUDA_H200, machine(gpus=(H200,)), "statistical"),  # other facts may differ
+        (spec(determinism=DeterminismSpec(threads=None, cores=None)), machine(), "statistical"),
+        (UNSORTED, machine(scratch="ext4"), "statistical"),
+    ],
+)
+def test_what_is_expected_of_a_run_on_an_unknown_machine(experiment, here, expected):
+    assert expected_of_unknown(here, experiment) == expected
 
 
 @pytest.mark.parametrize(

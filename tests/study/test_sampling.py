@@ -1,14 +1,17 @@
 """Verification by a sample: who is chosen, what it shows, and what differs."""
 
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
 import scipy.stats
 
+from capsule.bundle.claims import TraceClaim
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import CudaAccelerator
 from capsule.study import sampling
 from capsule.study.sampling import _compared, chance_to_notice, chosen_members, rerun
+from tests.machine.test_compare import CUDA, H200, NATIVE, PORTABLE, machine
 from tests.study.studies import ZERO, make_claims, make_results
 from tests.verification.execution.test_admission import Reported
 
@@ -41,16 +44,62 @@ def test_another_number_than_the_study_has_is_refused(number):
     assert "9 members" in refused.value.message
 
 
-def test_equal_claims_are_reproduced():
-    claims = make_claims(ZERO, (1, 2, 3))
-    assert _compared("a.1", claims, claims).agreement == "reproduced-bitwise"
+CLAIMS = make_claims(ZERO, (1, 2, 3))
+OTHER_TRACE = {"trace": TraceClaim(records=1, head="1" * 64)}
+
+
+def compared(spec=PORTABLE, here=None, **changes):
+    result = make_results().members[0]
+    found = CLAIMS.model_copy(update=changes)
+    return _compared(result, CLAIMS, found, spec, here or machine())
+
+
+@pytest.mark.parametrize("spec", [PORTABLE, NATIVE])
+def test_equal_claims_are_reproduced(spec):
+    assert compared(spec).agreement == "reproduced-bitwise"
 
 
 def test_a_difference_is_named_with_its_claims():
-    claims = make_claims(ZERO, (1, 2, 3))
-    found = _compared("a.1", claims, claims.model_copy(update={"parameters": "1" * 64}))
+    found = compared(**OTHER_TRACE, parameters="1" * 64)
     assert found.agreement == "not-reproduced"
-    assert "parameters" in found.reason
+    assert "trace, parameters" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("spec", "here"),
+    [(NATIVE, None), (CUDA, machine(gpus=(H200,))), (PORTABLE, machine(engine="process"))],
+)
+def test_other_bits_of_a_machine_that_may_be_unlike_the_members_decide_nothing(spec, here):
+    found = compared(spec, here, **OTHER_TRACE)
+    assert found.agreement == "inconclusive"
+    assert "these claims differ: trace;" in found.reason
+    assert "only to be expected on a machine like the member's" in found.reason
+    bundle = make_results().members[0].identity.bundle
+    assert f"with SHA-256 {bundle}, or use 'capsule verify' on it" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"parameters": "1" * 64}, "equal traces lead to equal results"),
+        ({**OTHER_TRACE, "libraries": {"torch": "9"}}, "no other arithmetic explains"),
+    ],
+)
+def test_a_difference_that_no_machine_explains_is_one_everywhere(changes, reason):
+    found = compared(NATIVE, **changes)
+    assert (found.agreement, reason in found.reason) == ("not-reproduced", True)
+
+
+@pytest.mark.parametrize("needed", ["schedule", "entropy_profile"])
+def test_a_member_that_needs_its_own_bundle_is_not_run(needed, monkeypatch):
+    monkeypatch.setattr(sampling, "check_code", lambda *_: True)
+    results = make_results()
+    claims = CLAIMS.model_copy(update={needed: ZERO})
+    member = replace(results.members[0], claims=claims)
+    lock = results.lock.lock_of(results.lock.members[0])
+    found = rerun(member, lock, "process", None, None)
+    assert found.agreement == "inconclusive"
+    assert "which only its own bundle has: pass --members with a folder that has" in found.reason
 
 
 def test_a_container_with_a_known_way_out_is_named_before_a_member_runs_on_a_gpu(monkeypatch):

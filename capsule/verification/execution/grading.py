@@ -168,11 +168,9 @@ def grade_replica(
             :func:`inconsistent` or :func:`beyond_arithmetic`; None if it can.
         statistics: Statistics of both runs' returns; None if they cannot be compared.
     """
-    # Where equal bits are expected, no tolerance excuses others.
-    if expected != "statistical":
-        return Judgement("not-reproduced", difference)
-    if unexplained is not None:
-        return Judgement("not-reproduced", f"{difference}; {unexplained}")
+    judgement = judge_difference(difference, expected, unexplained)
+    if judgement is not None:
+        return judgement
     if tolerance is None:
         return Judgement(
             "not-reproduced",
@@ -190,6 +188,21 @@ def grade_replica(
     }
     prefix = "other bits, as was to be expected" if outcome == "within" else difference
     return Judgement(verdict[outcome], f"{prefix}: {statistics.shown}")
+
+
+def judge_difference(
+    difference: str, expected: ExpectedGrade, unexplained: str | None
+) -> Judgement | None:
+    """Judge other bits than the claimed ones; None if another machine may be their cause.
+
+    The arguments are those of :func:`grade_replica`.
+    """
+    # Where equal bits are expected, no tolerance excuses others.
+    if expected != "statistical":
+        return Judgement("not-reproduced", difference)
+    if unexplained is not None:
+        return Judgement("not-reproduced", f"{difference}; {unexplained}")
+    return None
 
 
 def inconsistent(first: object | None, divergence: Divergence | None) -> str | None:
