@@ -139,7 +139,7 @@ class ApptainerEngine(UnpackedImageEngine):
             unstarted = running.first is None and running.wait(0) in _NOT_STARTED
             if unstarted and not interruptions.count:
                 stack.close()  # what Apptainer printed is written to the log
-                raise not_started("Apptainer", task, _FIX)
+                raise running.unkept or not_started("Apptainer", task, _FIX)
             yield running
 
     def _accounts(self, scratch: Path) -> Iterator[str]:

@@ -127,7 +127,7 @@ class BubblewrapEngine(UnpackedImageEngine):
             if first is None:
                 running.wait(1)
                 stack.close()  # what bwrap printed is written to the log
-                raise not_started("bwrap", task, _FIX)
+                raise running.unkept or not_started("bwrap", task, _FIX)
             _limit(first, {**resource_limits(task.limits), "nproc": task.limits.processes})
             running.first = first
             release.write(b"1")

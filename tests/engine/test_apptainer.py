@@ -1,11 +1,13 @@
 """The engine apptainer, as far as that takes no Apptainer; tests/end_to_end has the rest."""
 
 import csv
+import errno
 import json
 import os
 import signal
 import threading
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -178,6 +180,13 @@ def test_a_task_that_ends_before_it_is_seen_has_its_own_status(ending, status):
 def test_a_task_that_is_not_started_is_reported_with_what_apptainer_printed(ending, status):
     with pytest.raises(CapsuleError, match=r"CAP-E005 .*the last line"):
         ending(status)
+
+
+def test_a_task_whose_output_a_full_disk_cannot_hold_is_reported_as_such(ending, monkeypatch):
+    monkeypatch.setattr(supervise, "write_atomic", Mock(side_effect=OSError(errno.ENOSPC, "full")))
+    for status in (0, 255):
+        with pytest.raises(CapsuleError, match="CAP-X003"):
+            ending(status)
 
 
 @pytest.fixture
