@@ -13,6 +13,7 @@ import math
 import pickle
 import struct
 import zipfile
+import zlib
 
 import numpy as np
 import pytest
@@ -89,6 +90,38 @@ def renamed():
     return data, zipped().replace(b"score.npy", b"s\0xre.npy")
 
 
+def deflated(data=b"3", hidden=b""):
+    """Return an archive of a compressed member, with bytes behind the end of its stream."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(zipfile.ZipInfo("a"), data, zipfile.ZIP_DEFLATED)
+    plain = stream.getvalue()
+    start = plain.index(b"PK\x01\x02")
+    bent = bytearray(plain[:start] + hidden + plain[start:])
+    start += len(hidden)
+    for place, number in ((18, start - 31), (start + 20, start - 31), (len(bent) - 6, start)):
+        struct.pack_into("<I", bent, place, number)
+    return bytes(bent)
+
+
+def shortened(data):
+    """Let header and directory state that a member has one byte, after which readers stop."""
+    bent = bytearray(deflated(data))
+    start = bent.index(b"PK\x01\x02")
+    for place in (14, start + 16):
+        struct.pack_into("<I", bent, place, zlib.crc32(data[:1]))
+    for place in (22, start + 24):
+        struct.pack_into("<I", bent, place, 1)
+    return bytes(bent)
+
+
+def ended(place, value):
+    """Change a number in the record at the end of an archive."""
+    data = bytearray(zipped())
+    struct.pack_into("<H", data, len(data) - 22 + place, value)
+    return bytes(data)
+
+
 LINK = (0o120777 << 16) | 0x20
 UNKNOWN = struct.pack("<2H", 0x9901, 4) + b"500!"
 DATED = struct.pack("<2HBI", 0x5455, 5, 1, int(CLOCK))
@@ -104,6 +137,11 @@ ARCHIVES = {
     "a-header-with-a-flag": (zipped(), header(6, 1 << 11)),
     "a-header-with-another-checksum": (zipped(), header(14, 500, "<I")),
     "data-in-place-of-a-descriptor": (streamed(), streamed(descriptor=b"score of run: 50")),
+    "data-behind-the-end-of-a-stream": (deflated(), deflated(hidden=b"score 500")),
+    "data-behind-the-size-of-a-member": (deflated(), shortened(b"3 but also 500")),
+    "a-number-of-a-disk": (zipped(), ended(4, 500)),
+    "a-first-disk": (zipped(), ended(6, 500)),
+    "two-numbers-of-members": (zipped(), ended(8, 500)),
     "data-behind-a-descriptor": (streamed(), streamed(descriptor=b"PK\x07\x08" + b"5" * 20)),
 }
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import struct
 import zipfile
+import zlib
+from bz2 import BZ2Decompressor
+from collections.abc import Iterator
 from itertools import combinations
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from capsule.verification.content.parts import Data, NotComparableError
+from capsule.verification.content.parts import Budget, Data, NotComparableError
 
 _FIXED = struct.Struct("<4s5H3I2H")
 _DESCRIBED_LATER = 1 << 3  # flag: checksum and sizes follow the member, in a data descriptor
@@ -20,6 +23,8 @@ _IN_EXTRA = 0xFFFFFFFF  # in place of a size that is in the extra field
 _RECORD = struct.Struct("<2H")  # of an extra field: kind and length
 _ZIP64, _TIME, _PADDING = 0x0001, 0x5455, 0x4246  # kinds: sizes, Info-ZIP's dates, PyTorch's filler
 _DATES = 0b111  # flags of the dates that there are: of modification, access and creation
+_RAW_DEFLATE = -15  # window bits: a stream without header and checksum
+_PIECE_BYTES = 1 << 20
 
 
 class LocalFileHeader(NamedTuple):
@@ -54,6 +59,18 @@ class Stated(NamedTuple):
     extra: tuple[bytes, ...]
 
 
+class _Decompressor(Protocol):
+    """The common part of the decompressors of the standard library."""
+
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
+
+    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
+
+
 class _Records(NamedTuple):
     """The records of one extra field: bodies of those with sizes; dates and all others as a whole.
 
@@ -65,14 +82,15 @@ class _Records(NamedTuple):
     others: tuple[bytes, ...]
 
 
-def checked_header(data: Data, info: zipfile.ZipInfo, end: int) -> Stated:
-    """Check the header of a member that lies between its offset and ``end``.
+def checked_header(data: Data, info: zipfile.ZipInfo, end: int, budget: Budget) -> Stated:
+    """Check the header of a member that lies between its offset and ``end``, and its extent.
 
     Returns:
         What it states that :mod:`zipfile` does not read.
 
     Raises:
-        NotComparableError: The header says otherwise than the directory, or bytes are left over.
+        NotComparableError: The header says otherwise than the directory, bytes are left over, or
+            the budget does not suffice for the content.
     """
     place = info.header_offset
     header = LocalFileHeader(*_FIXED.unpack(data[place : place + _FIXED.size]))
@@ -80,16 +98,52 @@ def checked_header(data: Data, info: zipfile.ZipInfo, end: int) -> Stated:
     here, there = _records(data[start - header.extra_bytes : start]), _records(info.extra)
     behind = data[start + info.compress_size : end]
     sound = (
-        _agrees(header, info)
+        start + info.compress_size <= end
+        and _agrees(header, info)
         and _sizes_agree(header, info, here.sizes)
         and _are_facts(there.sizes, info.file_size, info.compress_size, info.header_offset)
         and _is_descriptor(behind, header, info)
     )
     if not sound:
         raise NotComparableError("a header that contradicts the directory, or bytes of no member")
+    if info.compress_type != zipfile.ZIP_STORED:
+        _check_stream(data, info, start, budget)
     return Stated(
         _date(header), header.version, here.dates + there.dates, here.others + there.others
     )
+
+
+def _check_stream(data: Data, info: zipfile.ZipInfo, start: int, budget: Budget) -> None:
+    """Check that a compressed member is one stream, which ends with it and has its size unpacked.
+
+    A reader stops at the end of the stream, or once it has as many bytes as the directory states.
+    What follows could be anything.
+    """
+    unpacking, end, size = _decompressor(info), start + info.compress_size, 0
+    while start < end and not unpacking.eof:
+        packed = data[start : min(start + _PIECE_BYTES, end)]
+        start += len(packed)
+        for piece in _unpacked(unpacking, packed):
+            budget.spend(len(piece))
+            size += len(piece)
+    if start < end or not unpacking.eof or unpacking.unused_data or size != info.file_size:
+        raise NotComparableError("a member that is cut off, or has bytes behind its end")
+
+
+def _unpacked(unpacking: _Decompressor, packed: bytes) -> Iterator[bytes]:
+    """Yield what some bytes unpack to, in pieces, as they may be a bomb."""
+    while not unpacking.eof and (piece := unpacking.decompress(packed, _PIECE_BYTES)):
+        yield piece
+        # BZ2Decompressor itself keeps the bytes that it has not unpacked.
+        packed = getattr(unpacking, "unconsumed_tail", b"")
+
+
+def _decompressor(info: zipfile.ZipInfo) -> _Decompressor:
+    if info.compress_type == zipfile.ZIP_DEFLATED:
+        return zlib.decompressobj(_RAW_DEFLATE)
+    if info.compress_type == zipfile.ZIP_BZIP2:
+        return BZ2Decompressor()
+    raise NotComparableError(f"a member of compression method {info.compress_type}")
 
 
 def _date(header: LocalFileHeader) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from typing import BinaryIO, cast
 from capsule.verification.content.arrays import note_tensors
 from capsule.verification.content.parts import (
     MAX_MEMBER_BYTES,
+    Budget,
     Comparison,
     Context,
     Data,
@@ -21,6 +22,7 @@ from capsule.verification.content.parts import (
 from capsule.verification.content.pickles import storage_types
 from capsule.verification.content.reading import Window
 from capsule.verification.content.tensor_comparison import Tensor
+from capsule.verification.content.zip_ends import checked_end
 from capsule.verification.content.zip_headers import Stated, checked_header
 
 MAGIC = b"PK\x03\x04"
@@ -47,7 +49,7 @@ _SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2,
 def compare_zip(left: Data, right: Data, context: Context) -> Comparison:
     """Compare two archives member by member, by content and then by what is said of them."""
     found = Findings("zip")
-    archives = _Archive(left), _Archive(right)
+    archives = _Archive(left, context.budget), _Archive(right, context.budget)
     before, after = (archive.members for archive in archives)
     for name in dict.fromkeys([*before, *after]):
         if name not in before or name not in after:
@@ -62,14 +64,16 @@ def compare_zip(left: Data, right: Data, context: Context) -> Comparison:
     if list(before) != list(after) and before.keys() == after.keys():
         orders = ", ".join(before), ", ".join(after)
         found.differs("order of the members", orders, "packaging")
+    _compare_versions("the directory", archives[0].end_versions, archives[1].end_versions, found)
     return found.comparison()
 
 
 class _Archive:
     """An archive whose bytes all belong to its members or its directory."""
 
-    def __init__(self, data: Data) -> None:
+    def __init__(self, data: Data, budget: Budget) -> None:
         self._data = data
+        self._budget = budget
         self._zip = zipfile.ZipFile(cast("BinaryIO", Window(data)))
         infos = self._zip.infolist()
         if len(infos) > MAX_MEMBERS:
@@ -81,6 +85,7 @@ class _Archive:
         if any(info.filename != info.orig_filename for info in infos):
             raise NotComparableError("a name that continues behind its end")
         self.stated = self._checked_headers()
+        self.end_versions = checked_end(data, self._zip.start_dir, len(infos))
         # With several pickles, it is not known which one describes the storages.
         pickles = [name for name in self.members if name.endswith(_PICKLE)]
         self._types = {}
@@ -95,11 +100,11 @@ class _Archive:
 
     def whole(self, name: str) -> bytes:
         """Return a member's content."""
-        with self.open(name) as stream:
-            data = stream.read(MAX_MEMBER_BYTES + 1)
-        if len(data) > MAX_MEMBER_BYTES:
+        size = self.members[name].file_size  # zipfile reads no more than this
+        if size > MAX_MEMBER_BYTES:
             raise NotComparableError("a member is too large")
-        return data
+        self._budget.spend(size)
+        return self._zip.read(name)
 
     def storage(self, name: str) -> Tensor | None:
         """Return a member as the numbers that it holds; None if it is not a storage."""
@@ -122,7 +127,9 @@ class _Archive:
         if starts[0] != 0:
             raise NotComparableError("bytes that belong to no member")
         ends = zip(members, starts[1:], strict=True)
-        return {info.filename: checked_header(self._data, info, end) for info, end in ends}
+        return {
+            info.filename: checked_header(self._data, info, end, self._budget) for info, end in ends
+        }
 
 
 def _equal(archives: tuple[_Archive, _Archive], name: str, context: Context) -> bool:
@@ -176,10 +183,16 @@ def _compare_facts(archives: tuple[_Archive, _Archive], name: str, found: Findin
     before, after = (archive.stated[name].extra for archive in archives)
     if before != after:
         found.differs(f"{name}, extra field", (before, after))
-    versions = archives[0].versions(name), archives[1].versions(name)
-    if versions[0] != versions[1]:
-        known = _VERSIONS.issuperset((*versions[0], *versions[1]))
-        found.differs(f"{name}, versions", versions, "packaging" if known else "content")
+    _compare_versions(name, archives[0].versions(name), archives[1].versions(name), found)
+
+
+def _compare_versions(
+    where: str, left: tuple[int, ...], right: tuple[int, ...], found: Findings
+) -> None:
+    """Compare the versions of the format that two archives state."""
+    if left != right:
+        known = _VERSIONS.issuperset((*left, *right))
+        found.differs(f"{where}, versions", (left, right), "packaging" if known else "content")
 
 
 def _date(date: tuple[int, ...]) -> str:

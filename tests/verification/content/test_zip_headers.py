@@ -3,6 +3,7 @@
 import io
 import struct
 import zipfile
+import zlib
 from datetime import date
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capsule.verification.content.parts import NotComparableError
+from capsule.verification.content import zip_headers
+from capsule.verification.content.parts import Budget, NotComparableError
 from capsule.verification.content.zip_headers import checked_header
 from tests.verification.content.comparing import compare, zipped
 
@@ -89,7 +91,7 @@ def stated(data):
     """Check the header of an archive's only member, up to the directory."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         (info,) = archive.infolist()
-        return checked_header(data, info, data.index(b"PK\x01\x02"))
+        return checked_header(data, info, data.index(b"PK\x01\x02"), Budget())
 
 
 @given(st.dates(date(1980, 1, 1), date(2107, 12, 31)), st.times())
@@ -206,5 +208,88 @@ def test_a_stored_member_has_one_size():
     start = data.index(b"PK\x01\x02")
     for place in (22, start + 24):  # the size in the header, and in the directory
         data[place : place + 4] = struct.pack("<I", 3)
+    with pytest.raises(NotComparableError, match="contradicts the directory"):
+        stated(bytes(data))
+
+
+# --- the content of a member ----------------------------------------------------------------------
+
+COMPRESSED = [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2]
+
+
+def longer(data, hidden):
+    """Return an archive of one member with further bytes in it, and with its size corrected."""
+    start = data.index(b"PK\x01\x02")
+    packed = int.from_bytes(data[start + 20 : start + 24], "little") + len(hidden)
+    bent = bytearray(data[:start] + hidden + data[start:])
+    for place in (18, start + len(hidden) + 20):
+        bent[place : place + 4] = struct.pack("<I", packed)
+    end = bent.index(b"PK\x05\x06")
+    bent[end + 16 : end + 20] = struct.pack("<I", start + len(hidden))
+    return bytes(bent)
+
+
+@pytest.mark.parametrize("method", COMPRESSED)
+@pytest.mark.parametrize("pieces", [1, 1 << 20])
+def test_nothing_lies_between_the_end_of_a_stream_and_that_of_its_member(
+    method, pieces, monkeypatch
+):
+    monkeypatch.setattr(zip_headers, "_PIECE_BYTES", pieces)
+    plain = zipped({"a": b"12345" * 99}, method=method)
+    bent = longer(plain, b"score 500")
+    assert zipfile.ZipFile(io.BytesIO(bent)).read("a") == b"12345" * 99
+    assert stated(plain).version == {zipfile.ZIP_DEFLATED: 20, zipfile.ZIP_BZIP2: 46}[method]
+    with pytest.raises(NotComparableError, match="bytes behind its end"):
+        stated(bent)
+    assert compare(plain, bent).format == "bytes"
+
+
+def test_a_stream_has_no_more_bytes_than_its_member():
+    plain = zipped({"a": b"1"})
+    bent = bytearray(zipped({"a": b"1" + b" score 500"}))
+    start = bent.index(b"PK\x01\x02")
+    for checksum, size in ((14, 22), (start + 16, start + 24)):
+        bent[checksum : checksum + 4] = struct.pack("<I", zlib.crc32(b"1"))
+        bent[size : size + 4] = struct.pack("<I", 1)
+    assert zipfile.ZipFile(io.BytesIO(bytes(bent))).read("a") == b"1"
+    assert compare(plain, bytes(bent)).format == "bytes"
+
+
+def test_a_stream_without_an_end_is_rejected():
+    data = zipped({"a": b"12345" * 99})
+    size = data.index(b"PK\x01\x02") - 31
+    for number in range(1, size + 1):
+        cut = bytearray(moved(data, 31 + size - number, number))
+        for place in (18, cut.index(b"PK\x01\x02") + 20):
+            cut[place : place + 4] = struct.pack("<I", size - number)
+        with pytest.raises(NotComparableError, match="cut off"):
+            stated(bytes(cut))
+
+
+@pytest.mark.parametrize("method", COMPRESSED)
+def test_a_bomb_is_unpacked_in_pieces_up_to_the_budget(method, monkeypatch):
+    monkeypatch.setattr(zip_headers, "_PIECE_BYTES", 1_000)
+    data = zipped({"a": bytes(100_000)}, method=method)
+    budget = Budget(10_500)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        (info,) = archive.infolist()
+    with pytest.raises(NotComparableError, match="are to be unpacked"):
+        checked_header(data, info, data.index(b"PK\x01\x02"), budget)
+    assert budget.left == -500
+    whole = Budget(100_000)
+    checked_header(data, info, data.index(b"PK\x01\x02"), whole)
+    assert whole.left == 0
+
+
+def test_a_member_of_another_compression_is_not_compared():
+    with pytest.raises(NotComparableError, match="compression method 14"):
+        stated(zipped({"a": b"1"}, method=zipfile.ZIP_LZMA))
+
+
+def test_a_member_does_not_reach_into_what_follows():
+    data = bytearray(zipped({"a": b"12345"}, method=zipfile.ZIP_STORED))
+    start = data.index(b"PK\x01\x02")
+    for place in (18, 22, start + 20, start + 24):
+        data[place : place + 4] = struct.pack("<I", 2**31)
     with pytest.raises(NotComparableError, match="contradicts the directory"):
         stated(bytes(data))

@@ -204,13 +204,46 @@ def test_an_archive_of_many_members_is_not_compared(monkeypatch):
         compare_zip(two, three, CONTEXT)
 
 
-def test_the_bytes_of_both_archives_are_taken_from_the_budget():
-    data = zipped({"a": b"12345", "b": b"678"})
-    context = Context(TIMES, compare_content, Budget(16))
+@pytest.mark.parametrize(("method", "times"), [(zipfile.ZIP_STORED, 1), (zipfile.ZIP_DEFLATED, 2)])
+def test_the_bytes_of_both_archives_are_taken_from_the_budget(method, times):
+    data = zipped({"a": b"12345", "b": b"678"}, method=method)
+    context = Context(TIMES, compare_content, Budget(times * 16))
     assert compare_zip(data, data, context).equal == ("a", "b")
     assert context.budget.left == 0
     with pytest.raises(NotComparableError, match="are to be unpacked"):
         compare_zip(data, data, context)
+
+
+def test_what_is_read_of_members_that_differ_is_taken_from_the_budget(monkeypatch):
+    monkeypatch.setattr(zips, "_PIECE_BYTES", 10)
+    # They differ in the first byte, and the search for a difference reads one piece of each.
+    left, right = (
+        zipped({"a": byte + bytes(99)}, method=zipfile.ZIP_STORED) for byte in (b"1", b"2")
+    )
+    context = Context(TIMES, compare_content, Budget(2 * (10 + 100)))
+    assert compare_zip(left, right, context).nature == "content"
+    assert context.budget.left == 0
+    with pytest.raises(NotComparableError, match="are to be unpacked"):
+        compare_zip(left, right, Context(TIMES, compare_content, Budget(2 * (10 + 100) - 1)))
+
+
+def test_what_is_read_of_the_pickle_of_a_torch_file_is_taken_from_the_budget():
+    data = saved({"w": torch.ones(3)})
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        sizes = {info.filename: info.file_size for info in archive.infolist()}
+    context = Context(TIMES, compare_content)
+    before = context.budget.left
+    compare_zip(data, data, context)
+    assert before - context.budget.left == 2 * (sum(sizes.values()) + sizes["archive/data.pkl"])
+
+
+def test_the_versions_behind_the_directory_are_compared():
+    plain = saved({"w": torch.ones(3)})
+    place = plain.index(b"PK\x06\x06") + 12
+    for offset in range(4):
+        other = bytearray(plain)
+        other[place + offset] ^= 1
+        assert summary(compare(plain, bytes(other))) == [("the directory, versions", "content")]
 
 
 def test_a_member_whose_checksum_is_wrong_makes_an_archive_incomparable():
