@@ -25,8 +25,8 @@ def compare_gzip(left: Data, right: Data, context: Context) -> Comparison:
     before, after = _unpacked(left, context), _unpacked(right, context)
     if before != after:
         found.include("content", context.inner("content", before, after))
-        return found.comparison()
-    found.same("content")
+    else:
+        found.same("content")
     names = _names(left), _names(right)
     if names[0] != names[1]:
         found.differs("header", names)

@@ -11,7 +11,15 @@ from capsule.verification.content import gzips
 from capsule.verification.content.formats import compare_content
 from capsule.verification.content.gzips import compare_gzip
 from capsule.verification.content.parts import Budget, Context, NotComparableError
-from tests.verification.content.comparing import CONTEXT, TIMES, compare, facts, summary
+from tests.verification.content.comparing import (
+    CLAIMED,
+    CONTEXT,
+    FOUND,
+    TIMES,
+    compare,
+    facts,
+    summary,
+)
 
 
 def test_gzip_is_compared_unpacked():
@@ -20,7 +28,7 @@ def test_gzip_is_compared_unpacked():
     assert (found.format, found.equal) == ("gzip", ("content",))
     assert summary(found) == [("time in the header", "date")]
     found = compare(left, gzip.compress(b"1\n3\n", mtime=6))
-    assert summary(found) == [("content: line 2", "content")]
+    assert summary(found) == [("content: line 2", "content"), ("time in the header", "date")]
     level = compare(gzip.compress(bytes(9999), 1, mtime=5), gzip.compress(bytes(9999), 9, mtime=5))
     assert level.nature == "packaging"
 
@@ -50,9 +58,9 @@ def test_equal_contents_differ_in_the_time_of_the_header_alone(data, first, seco
         assert found.nature == "date"
 
 
-def with_fields(extra=None, name=None, comment=None):
+def with_fields(extra=None, name=None, comment=None, content=b"1"):
     """Return a gzip file with optional fields of the header (RFC 1952, section 2.3.1)."""
-    data = gzip.compress(b"1", mtime=0)
+    data = gzip.compress(content, mtime=0)
     flags = (4 * (extra is not None)) | (8 * (name is not None)) | (16 * (comment is not None))
     fields = b"" if extra is None else struct.pack("<H", len(extra)) + extra
     fields += b"".join(text + b"\0" for text in (name, comment) if text is not None)
@@ -75,6 +83,14 @@ def test_names_comments_and_extra_fields_are_content(left, right):
     files = with_fields(**left), with_fields(**right)
     assert {gzip.decompress(each) for each in files} == {b"1"}
     assert summary(compare_gzip(*files, CONTEXT)) == [("header", "content")]
+
+
+def test_a_header_is_compared_whatever_the_content():
+    contents = (b'{"time": %d}' % (moment + 1) for moment in (CLAIMED, FOUND))
+    left, right = (with_fields(name=name, content=next(contents)) for name in (b"500", b"3"))
+    found = compare_gzip(left, right, CONTEXT)
+    assert summary(found) == [("content: time", "date"), ("header", "content")]
+    assert found.equal == ()
 
 
 def test_the_operating_system_and_the_level_are_packaging():
