@@ -18,6 +18,7 @@ MAX_MEMBER_BYTES = 64 << 20  # of a member that is unpacked into memory
 MAX_UNPACKED_BYTES = 4 << 30  # of both sides, over a whole verification
 MAX_DEPTH = 3  # of files within files
 SHOWN_CHARACTERS = 80
+MAX_NAME_CHARACTERS = 400  # of a part, which consists of names of members, fields and the like
 
 # The gravest last. Dates are what a format, or the time of the run, shows to be dates; packaging is
 # how a format writes the same content down.
@@ -73,21 +74,21 @@ class Findings:
         self.natures.add(nature)
         if len(self.parts) < MAX_PARTS:
             claimed, found = map(shown, pair)
-            self.parts.append(Part(where=where, claimed=claimed, found=found, nature=nature))
+            self.parts.append(
+                Part(where=shown_name(where), claimed=claimed, found=found, nature=nature)
+            )
 
     def same(self, where: str) -> None:
         """Note a part that is equal."""
         if len(self.equal) < MAX_EQUAL:
-            self.equal.append(where)
+            self.equal.append(shown_name(where))
 
     def include(self, where: str, inner: Comparison) -> None:
         """Note what differs inside of one part."""
         for part in inner.parts:
             if len(self.parts) < MAX_PARTS:
                 place = f"{where}: {part.where}" if part.where else where
-                self.parts.append(
-                    Part(where=place, claimed=part.claimed, found=part.found, nature=part.nature)
-                )
+                self.parts.append(part.model_copy(update={"where": shown_name(place)}))
         self.count += inner.count
         self.natures.add(inner.nature)
 
@@ -148,5 +149,13 @@ class Context:
 
 def shown(value: object) -> str:
     """Return the beginning of a value as text."""
-    text = str(value)
-    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"
+    return _beginning(str(value), SHOWN_CHARACTERS)
+
+
+def shown_name(where: str) -> str:
+    """Return the beginning of the name of a part."""
+    return _beginning(where, MAX_NAME_CHARACTERS)
+
+
+def _beginning(text: str, most: int) -> str:
+    return text if len(text) <= most else text[:most] + "…"

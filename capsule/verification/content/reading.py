@@ -12,8 +12,8 @@ MAX_PIECE_BYTES = 64 << 20
 class Window(io.RawIOBase):
     """A stream over a file in memory.
 
-    What an untrusted file says of its sizes goes to ``read``: one piece is at most
-    :data:`MAX_PIECE_BYTES` long.
+    An untrusted file states the sizes of its parts, and where its lines end: one piece that is read
+    is at most :data:`MAX_PIECE_BYTES` long.
     """
 
     def __init__(self, data: Data) -> None:
@@ -59,3 +59,13 @@ class Window(io.RawIOBase):
         data = self._data[self._place : self._place + count]
         self._place += count
         return data
+
+    def readline(self, size: int | None = -1) -> bytes:
+        """Return the rest of the line with its line feed, or its first ``size`` bytes.
+
+        Raises:
+            NotComparableError: They are more than :data:`MAX_PIECE_BYTES`.
+        """
+        end = self._data.find(b"\n", self._place) + 1 or len(self._data)
+        count = max(0, end - self._place)
+        return self.read(count if size is None or size < 0 else min(size, count))

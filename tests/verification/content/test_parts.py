@@ -9,6 +9,7 @@ from capsule.verification.content.parts import (
     HARMLESS,
     MAX_DEPTH,
     MAX_EQUAL,
+    MAX_NAME_CHARACTERS,
     MAX_PARTS,
     SHOWN_CHARACTERS,
     Budget,
@@ -81,6 +82,18 @@ def test_a_value_is_shown_up_to_a_bound(text):
         assert found == text
     else:
         assert found == text[:80] + "…"
+
+
+def test_the_name_of_a_part_is_kept_up_to_a_bound():
+    found, name = Findings("test"), "x" * MAX_NAME_CHARACTERS
+    for where in (name, name + "y"):
+        found.same(where)
+        found.differs(where, (1, 2))
+        found.include(where, noted(["date"]).comparison())
+    result = found.comparison()
+    assert result.equal == (name, name + "…")
+    # The last character of a name within a part is beyond the bound, too.
+    assert [part.where for part in result.parts] == [name, *[name + "…"] * 3]
 
 
 def test_values_of_any_type_are_shown():
