@@ -176,6 +176,14 @@ def test_what_the_header_of_a_gzip_file_says_is_content(field):
     assert nature(claimed, compressed(**{field: b"500"}, mtime=9)) == "date"
 
 
+def test_a_date_in_the_content_of_a_gzip_file_hides_no_name():
+    claimed, found = (compressed(name=name) for name in (b"500", b"3"))
+    left, right = (json.dumps({"saved": moment + 1}).encode() for moment in (CLOCK, FOUND))
+    packed = gzip.compress(left, mtime=0)[10:], gzip.compress(right, mtime=0)[10:]
+    assert nature(gzip.compress(left, mtime=0), gzip.compress(right, mtime=0)) == "date"
+    assert nature(claimed[:14] + packed[0], found[:12] + packed[1]) == "content"
+
+
 def test_more_than_one_member_of_gzip_is_content():
     assert nature(gzip.compress(b"3") + gzip.compress(b"00"), gzip.compress(b"3")) == "content"
 
@@ -263,6 +271,7 @@ def test_metadata_twice_makes_safetensors_incomparable():
         ("\u0661", "1", "content"),
         ("1e500", "1e400", "content"),  # infinite as floats
         ("-0.0", "0.0", "content"),
+        ("12345678901234567.1", "12345678901234567.2", "content"),
     ],
 )
 def test_cells_of_a_table_are_compared_as_the_numbers_that_they_are(claimed, found, expected):
@@ -276,6 +285,8 @@ def test_cells_of_a_table_are_compared_as_the_numbers_that_they_are(claimed, fou
         ('{"score": 3, "score": 500}', '{"score": 500}'),
         ('{"score": 1e500}', '{"score": 1e400}'),
         ('{"score": true}', '{"score": 1}'),
+        ('{"score": 9007199254740993.0}', '{"score": 9007199254740992.0}'),  # one float
+        ('{"score": 1e-400}', '{"score": 5e-500}'),
         ('{"score": "\\u0000"}', f'{{"score": "{int(FOUND) + 1}"}}'),  # the sign of a date
     ],
 )

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import csv
-import re
 from collections import Counter
 from collections.abc import Iterator
-from decimal import Decimal
 from itertools import zip_longest
 
 from capsule.verification.content.parts import (
@@ -16,19 +14,19 @@ from capsule.verification.content.parts import (
     Findings,
     Nature,
     NotComparableError,
+    shown,
 )
 from capsule.verification.content.values import (
     MAX_JSON_BYTES,
+    NUMBER,
     compare_leaves,
     compare_values,
+    exact_float,
     parse,
 )
 
 MAX_TEXT_BYTES = 256 << 20
 _END = "end of file"
-# float() also takes underscores, digits of other scripts, infinity and NaN, which other readers
-# take for texts.
-_NUMBER = re.compile(r"[+-]?[0-9]{1,400}(\.[0-9]{0,400})?([eE][+-]?[0-9]{1,9})?")
 
 
 def compare_json(left: Data, right: Data, context: Context) -> Comparison:
@@ -46,7 +44,7 @@ def compare_json(left: Data, right: Data, context: Context) -> Comparison:
 def compare_json_lines(left: Data, right: Data, context: Context) -> Comparison:
     """Compare two texts whose every line is a JSON object, field by field."""
     found = Findings("JSON lines")
-    for number, a, b in _pairs(left, right):
+    for number, a, b in _pairs(left, right, MAX_JSON_BYTES):
         before, after = (parse(line) if line else {} for line in (a, b))
         if not all(isinstance(value, dict) for value in (before, after)):
             raise NotComparableError("a line is not an object")
@@ -64,11 +62,13 @@ def compare_csv(left: Data, right: Data, context: Context) -> Comparison:
     found = Findings("CSV")
     heads: list[str] = []
     for number, (a, b) in enumerate(zip_longest(_rows(left), _rows(right)), 1):
-        heads = heads or list(a or b or ())
+        heads = heads or [shown(head) for head in a or b or ()]
         if len(heads) < 2 or any(row and len(row) != len(heads) for row in (a, b)):
             raise NotComparableError("not a table")
         if not a or not b:
-            found.differs(f"line {number:,}", (_END if a is None else a, _END if b is None else b))
+            if a != b:
+                pair = _END if a is None else a, _END if b is None else b
+                found.differs(f"line {number:,}", pair)
             continue
         for head, x, y in zip(heads, a, b, strict=True):
             if x != y:
@@ -103,31 +103,29 @@ def _reordered(left: Data, right: Data, found: Findings) -> Findings:
 
 
 def _compare_cells(where: str, cells: tuple[str, str], found: Findings, context: Context) -> None:
-    if not all(_NUMBER.fullmatch(cell) for cell in cells):
+    if not all(NUMBER.fullmatch(cell) for cell in cells):
         compare_leaves(where, cells, found, context)
-    elif _exactly_equal(*cells):
+        return
+    before, after = (exact_float(cell) for cell in cells)
+    if repr(before) == repr(after):
         found.differs(where, cells, "packaging")
     else:
-        compare_leaves(where, (float(cells[0]), float(cells[1])), found, context)
-
-
-def _exactly_equal(left: str, right: str) -> bool:
-    """Tell whether two texts are one number, also to a reader with more digits than a float has."""
-    # The representations tell -0 from 0, and the decimals tell integers apart that are one float.
-    return repr(float(left)) == repr(float(right)) and Decimal(left) == Decimal(right)
+        compare_leaves(where, (before, after), found, context)
 
 
 def _shown(line: str) -> str:
     return line.rstrip("\r\n") if line else _END
 
 
-def _pairs(left: Data, right: Data) -> Iterator[tuple[int, str, str]]:
+def _pairs(
+    left: Data, right: Data, longest: int = MAX_TEXT_BYTES
+) -> Iterator[tuple[int, str, str]]:
     """Yield number and content of each line of both; a line that is missing is empty."""
-    pairs = zip_longest(_lines(left), _lines(right), fillvalue="")
+    pairs = zip_longest(_lines(left, longest), _lines(right, longest), fillvalue="")
     return ((number, *pair) for number, pair in enumerate(pairs, 1))
 
 
-def _lines(data: Data) -> Iterator[str]:
+def _lines(data: Data, longest: int = MAX_TEXT_BYTES) -> Iterator[str]:
     if len(data) > MAX_TEXT_BYTES:
         raise NotComparableError("too large")
     if data.find(b"\0") >= 0:
@@ -136,6 +134,8 @@ def _lines(data: Data) -> Iterator[str]:
     while start < len(data):
         # Lines end at line feeds only. str.splitlines() would also end them at U+2028 and others.
         end = data.find(b"\n", start) + 1 or len(data)
+        if end - start > longest:
+            raise NotComparableError("a line is too long")
         yield data[start:end].decode("utf-8")
         start = end
 

@@ -12,6 +12,7 @@ import math
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TypeGuard
 
 SLACK_SECONDS = 2.0  # clocks are read before and after the run, and written in whole seconds
 # Without these two bounds, a signer could state a time in which any number is a date.
@@ -48,7 +49,8 @@ class Span:
 
     def _is_date(self, token: str) -> bool:
         digits = re.sub(r"\D", "", token)
-        compact = len(token) == 14  # YYYYMMDDHHMMSS; nanoseconds and the like have other lengths
+        # This is YYYYMMDDHHMMSS: a moment in nanoseconds and the like has another length.
+        compact = len(token) == 14 and token.isdigit()
         if token.replace(".", "", 1).isdigit() and not compact:
             return self.holds(float(token))
         try:
@@ -87,5 +89,10 @@ class Times:
         """Tell whether two values are dates, each of its own run."""
         if isinstance(claimed, str) and isinstance(found, str):
             return self.claimed.masked(claimed) == self.found.masked(found)
-        numbers = all(type(value) in (int, float) for value in (claimed, found))
-        return numbers and self.claimed.holds(claimed) and self.found.holds(found)  # type: ignore[arg-type]
+        if not (_is_number(claimed) and _is_number(found)):
+            return False
+        return self.claimed.holds(claimed) and self.found.holds(found)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -6,18 +6,62 @@ import base64
 import binascii
 import json
 import math
+import re
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Decimal
+from decimal import Context as Decimals
 from typing import Any
 
-from capsule.verification.content.parts import Context, Findings, NotComparableError
+from capsule.verification.content.parts import (
+    Context,
+    Findings,
+    NotComparableError,
+    shown,
+    shown_name,
+)
 from capsule.verification.content.ulp import distance
 
 MAX_JSON_BYTES = 32 << 20
 _MIN_ENCODED = 32  # characters of a text in which Base64 is looked for
 _PICKLE = b"\x80"
+# float() also takes underscores, digits of other scripts, infinity and NaN, which other readers
+# take for texts. The bounds keep the work with a number small.
+NUMBER = re.compile(r"[+-]?[0-9]{1,400}(\.[0-9]{0,400})?([eE][+-]?[0-9]{1,9})?")
+_EXACT = Decimals(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
+
+
+class ExactFloat(float):
+    """A number whose text has more digits than its float tells; its representation has all."""
+
+    _digits: str
+
+    def __new__(cls, text: str) -> ExactFloat:
+        """Keep the digits of a number that matches :data:`NUMBER`."""
+        number, digits = super().__new__(cls, text), str(Decimal(text).normalize(_EXACT))
+        # An integer of JSON has no point, and is another value.
+        number._digits = digits if {".", "E"} & set(digits) else f"{digits}.0"
+        return number
+
+    def __repr__(self) -> str:
+        return self._digits
+
+
+def exact_float(text: str) -> float:
+    """Return the number that a text matching :data:`NUMBER` is.
+
+    Two such numbers have the same representation if they are equal also to a reader with more
+    digits than a float has; -0 and 0 have different ones.
+    """
+    number = float(text)
+    shortest = repr(number)
+    # Nearly all numbers are written in this form, for which no decimals are needed.
+    exact = shortest == text or Decimal(shortest) == Decimal(text)
+    return number if exact else ExactFloat(text)
 
 
 def parse(text: str) -> Any:
     """Parse JSON in which no name occurs twice and no number is too large for a float.
+
+    Numbers are those of :func:`exact_float`, or integers.
 
     Raises:
         ValueError: It is not JSON of this form.
@@ -33,14 +77,14 @@ def compare_values(where: str, left: Any, right: Any, found: Findings, context: 
             found.same(where)
     elif isinstance(left, dict) and isinstance(right, dict):
         for key in dict.fromkeys([*left, *right]):
-            place = f"{where}.{key}" if where else str(key)
+            place = shown_name(f"{where}.{shown(key)}" if where else shown(key))
             if key in left and key in right:
                 compare_values(place, left[key], right[key], found, context)
             else:
                 found.differs(place, (left.get(key, "missing"), right.get(key, "missing")))
     elif isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
         for index, (a, b) in enumerate(zip(left, right, strict=True)):
-            compare_values(f"{where}[{index}]", a, b, found, context)
+            compare_values(shown_name(f"{where}[{index}]"), a, b, found, context)
     else:
         compare_leaves(where, (left, right), found, context)
 
@@ -75,7 +119,9 @@ def _decoded(value: Any) -> bytes | None:
 
 
 def _finite(text: str) -> float:
-    number = float(text)
+    if not NUMBER.fullmatch(text):
+        raise NotComparableError("a number has too many digits")
+    number = exact_float(text)
     if math.isinf(number):
         raise NotComparableError("a number is too large for a float")
     return number

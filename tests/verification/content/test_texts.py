@@ -115,6 +115,14 @@ def test_lines_of_json_are_compared_by_field_and_nature():
     assert compare_json_lines(rows[0], spaced, CONTEXT).nature == "packaging"
 
 
+def test_the_length_of_a_line_of_json_is_bounded(monkeypatch):
+    monkeypatch.setattr(texts, "MAX_JSON_BYTES", 9)
+    assert compare_json_lines(b'{"a": 1}\n' * 2, b'{"a": 2}\n' * 2, CONTEXT).count == 2
+    for pair in ((b'{"a": 10}\n', b'{"a": 1}\n'), (b'{"a": 1}\n', b'{"a": 10}\n')):
+        with pytest.raises(NotComparableError, match="a line is too long"):
+            compare_json_lines(*pair, CONTEXT)
+
+
 @pytest.mark.parametrize("line", [b"1\n", b"[1]\n", b'"text"\n', b"null\n"])
 def test_lines_that_are_not_objects_are_not_compared_as_json_lines(line):
     good = b'{"a": 1}\n'
@@ -133,6 +141,8 @@ def test_lines_that_are_not_objects_are_not_compared_as_json_lines(line):
         ("100", "1e2", "packaging"),
         ("0", "-0", "content"),
         ("9007199254740993", "9007199254740992", "content"),
+        ("12345678901234567.1", "12345678901234567.10", "packaging"),
+        ("1e500", "10e499", "packaging"),
         ("nan", "NaN", "content"),
         ("1_0", "10", "content"),
         ("left", "right", "content"),
@@ -149,9 +159,24 @@ def test_a_quoted_cell_may_have_commas_and_line_feeds():
     assert facts(compare_csv(left, right, CONTEXT)) == [("line 2, column b", "x", "y")]
 
 
+def test_the_name_of_a_column_is_cut_off():
+    left, right = (b"%s,b\n%d,1\n" % (b"a" * 10_000, number) for number in (1, 2))
+    (part,) = compare_csv(left, right, CONTEXT).parts
+    assert part.where == f"line 2, column {'a' * 80}…"
+
+
 def test_a_row_too_many_is_content():
     found = compare_csv(b"a,b\n1,2\n", b"a,b\n1,2\n3,4\n", CONTEXT)
     assert facts(found) == [("line 3", "end of file", "['3', '4']")]
+
+
+def test_an_equal_blank_line_is_no_difference():
+    found = compare_csv(b"a,b\n1,2\n\n3,4\n", b"a,b\n1,2\n\n3,4.0\n", CONTEXT)
+    assert summary(found) == [("line 4, column b", "packaging")]
+    found = compare_csv(b"a,b\n1,2\n\n", b"a,b\n1,2\n", CONTEXT)
+    assert facts(found) == [("line 3", "[]", "end of file")]
+    found = compare_csv(b"a,b\n\n", b"a,b\n1,2\n", CONTEXT)
+    assert facts(found) == [("line 2", "[]", "['1', '2']")]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from capsule.verification.content.times import (
     Times,
     stated_span,
 )
+from capsule.verification.content.values import parse
 from tests.verification.content.comparing import CLAIMED, FOUND, TIMES, compare, summary
 
 
@@ -44,6 +45,8 @@ def test_a_number_is_a_date_only_if_it_lies_in_the_time_of_its_own_run(claimed, 
         ("2024-11-22 07:55:01 loss 0.5", "2025-11-22 07:55:01 loss 0.6", "content"),
         ("2024-11-21 07:55:01", "2025-11-22 07:55:01", "content"),
         ("1732262001.5 a", "1763798009 a", "date"),
+        ("1732262001.123 a", "1763798009.123 a", "date"),
+        ("1732262001.1234 a", "1763798009.12 a", "date"),
         ("11732262001", "11763798009", "content"),
         ("0.1732262001", "0.1763798009", "content"),
         ("1732262001640013976", "1763798009242436841", "date"),
@@ -82,6 +85,13 @@ FORMATS = ["%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H-%M-%S", "%Y-%m-%d_%H.%M.%S", "%Y%m%
            "%Y%m%d-%H%M%S", "%Y-%m-%dT%H:%M:%S.%f"]  # fmt: skip
 
 
+@given(st.integers(0, 599), st.integers(1, 9))
+def test_a_moment_of_the_span_is_masked_with_any_number_of_decimals(seconds, decimals):
+    assert SPAN.masked(f"at {CLAIMED + seconds}.{'7' * decimals}!") == "at \0d!"
+    late = f"at {CLAIMED + seconds + 86_400}.{'7' * decimals}!"
+    assert SPAN.masked(late) == late
+
+
 @given(st.integers(0, 600), st.sampled_from(FORMATS))
 def test_a_moment_of_the_span_is_masked_however_it_is_written(seconds, form):
     moment = datetime.fromtimestamp(CLAIMED + seconds, UTC)
@@ -110,6 +120,7 @@ def test_a_text_without_dates_can_be_read_back(text):
         (CLAIMED + 1.5, (FOUND + 1) * 1000, True),
         (CLAIMED + 1, str(FOUND + 1), False),
         (True, True, False),
+        (parse(f"{CLAIMED}.123456789"), parse(f"{FOUND}.123456789"), True),  # beyond a float
         (None, None, False),
         ([CLAIMED], [FOUND], False),
         (FOUND + 1, CLAIMED + 1, False),  # each in the time of the other

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capsule.verification.content.parts import NotComparableError
+from capsule.verification.content.parts import MAX_NAME_CHARACTERS, NotComparableError
 from capsule.verification.content.values import compare_leaves, compare_values, parse
 from tests.verification.content.comparing import (
     CLAIMED,
@@ -95,6 +95,20 @@ def test_json_that_readers_may_take_differently_is_not_compared(text, reason):
         parse(text)
 
 
+@pytest.mark.parametrize(
+    "text", ["1e1000000000", "1e-1000000000", "0.5e+0000000001", f"0.{'1' * 401}", f"{'1' * 401}.0"]
+)
+def test_a_number_of_too_many_digits_is_not_compared(text):
+    with pytest.raises(NotComparableError, match="too many digits"):
+        parse(f"[{text}]")
+
+
+def test_a_number_beyond_a_float_keeps_its_digits():
+    found = parse("[12345678901234567.10, 9007199254740993.0, -1e-400, 0.1, -0.0, 1e5]")
+    assert repr(found) == "[12345678901234567.1, 9007199254740993.0, -1E-400, 0.1, -0.0, 100000.0]"
+    assert found == [12345678901234568.0, 9007199254740992.0, 0.0, 0.1, 0.0, 1e5]
+
+
 @pytest.mark.parametrize("text", ["", "{", "{'a': 1}", "[1,]", "1 2"])
 def test_text_that_is_not_json_is_an_error_of_its_value(text):
     with pytest.raises(ValueError, match=r"line 1"):
@@ -137,6 +151,60 @@ def test_a_leaf_is_named_by_its_path():
 )
 def test_equal_numbers_of_other_types_and_signs_differ(left, right):
     assert collected(compare_values, "x", left, right).count == 1
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "equal"),
+    [
+        ("12345678901234567.1", "12345678901234567.2", False),
+        ("9007199254740993.0", "9007199254740992.0", False),
+        ("9007199254740993.0", "9007199254740993", False),  # an integer
+        ("1e-400", "5e-500", False),
+        ("1e-400", "0.0", False),
+        ("1e-400", "-1e-400", False),
+        ("1e-999999999", "1e-999999998", False),
+        ("0.1", "0.10000000000000001", False),
+        ("0.10000000000000000", "0.1", True),
+        ("12345678901234567.1", "1.23456789012345671e16", True),
+        ("1e-400", "10.0e-401", True),
+        ("5.0e1", "50.0", True),
+        ("0e5", "0.0", True),
+        ("-0e5", "0.0", False),
+    ],
+)
+def test_numbers_of_json_are_equal_if_all_their_digits_are(left, right, equal):
+    for form in ("[%s]", '{"a": {"b": %s}}'):
+        files = [(form % text).encode() for text in (left, right)]
+        found = compare(*files)
+        assert (found.format, found.nature) == ("JSON", "packaging" if equal else "content")
+        assert equal or found.parts[0].claimed != found.parts[0].found
+
+
+@given(st.integers(1, 10**25), st.integers(-400, 200), st.integers(0, 9))
+def test_a_number_written_with_another_exponent_is_the_same(digits, exponent, zeros):
+    texts = (
+        f"{digits}.0e{exponent}",
+        f"{digits}{'0' * zeros}.0e{exponent - zeros}",
+        f"{digits + 1}.0e{exponent}",
+    )
+    first, same, other = (repr(parse(text)) for text in texts)
+    assert first == same != other
+
+
+def test_a_long_name_is_cut_off():
+    found = compare(
+        *(json.dumps({"k" * 10_000: {"l" * 10_000: [value]}}).encode() for value in (1, 2))
+    )
+    assert [part.where for part in found.parts] == [f"{'k' * 80}….{'l' * 80}…[0]"]
+
+
+def test_names_within_names_are_cut_off():
+    left, right = 1, 2
+    for _ in range(90):
+        left, right = {"k" * 79: left, "j": 1}, {"k" * 79: right, "j": 1}
+    found = collected(compare_values, "", left, right)
+    assert found.count == 1
+    assert len(found.parts[0].where) == MAX_NAME_CHARACTERS + 1
 
 
 @pytest.mark.parametrize(
