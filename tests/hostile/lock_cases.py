@@ -73,6 +73,11 @@ LOCKS: dict[str, tuple[int, str, Change]] = {
     ),
     "wheel-of-another-version-than-the-spec-asks-for": (44, "CAP-I306", asked_for("xxhash==98")),
     "wheel-missing-that-the-recipe-asks-for": (44, "CAP-I306", wheels(lambda found: found.pop())),
+    "requirement-with-a-marker-in-many-parentheses": (
+        44,
+        "CAP-V010",
+        asked_for(f"torch; {'(' * 1_500}os_name == 'posix'{')' * 1_500}"),
+    ),
     "wheel-missing-that-the-spec-asks-for": (44, "CAP-I306", asked_for("torch==2.13.0")),
     "wheel-pinned-twice": (44, "CAP-I306", wheels(lambda found: found.append(found[0]))),
     "wheel-said-to-be-requested": (

@@ -222,7 +222,14 @@ def test_pins_are_compared_with_the_spec(made):
 
 
 @pytest.mark.parametrize(
-    "text", ["asked @ file:///etc/passwd", "asked; 'a' ~= 'b'", "asked ==", "asked; extra == 1"]
+    "text",
+    [
+        "asked @ file:///etc/passwd",
+        "asked; 'a' ~= 'b'",
+        "asked ==",
+        "asked; extra == 1",
+        f"asked; {'(' * 1_500}os_name == 'posix'{')' * 1_500}",
+    ],
 )
 def test_a_strangers_requirements_may_be_anything(made, text):
     asked = made.wheel("asked", requested=text)

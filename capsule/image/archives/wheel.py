@@ -20,7 +20,6 @@ from email.parser import HeaderParser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import (
     InvalidWheelFilename,
     canonicalize_name,
@@ -33,8 +32,11 @@ from capsule.experiment.patterns import chosen
 from capsule.host.errors import CapsuleError
 from capsule.host.wording import counted
 from capsule.image.archives.layers import CHUNK, Content, TarEntry, file_entry, rejected, safe_path
+from capsule.image.requirements import read_requirement
 
 if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
     from capsule.experiment.lock import LockedWheel
     from capsule.image.distribution import Distribution
 
@@ -115,8 +117,8 @@ def read_contents(
     document = _read(archive, members.get(f"{info}/METADATA"), wheel)
     fields = HeaderParser().parsestr(document.decode("utf-8", "replace"))
     try:
-        requires = [Requirement(text) for text in fields.get_all("Requires-Dist", [])]
-    except InvalidRequirement as error:
+        requires = [read_requirement(text) for text in fields.get_all("Requires-Dist", [])]
+    except ValueError as error:
         raise rejected("CAP-I105", f"{wheel.filename} has a malformed METADATA: {error}") from error
     stated = members.get(f"{info}/entry_points.txt")
     groups = b"" if stated is None else _read(archive, stated, wheel)

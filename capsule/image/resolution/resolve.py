@@ -12,6 +12,7 @@ from capsule.host.cuda import cuda_versions
 from capsule.host.errors import CapsuleError
 from capsule.image.cache import Cache
 from capsule.image.distribution import distribution_of
+from capsule.image.requirements import read_requirement
 from capsule.image.resolution.sources import MachineSources, machine_sources
 from capsule.image.resolution.wheels import ResolvedWheel, compile_wheels
 
@@ -66,14 +67,13 @@ def parse_requirements(packages: Sequence[str]) -> dict[str, str]:
     Raises:
         CapsuleError: CAP-L102 not PEP 508, a direct reference, or a package named twice.
     """
-    from packaging.requirements import InvalidRequirement, Requirement
     from packaging.utils import canonicalize_name
 
     requested: dict[str, str] = {}
     for position, text in enumerate(packages):
         try:
-            requirement = Requirement(text)
-        except InvalidRequirement as error:
+            requirement = read_requirement(text)
+        except ValueError as error:
             raise _requirement_error(position, text, f"is not a requirement: {error}") from error
         name = canonicalize_name(requirement.name)
         if requirement.url:

@@ -40,6 +40,7 @@ from capsule.host.code import package_digest
 from capsule.host.errors import CapsuleError
 from capsule.image.assembly.base import is_genuine
 from capsule.image.closure import check_pins
+from capsule.image.requirements import MAX_PARENTHESES, read_requirement
 from capsule.image.resolution.project import read_project
 from capsule.verification.integrity.data import check_data
 from capsule.verification.integrity.layers import (
@@ -145,20 +146,18 @@ def _check_members(run: RecordedRun, kinds: Mapping[str, Kind]) -> None:
 
 def _check_lock(run: RecordedRun) -> None:
     """Check that the lock is the claimed one, and pins what its spec asks for."""
-    from packaging.requirements import InvalidRequirement, Requirement
-
     claimed = run.claims.claim_id()
     _equal(run_bundle.LOCK, "its digest", run.claims.lock, run.lock.digest())
     _equal("manifest.json", "its claim id", claimed, run.bundle.manifest.claim_id)
     # read_inventory() of report/subject.py parses these again, and relies on this check.
     for text in run.lock.spec.image.packages:
         try:
-            Requirement(text)
-        except InvalidRequirement as error:
+            read_requirement(text)
+        except ValueError as error:
             raise _inconsistent(
                 "CAP-V010",
                 f"image.packages of {run_bundle.LOCK} contains {text[:100]!a}, which is not a "
-                "requirement of PEP 508",
+                f"requirement of PEP 508 with at most {MAX_PARENTHESES} parentheses",
             ) from error
     check_pins(run.lock)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.lock import LockedWheel
 from capsule.image.archives.layers import write_tar
-from capsule.image.archives.wheel import open_wheel, wheel_entries
+from capsule.image.archives.wheel import open_wheel, read_contents, wheel_entries
 from capsule.image.distribution import DEBIAN_12
 from capsule.image.recipe import load_recipe
 from tests.image.conftest import TINY_WHEEL, Member, build_tar, build_wheel
@@ -191,6 +191,16 @@ def twice(name):
 )
 def test_not_a_wheel(make, finding):
     assert finding in refusal("CAP-I105", make())
+
+
+@pytest.mark.parametrize(
+    "text", ["a >", f"a; {'(' * 1_500}os_name == 'posix'{')' * 1_500}"], ids=["cut off", "nested"]
+)
+def test_a_wheel_needs_what_can_be_parsed(text):
+    refused = pytest.raises(CapsuleError, match=f"CAP-I105 {NAME} has a malformed METADATA")
+    data = io.BytesIO(build_wheel({}, requires=["a", text]))
+    with open_wheel(data, WHEEL) as archive, refused:
+        read_contents(archive, WHEEL, DEBIAN_12)
 
 
 @pytest.mark.parametrize("name", ["../escape.py", "/etc/passwd", "a/../../b", "a//b"])

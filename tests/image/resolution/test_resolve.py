@@ -234,6 +234,12 @@ def test_any_requirements_are_taken_or_refused_by_position(packages):
         assert "image.packages[" in error.message
 
 
+def test_a_marker_in_many_parentheses_is_refused():
+    text = f"foo; {'(' * 1_500}os_name == 'posix'{')' * 1_500}"
+    with pytest.raises(CapsuleError, match=r"image\.packages\[1\] .*more than 100 parentheses"):
+        parse_requirements(["bar", text])
+
+
 def test_a_package_named_twice_is_refused():
     with pytest.raises(CapsuleError, match=r"image\.packages\[1\] 'Foo_Bar<2' .*second time"):
         parse_requirements(["foo-bar>1", "Foo_Bar<2"])
