@@ -253,7 +253,9 @@ def output_members(paths: Iterable[tuple[str, str]]) -> dict[str, str]:
         name = WORKSPACE + path
         above = {str(parent).lower() for parent in PurePosixPath(name).parents}
         plain = re.fullmatch(NAME_PATTERN, name) and len(name) <= MAX_NAME
-        if plain and name.lower() not in files | folders and not above & files:
+        # The union of both sets would be built again for every output.
+        free = name.lower() not in files and name.lower() not in folders
+        if plain and free and not above & files:
             members[path] = name
             files.add(name.lower())
             folders |= above

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from capsule.bundle import run_bundle
 from capsule.bundle.archive import MAX_NAME, NAME_PATTERN
 from capsule.bundle.claims import claims_model
 from capsule.bundle.events import parse_event, sound_events
@@ -39,6 +40,16 @@ def test_names_that_a_file_system_could_confuse_are_kept_apart():
     }
     assert output_members([("B/c", ONE), ("b", TWO)])["b"] == f"outputs/{TWO}"
     assert output_members([("A", ONE), ("a/c", TWO)])["a/c"] == f"outputs/{TWO}"
+
+
+def test_the_names_that_are_taken_are_not_copied_for_every_output(monkeypatch):
+    class Names(set):
+        def __or__(self, other):
+            pytest.fail("time would be quadratic in the number of outputs")
+
+    monkeypatch.setattr(run_bundle, "set", Names, raising=False)
+    paths = [(f"{number % 9}/{number}", ONE) for number in range(99)]
+    assert output_members(paths) == {path: f"workspace/{path}" for path, _ in paths}
 
 
 PATHS = st.lists(st.text(st.sampled_from("aAbB./-é"), min_size=1, max_size=9), max_size=8)
