@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from capsule.engine.interface import Exit
 from capsule.engine.supervise import RESERVE_BYTES, last_lines, spoilt
 from capsule.experiment import contract
-from capsule.experiment.beneath import FolderEntry, entries_beneath
+from capsule.experiment.beneath import FolderEntry, UnboundedError, entries_beneath
 from capsule.experiment.canonical import open_regular
 from capsule.experiment.fields import Model
 from capsule.experiment.spec import Spec
@@ -43,10 +43,13 @@ def check_run_directory(run_directory: Path) -> None:
     own, a pipe would have it wait for ever. To be called when nothing of the task is left.
 
     Raises:
-        CapsuleError: CAP-E041 naming something else that stands there.
+        CapsuleError: CAP-E041 naming something else that stands there, or if it is too large.
     """
-    for entry in entries_beneath(run_directory):
-        _check_entry(run_directory, entry)
+    try:
+        for entry in entries_beneath(run_directory):
+            _check_entry(run_directory, entry)
+    except UnboundedError as error:
+        raise spoilt(run_directory, f"is too large to read: {error}") from error
 
 
 def check_earlier_attempt(run_directory: Path) -> None:

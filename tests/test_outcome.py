@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from capsule.engine.interface import Exit
-from capsule.experiment import contract
+from capsule.experiment import beneath, contract
+from capsule.experiment.beneath import MAX_DEPTH
 from capsule.experiment.canonical import write_atomic
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.machine.devices import Device
@@ -94,6 +95,22 @@ def test_a_folder_that_is_read_must_not_lead_elsewhere(run_directory, path):
 def test_a_pipe_among_what_is_read_is_refused(run_directory, path):
     os.mkfifo(run_directory / path)
     assert "pipe" in refused("CAP-E041", check_run_directory, run_directory)
+
+
+@pytest.mark.parametrize("name", ["state", "workspace"])
+def test_a_run_directory_that_is_too_deep_is_refused(run_directory, name):
+    deep = run_directory.joinpath(name, *["x"] * (MAX_DEPTH - 2))
+    deep.mkdir(parents=True)
+    check_run_directory(run_directory)
+    (deep / "x").mkdir()
+    message = refused("CAP-E041", check_run_directory, run_directory)
+    assert "too large to read: folders more than 64 deep" in message
+
+
+def test_a_run_directory_with_too_many_entries_is_refused(run_directory, monkeypatch):
+    monkeypatch.setattr(beneath, "MAX_ENTRIES", 5)
+    message = refused("CAP-E041", check_run_directory, run_directory)
+    assert "too large to read: more than 5 entries" in message
 
 
 def test_a_flood_of_events_is_thinned(tmp_path):

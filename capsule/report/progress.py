@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 PLAIN_SECONDS = 5.0
+_MOST_STEPS = 1 << 62  # rich computes with floats, and integers of JSON may be larger than these
 
 
 class SilentReporter:
@@ -66,10 +67,11 @@ class LiveReporter:
 
     def event(self, event: Event) -> None:
         """Move the bar."""
+        total = None if event.total_steps is None else _bounded(event.total_steps)
         if self._task is None:
-            self._task = self._progress.add_task("", total=event.total_steps)
+            self._task = self._progress.add_task("", total=total)
         self._progress.update(
-            self._task, completed=event.step, total=event.total_steps, description=event_line(event)
+            self._task, completed=_bounded(event.step), total=total, description=event_line(event)
         )
         if event.kind not in ("progress", "checkpoint"):
             self.note(f"{event.kind}: {event_line(event)}")
@@ -101,10 +103,9 @@ def event_line(event: Event) -> str:
     total = event.total_steps
     parts = [f"step {event.step:,}" + (f"/{total:,}" if total else "")] * bool(total or event.step)
     if total and event.steps_per_second:
-        left = (total - event.step) / event.steps_per_second
         parts.append(f"{event.steps_per_second:,.0f} steps/s")
         if event.kind == "progress":
-            parts.append(f"{duration(left)} left")
+            parts.append(f"{_time_left(total - event.step, event.steps_per_second)} left")
     if event.episode_return is not None:
         parts.append(f"return {event.episode_return:.2f}")
     if event.loss is not None:
@@ -114,6 +115,18 @@ def event_line(event: Event) -> str:
     if event.message:
         parts.append(printable(event.message))
     return "  ".join(parts)
+
+
+def _bounded(steps: int) -> int:
+    return max(0, min(steps, _MOST_STEPS))
+
+
+def _time_left(steps: int, steps_per_second: float) -> str:
+    """Return a time as text, or a question mark if a program's numbers give none."""
+    try:
+        return duration(steps / steps_per_second)
+    except (OverflowError, ValueError):
+        return "?"
 
 
 def duration(seconds: float) -> str:

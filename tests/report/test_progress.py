@@ -1,11 +1,15 @@
 """Progress lines, in a pipe and on a pseudo-terminal."""
 
 import io
+import json
+import math
 import os
 import pty
 import re
 import subprocess
 import sys
+
+import pytest
 
 from capsule.experiment.contract import Event
 from capsule.report.progress import PlainReporter, event_line, open_reporter
@@ -29,6 +33,11 @@ with open_reporter(quiet=False) as reporter:
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
 def make_event(kind="progress", **facts):
     return Event(time=0.0, kind=kind, step=500, total_steps=2000, **facts)
 
@@ -42,6 +51,36 @@ def test_a_progress_line_says_step_speed_time_return_and_loss():
     )
 
 
+HUGE = 10**400  # no float is as large
+
+# A program writes its events itself, and may write anything that has their form.
+ABSURD = [
+    {"steps_per_second": 1e-320},
+    {"steps_per_second": -1e-320},
+    {"steps_per_second": math.nan},
+    {"total_steps": HUGE, "steps_per_second": 1.0},
+    {"step": HUGE, "steps_per_second": 1.0},
+]
+
+
+@pytest.mark.parametrize("facts", ABSURD)
+def test_a_time_that_cannot_be_computed_is_a_question_mark(facts):
+    event = Event.model_validate_json(json.dumps(make_event().model_dump() | facts))
+    assert "  ? left" in event_line(event)
+    assert "left" not in event_line(event.model_copy(update={"kind": "checkpoint"}))
+
+
+@pytest.mark.parametrize(
+    "facts", [*ABSURD, {"total_steps": HUGE}, {"step": -HUGE, "total_steps": -HUGE}]
+)
+def test_the_bar_of_absurd_numbers_is_drawn(facts, monkeypatch):
+    monkeypatch.setattr("sys.stderr", Terminal())
+    with open_reporter(quiet=False) as reporter:
+        for step in (1, 2):  # the speed follows from two events
+            reporter.event(make_event().model_copy(update={"step": step} | facts))
+    assert "step" in sys.stderr.getvalue()
+
+
 def test_plain_progress_is_thinned_but_nothing_else_is():
     stream = io.StringIO()
     reporter = PlainReporter(stream)
@@ -52,10 +91,6 @@ def test_plain_progress_is_thinned_but_nothing_else_is():
 
 
 def test_a_live_line_does_not_take_text_of_a_stranger_for_markup(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     with open_reporter(quiet=False) as reporter:
