@@ -28,7 +28,7 @@ from capsule.experiment import contract
 from capsule.experiment.lock import Lock
 from capsule.experiment.mechanisms import Mechanisms
 from capsule.experiment.spec import LimitsSpec
-from capsule.host.errors import CapsuleError, ExitCode
+from capsule.host.errors import IMAGE_CODES, CapsuleError, ExitCode
 from capsule.host.owner import temporary_folder
 from capsule.host.reporter import Reporter
 from capsule.image.data.places import FoundData
@@ -37,8 +37,9 @@ from capsule.verification.findings import ExecutionFinding
 from capsule.verification.variation import CONTROL, Variation
 from capsule.verification.verdict import RunSurroundings
 
-# Codes of what a run leaves. By then, the bundle's own files have been read without these errors.
-_OF_A_RUN = ("CAP-T", "CAP-R", "CAP-V011", "CAP-V071", "CAP-V072", "CAP-V073")
+# Codes of what a run leaves, among them all that it may name in failure.json. By then, the bundle's
+# own files have been read without these errors.
+_OF_A_RUN = ("CAP-R", "CAP-V011", "CAP-V071", "CAP-V072", "CAP-V073", *IMAGE_CODES)
 _BLAMING = (ExitCode.TAMPERED, ExitCode.USAGE)  # the bundle, or the user
 
 

@@ -5,8 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from capsule.experiment import contract
 from capsule.experiment.trace import read_trace
-from capsule.host.errors import CapsuleError, ExitCode
+from capsule.host.errors import IMAGE_CODES, CapsuleError, ExitCode
+from capsule.outcome import reported_failure
 from capsule.verification.analysis.divergence import compare_sides
 from capsule.verification.analysis.runs import directory_side
 from capsule.verification.content.tensor_comparison import compare_tensors
@@ -27,6 +29,18 @@ def test_a_reexecution_has_a_folder_that_only_the_verifier_may_enter(tmp_path, m
         refusing.setattr("os.rmdir", refuse)
         refusing.setattr("pathlib.Path.rmdir", refuse)
     assert ["cannot be removed" in note for note in notes] == [True]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [code for code, status in IMAGE_CODES.items() if status in (ExitCode.TAMPERED, ExitCode.USAGE)],
+)
+def test_no_code_that_a_program_may_name_convicts_a_bundle_or_its_verifier(code, tmp_path):
+    report = contract.Failure(code=code, message="of a program", fix="Do as it says.", step=None)
+    (tmp_path / contract.FAILURE).write_bytes(report.document())
+    with pytest.raises(CapsuleError) as caught, reexecution_folder(print):
+        raise reported_failure(tmp_path)
+    assert (caught.value.code, caught.value.exit_code) == ("CAP-V049", ExitCode.INCONCLUSIVE)
 
 
 def refuse(*_, **__):
