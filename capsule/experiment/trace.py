@@ -151,6 +151,7 @@ def read_trace(path: Path, since: Mark = BEGINNING) -> Iterator[Record]:
         CapsuleError: CAP-T141, a line is not what a trace holds.
     """
     head, number, step = bytes.fromhex(since.head), since.records, since.step
+    due = False  # whether a segment line must follow, unless the trace ends here
     with open_regular(path, follow=False) as stream:
         stream.seek(since.offset)
         # Counts lines, from 1, for messages: there is a segment line after every 1024 records.
@@ -161,9 +162,15 @@ def read_trace(path: Path, since: Mark = BEGINNING) -> Iterator[Record]:
             if not line.endswith(b"\n"):
                 _reject(path, position, "is cut off or too long")
             fields = _parse(line, path, position)
-            if "records" in fields:
+            is_segment = "records" in fields
+            # Otherwise a mark after a record would be the place of another line (see below).
+            if is_segment != due:
+                kind = "is not a segment line" if due else "is a segment line"
+                _reject(path, position, f"{kind}, which follows every {SEGMENT_RECORDS} records")
+            if is_segment:
                 if line[:-1] != segment_line(head, number):
                     _reject(path, position, "states another segment head than its records give")
+                due = False
                 continue
             head = extend(head, line[:-1])
             previous, step = step, fields.pop("step", None)
@@ -171,8 +178,9 @@ def read_trace(path: Path, since: Mark = BEGINNING) -> Iterator[Record]:
             if type(step) is not int or step <= previous:
                 _reject(path, position, "has no step after that of the record before")
             number += 1
+            due = number % SEGMENT_RECORDS == 0
             # A segment line that follows has not been read yet, but reading from here on skips it.
-            closing = 0 if number % SEGMENT_RECORDS else len(segment_line(head, number)) + 1
+            closing = len(segment_line(head, number)) + 1 if due else 0
             yield Record(number - 1, step, fields, head.hex(), stream.tell() + closing)
 
 

@@ -68,6 +68,45 @@ def test_segment_heads_are_checked_and_not_chained(tmp_path):
         trace_heads(write(path, lines))
 
 
+@pytest.mark.parametrize("record", [0, 1, SEGMENT_RECORDS - 1, SEGMENT_RECORDS + 1])
+def test_a_segment_line_follows_the_last_record_of_a_segment_only(tmp_path, record):
+    lines = segmented(SEGMENT_RECORDS + 3)
+    head = GENESIS
+    for each in (line for line in lines[:record] if b"records" not in line):
+        head = extend(head, each)
+    number = record - (record > SEGMENT_RECORDS)
+    path = write(tmp_path / "t", [*lines[:record], segment_line(head, number), *lines[record:]])
+    with pytest.raises(
+        CapsuleError, match=rf"line {record + 1} is a segment line, .* 1024"
+    ) as caught:
+        trace_heads(path)
+    assert caught.value.code == "CAP-T141"
+
+
+def test_a_segment_line_may_be_missing_at_the_end_only(tmp_path):
+    lines = segmented(SEGMENT_RECORDS + 3)
+    cut = write(tmp_path / "t", lines[:SEGMENT_RECORDS])
+    assert trace_heads(cut).records == SEGMENT_RECORDS
+    del lines[SEGMENT_RECORDS]
+    with pytest.raises(CapsuleError, match=r"line 1025 is not a segment line, .* 1024") as caught:
+        trace_heads(write(cut, lines))
+    assert caught.value.code == "CAP-T141"
+
+
+def test_a_segment_line_occurs_once(tmp_path):
+    lines = segmented(SEGMENT_RECORDS + 3)
+    lines.insert(SEGMENT_RECORDS, lines[SEGMENT_RECORDS])
+    with pytest.raises(CapsuleError, match=r"line 1026 is a segment line, .* 1024"):
+        trace_heads(write(tmp_path / "t", lines))
+
+
+def test_a_trace_can_be_read_from_after_each_of_its_records(tmp_path):
+    path = write(tmp_path / "t", segmented(2 * SEGMENT_RECORDS + 2))
+    records = list(read_trace(path))
+    for record in records[SEGMENT_RECORDS - 2 : SEGMENT_RECORDS + 2] + records[-3:]:
+        assert list(read_trace(path, record.after)) == records[record.number + 1 :]
+
+
 @pytest.mark.parametrize(
     "data",
     [b"{", b"[]\n", b'{"step":4}', b'{"step":0}\n', b'{"step":"4"}\n', b'{"step":true}\n',

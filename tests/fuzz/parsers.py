@@ -225,8 +225,12 @@ def _packed() -> list[bytes]:
 
 
 def _traces() -> list[bytes]:
-    segment = trace.segment_line(trace.GENESIS, 0) + b"\n"
-    return [*_file(genuine.TRACE), segment + b'{"step":1,"loss":{"last":null}}\n']
+    lines, head = [], trace.GENESIS
+    for step in range(trace.SEGMENT_RECORDS):
+        lines.append(b'{"step":%d}' % (step + 1))
+        head = trace.extend(head, lines[-1])
+    lines += [trace.segment_line(head, len(lines)), b'{"step":9999,"loss":{"last":null}}']
+    return [*_file(genuine.TRACE), b"".join(line + b"\n" for line in lines)]
 
 
 def _schedules() -> list[bytes]:
