@@ -113,9 +113,10 @@ def table(progress: StudyProgress) -> Table:
 
     # Without padding, the table fits into 80 columns.
     shown = Table("group", *STATES, "steps/s", "left", padding=(0, 0))
-    for column in shown.columns:
+    shown.columns[0].overflow = "fold"  # long names are broken, since numbers must stay whole
+    for column in shown.columns[1:]:
         column.no_wrap = True
-        column.justify = "left" if column.header == "group" else "right"
+        column.justify = "right"
     for group in progress.groups:
         shown.add_row(*_cells(group))
     shown.add_section()

@@ -100,7 +100,10 @@ def show_report(report: StudyReport, console: Console) -> None:
 
     tasks = {row.task for row in report.tables.groups}
     shown = Table("group", "network", "runs", "mean", "SD", "relative SD", "IQM")
-    shown.columns[0].no_wrap = True
+    # Long names are broken, since numbers must stay whole.
+    shown.columns[0].overflow = "fold"
+    for column in shown.columns[1:]:
+        column.no_wrap = True
     for row in report.tables.groups:
         name = row.group if len(tasks) == 1 else f"{row.group}, {row.task}"
         cells = (*_spread(row), _short(row.interquartile_mean.estimate))

@@ -171,3 +171,16 @@ def test_the_terminal_shows_each_group(report):
     show_report(report, Console(file=stream, width=100))
     shown = stream.getvalue()
     assert all(group in shown for group in report.results.lock.study.groups)
+
+
+def test_long_names_leave_the_numbers_of_a_narrow_terminal_whole(report):
+    first, *others = report.tables.groups
+    long = first.model_copy(update={"group": "a-group-of-a-long-name-" * 4, "task": "task-" * 20})
+    tables = report.tables.model_copy(update={"groups": (long, *others)})
+    stream = io.StringIO()
+    show_report(StudyReport(report.results, tables, None), Console(file=stream, width=80))
+    lines = stream.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    row = next(line for line in lines if "a-group" in line)
+    assert [cell.strip() for cell in row.split("│")[2:4]] == [first.network, str(first.runs)]
+    assert "…" not in stream.getvalue()

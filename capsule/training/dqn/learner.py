@@ -78,7 +78,7 @@ from capsule.training.sharded_gradient import Threads, split
 from capsule.training.train_state import TrainState
 from capsule.training.trainer import TrainerContext, state_interval
 
-WORTH_A_THREAD = 100_000  # parameters; below, handing work over costs more than it saves
+WORTH_A_THREAD = 200_000  # parameters; below, handing work over costs more than it saves
 
 
 class DeepQLearning(BaseTrainer):
