@@ -40,6 +40,7 @@ NAMES = {
     "dqn-breakout-….capsule.tar": "run.capsule.tar",
     "results/run.capsule.tar": "run.capsule.tar",
     "keys/alice.pub": "alice.pub",
+    "keygen alice": "keygen author",  # there is one called alice already
     "studies/NAME": "studies/small",
     "NAME.capsule-study.tar": "studies/small/*.capsule-study.tar",
     "specs/dqn-breakout.yaml": "spec.yaml",
