@@ -117,13 +117,13 @@ def _spec(profile: str) -> Any:
 
 
 def dqn(spec: Any) -> Callable[[], None]:
-    """An interval of our trainer, on one core."""
+    """Four steps and an update of Capsule's trainer, on one core."""
     from learners import make_learner
 
     learner = make_learner(spec, workers=1)
     while learner.step < spec.trainer.replay_start:
         learner.train_step()
-    return learner.interval
+    return learner.train_step
 
 
 def lstm(_spec: Any) -> Callable[[], None]:
