@@ -61,4 +61,4 @@ class Catch(gymnasium.Env[NDArray[np.float32], np.int64]):
         return board
 
 
-gymnasium.register(ID, entry_point=Catch)
+gymnasium.register(ID, entry_point=Catch)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plain_impala import (
     BATCH,
@@ -35,6 +35,9 @@ from plain_impala import (
     make_torch_network,
     shallow_torso,
 )
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 ENVPOOL_SETTINGS: Sequence[dict[str, Any]] = (
     {"num_envs": 32, "batch_size": 32, "learner_threads": 1, "overlapped": True},
@@ -126,7 +129,7 @@ def play(network: Any, games: Any, num_envs: int) -> Iterator[dict[str, Any]]:
     import torch
 
     rows = UNROLL + 1
-    unrolls = {
+    unrolls: dict[str, NDArray[Any]] = {
         "observations": np.zeros((num_envs, rows, 4, 84, 84), np.uint8),
         "rewards": np.zeros((num_envs, rows), np.float32),
         "ended": np.zeros((num_envs, rows), np.bool_),
@@ -263,7 +266,7 @@ def make_single_game(_name: str, _config: Any, _place: Any, _render_mode: str | 
     ale_py.registration.register_v0_v4_envs()  # ale-py itself does so from Gymnasium 1.0 on
     game = gymnasium.make(f"{GAME.capitalize()}NoFrameskip-v4")
     stacked = FrameStack(AtariPreprocessing(game, terminal_on_life_loss=True), 4)
-    return TransformObservation(stacked, np.asarray)
+    return TransformObservation(stacked, np.asarray)  # type: ignore[call-arg]  # of version 1
 
 
 def make_batched_games(_name: str, config: Any, place: Any, _render_mode: str | None) -> Any:

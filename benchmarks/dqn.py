@@ -113,16 +113,13 @@ def compare(options: argparse.Namespace) -> None:
     contenders = [*ours, *(baselines if options.baseline else ())]
     processes = {contender.name: start_contender(contender, options) for contender in contenders}
     speeds = take_turns(processes, options.rounds)
-    baseline = max(
-        (speeds[b.name] for b in baselines if b.name in speeds),
-        key=statistics.median,
-        default=None,
-    )
+    found = [speeds[each.name] for each in baselines if each.name in speeds]
+    best = max(found, key=statistics.median, default=None)
     print(f"{'agent steps/s':32} {'median':>8} {'best':>8}   ratio to the best baseline")
     for name, values in speeds.items():
         line = f"{name:32} {statistics.median(values):8.1f} {max(values):8.1f}"
-        if baseline:
-            line += f"   {median_ratio(values, baseline):6.2f}"
+        if best:
+            line += f"   {median_ratio(values, best):6.2f}"
         print(line)
 
 

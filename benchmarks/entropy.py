@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from pathlib import Path
 from dqn import Contender, spec_of, start_contender
 from turns import end, median_ratio, segment, take_turns
 
-from capsule.entropy.launch import launch_arguments
+from capsule.entropy.launch import REPLAYED, launch_arguments
 from capsule.entropy.profile import merge
 from capsule.experiment.spec import EntropySpec, Spec
 from capsule.experiment.variables import environment_variables
@@ -34,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What random profiles cost.")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--segment", type=int, default=200, help="agent steps per segment")
-    parser.set_defaults(shards="20,12", baseline=None)
+    parser.set_defaults(task="breakout", shards="20,12", baseline=None)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="capsule-benchmark-") as scratch:
         compare_training(options, Path(scratch))
@@ -51,7 +52,7 @@ def compare_training(options: argparse.Namespace, scratch: Path) -> None:
     end(process)
     profile = scratch / "training.profile"
     profile.write_bytes(merge(recorded))
-    commands = {PLAIN: []} | {
+    commands: dict[str, list[str]] = {PLAIN: []} | {
         mode: launcher(spec, mode, scratch / f"training-{mode}", profile) for mode in MODES
     }
     processes = {
@@ -87,12 +88,16 @@ def compare_start_up(options: argparse.Namespace, scratch: Path) -> None:
 def launcher(spec: Spec, mode: str, folder: Path, profile: Path | None) -> list[str]:
     """Return the launcher's words for a mode, with a new folder."""
     folder.mkdir()
+    if mode == "replay":
+        if profile is None:
+            raise ValueError("a replay needs a profile")
+        shutil.copy(profile, folder / REPLAYED)
     entropy = EntropySpec(mode="virtual" if mode == "virtual" else "recorded")
     return launch_arguments(
         spec.model_copy(update={"entropy": entropy}),
         native=str(FOLDER),
         directory=str(folder),
-        replay=str(profile) if mode == "replay" else None,
+        replay=mode == "replay",
     )
 
 

@@ -54,8 +54,8 @@ def draw(random: np.random.Generator, kind: str, size: int) -> tuple[Returns, Re
     if kind == "exponential":
         recorded = random.exponential(1, size)
         return recorded, recorded + random.exponential(0.5, size)
-    recorded = random.integers(0, 6, size) * 10.0
-    return recorded, recorded + random.choice([0, 0, 0, 10, -10, 20], size)
+    rounds: Returns = random.integers(0, 6, size).astype(np.float64) * 10
+    return rounds, rounds + random.choice([0, 0, 0, 10, -10, 20], size)
 
 
 def interquartile_means(samples: Returns) -> Returns:

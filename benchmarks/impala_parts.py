@@ -19,6 +19,7 @@ from learners import make_context
 from plain_impala import BATCH, UNROLL
 
 from capsule.experiment.inference import Inference
+from capsule.experiment.trainers.impala import ImpalaTrainer
 from capsule.training.acting.actor_worker import ActorRequest, actor_streams
 from capsule.training.environments import make_environment
 from capsule.training.impala.factory import (
@@ -46,7 +47,7 @@ def emulators(segment: int, spec: TrainingSpec, workers: int) -> Iterator[int]:
     context = multiprocessing.get_context("fork")
     asked, done = context.SimpleQueue(), context.SimpleQueue()
     for number in range(workers):
-        played = range(number, spec.trainer.actors, workers)
+        played = range(number, trainer_of(spec).actors, workers)
         context.Process(target=emulate, args=(spec, played, asked, done), daemon=True).start()
     while True:
         for _ in range(segment // UNROLL):
@@ -75,10 +76,10 @@ def emulate(spec: TrainingSpec, played: Sequence[int], asked: Any, done: Any) ->
 def actors(segment: int, spec: TrainingSpec, workers: int) -> Iterator[int]:
     """Let the actors play unrolls that no learner learns."""
     context = make_context(spec, workers=workers)
-    settings, theta = playing(context)
-    schedule = make_schedule(context, spec.trainer)
-    transport = make_transport(context, spec.trainer, settings, schedule.lag)
-    executor = Executor(schedule, transport, spec.trainer.actors)
+    trainer, (settings, theta) = trainer_of(spec), playing(context)
+    schedule = make_schedule(context, trainer)
+    transport = make_transport(context, trainer, settings, schedule.lag)
+    executor = Executor(schedule, transport, trainer.actors)
     updates = count()
     while True:
         for _ in range(segment // (BATCH * UNROLL)):
@@ -91,7 +92,7 @@ def actors(segment: int, spec: TrainingSpec, workers: int) -> Iterator[int]:
 def learner(segment: int, spec: TrainingSpec, workers: int) -> Iterator[int]:
     """Let the learner learn the same unrolls again and again."""
     context = make_context(spec, workers=workers)
-    trainer, (settings, theta) = spec.trainer, playing(context)
+    trainer, (settings, theta) = trainer_of(spec), playing(context)
     requests = [ActorRequest(actor, 0) for actor in range(BATCH)]
     played = settings.make_worker(range(BATCH)).play(requests, {0: theta}, 0)
     items = [Item(each.actor, 0, 0, each.made) for each in played]
@@ -123,9 +124,16 @@ class Repeated:
 
 def playing(context: TrainerContext) -> tuple[UnrollSettings, NDArray[np.float32]]:
     """Return what makes the actors of a run, and the first version of their policy."""
-    spec = context.spec
+    spec, trainer = context.spec, trainer_of(context.spec)
     example = make_environment(spec.environment, make_streams(spec.seeds), training=True)
-    settings = make_settings(context, spec.trainer, example)
+    settings = make_settings(context, trainer, example)
     theta = Parameters(settings.network.shapes, torch.device("cpu"))
-    initialize(theta, context.streams["initialization"], spec.trainer.initialization)
+    initialize(theta, context.streams["initialization"], trainer.initialization)
     return settings, theta.flat.numpy()
+
+
+def trainer_of(spec: TrainingSpec) -> ImpalaTrainer:
+    """Return the trainer of a spec of IMPALA."""
+    if not isinstance(spec.trainer, ImpalaTrainer):
+        raise TypeError(f"{spec.trainer.algorithm} has no such parts")
+    return spec.trainer

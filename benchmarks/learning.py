@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from capsule.experiment.canonical import write_atomic
 from capsule.experiment.spec import Spec, TrainingSpec
+from capsule.experiment.trainers.impala import ImpalaTrainer
 from capsule.experiment.variables import environment_variables
 from capsule.host.spec_file import load_spec
 from capsule.native import native_part
@@ -249,6 +250,8 @@ def by_variant(results: Sequence[dict[str, Any]]) -> dict[tuple[str, int], list[
     found: dict[tuple[str, int], list[dict[str, Any]]] = {pair: [] for pair in lag_variants()}
     for result in results:
         trainer = spec_of(result).trainer
+        if not isinstance(trainer, ImpalaTrainer):
+            raise TypeError(f"{trainer.algorithm} has no lag")
         found[trainer.correction, trainer.schedule.policy_lag].append(result)
     return found
 

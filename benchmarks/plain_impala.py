@@ -173,7 +173,9 @@ def minimal_actions() -> Sequence[Any]:
 
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     emulator = ale_py.ALEInterface()
-    emulator.loadROM(roms.get_rom_path(GAME))
+    if (rom := roms.get_rom_path(GAME)) is None:
+        raise FileNotFoundError(f"ale-py has no {GAME}")
+    emulator.loadROM(rom)
     return emulator.getMinimalActionSet()
 
 

@@ -348,6 +348,11 @@ class TruncatedPolicy:
             values[same] = self._unroll([list(self._seen[row]) for row in same])
         return values
 
+    def promise(self, seen: Seen) -> NDArray[np.float32]:
+        """Return the largest Q-value of each row, float32 ``[rows]``."""
+        largest: NDArray[np.float32] = self(seen).max(axis=1)
+        return largest
+
     def _unroll(self, histories: Sequence[Sequence[tuple[Any, ...]]]) -> NDArray[np.float32]:
         """Return the Q-values after histories of one length."""
         observations, actions, rewards = (
@@ -445,6 +450,10 @@ class _Comparison:
             self.differences[index] += float(apart.sum())
             self.agreements[index] += int((active.argmax(1) == theirs.argmax(1)).sum())
         return values
+
+    def promise(self, seen: Seen) -> NDArray[np.float32]:
+        """Return what the acting policy may expect."""
+        return self._acting.promise(seen)
 
 
 # --- several seeds --------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from typing import Any
 
 from capsule.experiment.canonical import write_atomic
 from capsule.experiment.spec import Spec
+from capsule.experiment.trainers.r2d2 import R2d2Trainer
 from capsule.experiment.variables import environment_variables
 from capsule.native import native_part
 from capsule.verification.equivalence.statistics import interquartile_mean
@@ -142,7 +143,7 @@ def main() -> int:
         for strategy in options.strategies
     ]
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(lambda run: launch(options.directory, *run, options.set), runs))
+        list(pool.map(lambda run: launch(options.directory, *run, changes=options.set), runs))
     results = [json.loads(result_path(options.directory, *run).read_text()) for run in runs]
     text = report(results)
     (options.directory / "report.md").write_text(text)
@@ -191,7 +192,9 @@ def make_spec(task: str, strategy: str, seed: int, changes: dict[str, Any]) -> S
     )
 
 
-def launch(directory: Path, task: str, strategy: str, seed: int, changes: dict[str, Any]) -> None:
+def launch(
+    directory: Path, task: str, strategy: str, seed: int, *, changes: dict[str, Any]
+) -> None:
     """Do one run in a process of its own, unless its result is there."""
     path = result_path(directory, task, strategy, seed)
     spec = make_spec(task, strategy, seed, changes)
@@ -241,6 +244,9 @@ def work(order: Path) -> None:
     complete = Spec.model_validate_json(json.dumps(document["spec"]))
     flags.apply(complete)
     spec = complete.training()
+    trainer = spec.trainer
+    if not isinstance(trainer, R2d2Trainer):
+        raise TypeError(f"{trainer.algorithm} has no recurrent states")
     started = time.monotonic()
     trace = Trace(order.parent / "trace")
     trace.restore(None)
@@ -248,11 +254,11 @@ def work(order: Path) -> None:
     context = TrainerContext(
         order.parent, spec, spec.seeds, streams, trace, torch.device("cpu"), workers=1
     )
-    learner, replay = make_recorded(context, spec.trainer)
+    learner, replay = make_recorded(context, trainer)
     curve = []
-    while learner.step < spec.trainer.total_steps:
+    while learner.step < trainer.total_steps:
         learner.train_step()
-        if learner.step * 20 % spec.trainer.total_steps == 0:
+        if learner.step * 20 % trainer.total_steps == 0:
             curve.append([learner.step, learner.mean_return])
     seconds = time.monotonic() - started
     parameters = learner.online
@@ -276,15 +282,15 @@ def work(order: Path) -> None:
         "score": points[-1].score,
         "curve": curve,
         "histories": [point._asdict() for point in points],
-        "lag": parameter_lag(replay.replayed, Schedule.of(spec.trainer)),
+        "lag": parameter_lag(replay.replayed, Schedule.of(trainer)),
         "replay_ratio": replay_ratio(replay.replayed, learner.step),
-        "discrepancy": measure_discrepancies(learner, replay, spec.trainer),
+        "discrepancy": measure_discrepancies(learner, replay, trainer),
     }
     learner.close()
     write_atomic(path, json.dumps(result).encode())
 
 
-def measure_discrepancies(learner: Any, replay: Any, trainer: Any) -> dict[str, list[float]]:
+def measure_discrepancies(learner: Any, replay: Any, trainer: Any) -> dict[str, float]:
     """Return the median first and last discrepancies under the run's own strategy."""
     import numpy as np
     from r2d2_measures import q_discrepancy

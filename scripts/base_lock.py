@@ -42,7 +42,7 @@ def main(distribution: Distribution, *, refresh: bool) -> None:
         packages = shipped_base(distribution).packages
     if missing := [package for package in packages if not cache.has(package.sha256)]:
         fetch_debian(distribution.vendor, missing, cache, sources, _ignore)
-    layers = {}
+    layers: dict[str, str] = {}
     for recipe in recipes:
         chosen = [package for package in packages if package.name in recipe.debian]
         diff_id = make_base(chosen, recipe, cache, _ignore).diff_id

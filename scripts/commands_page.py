@@ -27,7 +27,7 @@ Every command with its arguments and options, as `capsule COMMAND --help` shows 
 
 def page() -> str:
     """Return the page."""
-    app = typer.main.get_command(main.app)
+    app = typer.main.get_group(main.app)
     commands = dict(_commands(app, "capsule"))
     names = [name.removeprefix("capsule ") for name in commands]
     contents = ", ".join(f"[{name}](#capsule-{name.replace(' ', '-')})" for name in names)
@@ -42,9 +42,9 @@ def _commands(
     group: typer.core.TyperGroup, prefix: str
 ) -> Iterator[tuple[str, typer.core.TyperCommand]]:
     for name, command in group.commands.items():
-        if hasattr(command, "commands"):
+        if isinstance(command, typer.core.TyperGroup):
             yield from _commands(command, f"{prefix} {name}")
-        else:
+        elif isinstance(command, typer.core.TyperCommand):
             yield f"{prefix} {name}", command
 
 
@@ -59,7 +59,7 @@ def _command(command: typer.core.TyperCommand, name: str) -> Iterator[str]:
     yield from _options(command, name)
 
 
-def _options(command: typer.core.TyperCommand, name: str) -> Iterator[str]:
+def _options(command: typer.core.TyperCommand | typer.core.TyperGroup, name: str) -> Iterator[str]:
     """Yield a table of the arguments and one of each group of options."""
     context = typer.Context(command, info_name=name)
     groups: dict[str, list[tuple[str, str]]] = {}

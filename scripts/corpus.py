@@ -155,7 +155,7 @@ def make(name: str, spec: Mapping[str, Any], folder: Path, *options: str) -> Pat
     facts = json.loads(
         _capsule(folder, "run", f"{name}.yaml", "--key", AUTHOR, "--json", "--quiet", *options)
     )
-    return (folder / facts["bundle"]).rename(folder / f"{name}.capsule.tar")
+    return Path(folder, facts["bundle"]).rename(folder / f"{name}.capsule.tar")
 
 
 def make_study(name: str, study: Mapping[str, Any], folder: Path) -> Path:
@@ -175,7 +175,7 @@ def make_study(name: str, study: Mapping[str, Any], folder: Path) -> Path:
     kept.mkdir()
     for path in sorted((folder / "studies" / name / "members").glob("*/*.capsule.tar")):
         shutil.copyfile(path, kept / f"{path.parent.name}.capsule.tar")
-    return (folder / facts["bundle"]).rename(folder / f"{name}.capsule-study.tar")
+    return Path(folder, facts["bundle"]).rename(folder / f"{name}.capsule-study.tar")
 
 
 def vouch(bundle: Path, folder: Path) -> Path:

@@ -205,8 +205,8 @@ def accept(acceptance: Acceptance) -> Iterator[str]:
         for name in WITH_GRAPHS:
             graphs = acceptance.train(name, "run with CUDA graphs", *GRAPHS)
             yield _compared(acceptance, f"{name} with CUDA graphs", runs[name], graphs)
-        options = ("--engine", "process")
-        yield acceptance.train("dqn", "run as a plain process", options=options).summary
+        plain = ("--engine", "process")
+        yield acceptance.train("dqn", "run as a plain process", options=plain).summary
         for name, (script, *words) in BENCHMARKS.items():
             program = (sys.executable, ROOT / "benchmarks" / script)
             yield acceptance.do(f"{name}: benchmark", *program, *words).summary

@@ -83,7 +83,7 @@ def main(folder: Path) -> int:
                 stage(target, work / "pages")
         nav = "\n".join(navigation(pages))
         (work / "zensical.toml").write_text(CONFIGURATION.format(nav=nav))
-        command = [Path(sys.executable).with_name("zensical"), "build", "--strict"]
+        command = [str(Path(sys.executable).with_name("zensical")), "build", "--strict"]
         if status := subprocess.run(command, cwd=work, check=False).returncode:
             return status
         broken = list(broken_links(work / "site"))

@@ -27,7 +27,7 @@ def test_strategies_differ_by_the_recurrent_state_alone(task):
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["stored + burn-in", BASELINE])
 def test_a_run_leaves_its_measurements_and_is_not_repeated(tmp_path, capfd, strategy):
-    launch(tmp_path, "cartpole-positions", strategy, 0, SMALL)
+    launch(tmp_path, "cartpole-positions", strategy, 0, changes=SMALL)
     path = result_path(tmp_path, "cartpole-positions", strategy, 0)
     result = json.loads(path.read_text())
     assert result["score"] == result["histories"][-1]["score"] > 0
@@ -41,9 +41,9 @@ def test_a_run_leaves_its_measurements_and_is_not_repeated(tmp_path, capfd, stra
     assert (result["discrepancy"]["last"] > 0) == (strategy != BASELINE)
     assert "seed 0" in capfd.readouterr().out
     before = path.stat().st_mtime_ns
-    launch(tmp_path, "cartpole-positions", strategy, 0, SMALL)
+    launch(tmp_path, "cartpole-positions", strategy, 0, changes=SMALL)
     assert path.stat().st_mtime_ns == before
-    launch(tmp_path, "cartpole-positions", strategy, 0, {**SMALL, "target_interval": 3})
+    launch(tmp_path, "cartpole-positions", strategy, 0, changes={**SMALL, "target_interval": 3})
     assert path.stat().st_mtime_ns > before
 
 
