@@ -6,6 +6,7 @@ requests silently, and Docker notices only when the container starts.
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import subprocess
@@ -27,10 +28,7 @@ RUNC, TOOLKIT = "runc", "nvidia-container-toolkit"
 # First versions of each branch without a known way out of a container: of the toolkit
 # CVE-2025-23266 and CVE-2025-23267; of runc CVE-2025-31133, CVE-2025-52565 and CVE-2025-52881.
 # crun is not affected by the latter (containers/crun#1906).
-_FIXED: dict[str, tuple[tuple[int, int, int], ...]] = {
-    RUNC: ((1, 2, 8), (1, 3, 3)),
-    TOOLKIT: ((1, 17, 8),),
-}
+_FIXED = {RUNC: ("1.2.8", "1.3.3", "1.4.0-rc.3"), TOOLKIT: ("1.17.8",)}
 SEARCHED = "LD_LIBRARY_PATH"
 # Where the driver's libraries lie on Fedora, Red Hat Enterprise Linux and their relatives, and
 # where NVIDIA's toolkit mounts them. Debian's loader does not look there by itself, and images have
@@ -151,14 +149,22 @@ def outdated(components: Mapping[str, str]) -> list[str]:
         findings.append(f"{TOOLKIT} does not report its version")
     for name, number in components.items():
         fixed = _FIXED[name]
-        found = tuple(int(digits) for digits in re.findall(r"\d+", number)[:3])
-        branch = [first for first in fixed if first[:2] == found[:2]] or [fixed[-1]]
-        if found < branch[0]:
-            repaired = " or ".join(".".join(map(str, first)) for first in fixed)
+        found = _version(number)
+        branch = [first for first in map(_version, fixed) if first[:2] == found[:2]]
+        if found < (branch or [_version(fixed[-1])])[0]:
             findings.append(
-                f"{name} {number} has a known container escape; use {repaired} or later"
+                f"{name} {number} has a known container escape; use {' or '.join(fixed)} or later"
             )
     return findings
+
+
+def _version(number: str) -> tuple[float, ...]:
+    """Return a version in its order: a release candidate is before the release."""
+    match = re.match(r"(\d+)\.(\d+)\.(\d+)(?:[-~]rc\.?(\d+))?", number)
+    if match is None:
+        return ()
+    *numbers, candidate = match.groups()
+    return (*map(int, numbers), int(candidate) if candidate else math.inf)
 
 
 def require_driver() -> None:

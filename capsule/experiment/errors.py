@@ -41,6 +41,7 @@ IMAGE_CODES: Mapping[str, ExitCode] = {
     "CAP-T113": ExitCode.INCONCLUSIVE,
     "CAP-T114": ExitCode.INCONCLUSIVE,
     "CAP-T115": ExitCode.INCONCLUSIVE,
+    "CAP-T116": ExitCode.INCONCLUSIVE,
     "CAP-T121": ExitCode.TRAINING_FAILED,
     "CAP-T131": ExitCode.TRAINING_FAILED,
     "CAP-T132": ExitCode.TRAINING_FAILED,

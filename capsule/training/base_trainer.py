@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from capsule.experiment.contract import StreamProfile
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.trainers import Initialization
+from capsule.training.determinism.gpu_memory import check_memory
 from capsule.training.networks.feedforward import Parameters, Shape, initialize
 from capsule.training.networks.own_module import OwnModule
 from capsule.training.state.trace import arrays_digest
@@ -105,7 +106,12 @@ class BaseTrainer:
         return None
 
     def record(self, *, complete: bool = False) -> None:
-        """Write one trace record, with every tensor where ``tensor_interval`` asks for it."""
+        """Write one trace record, with every tensor where ``tensor_interval`` asks for it.
+
+        Raises:
+            CapsuleError: CAP-T116, the GPU had too little memory.
+        """
+        check_memory(self.online.flat.device)
         complete = complete or self._trace.wants_tensors(self.step, self._spec.recording)
         minibatch = chain.from_iterable(self._minibatch)
         self._trace.record(

@@ -20,6 +20,7 @@ from capsule.experiment.errors import CapsuleError
 from capsule.experiment.evaluation import Starts
 from capsule.experiment.fields import Model
 from capsule.experiment.spec import SeedsSpec, TrainingSpec
+from capsule.training.determinism.gpu_memory import check_memory
 from capsule.training.evaluation.action_choice import choice_of
 from capsule.training.evaluation.protocol import (
     EvaluatedPolicy,
@@ -94,7 +95,8 @@ class Evaluator:
 
         Raises:
             Interrupted: The run was asked to stop.
-            CapsuleError: CAP-T132, the saved progress is damaged; or what the protocol raises.
+            CapsuleError: CAP-T132, the saved progress is damaged; CAP-T116, the GPU had too little
+                memory; or what the protocol raises.
         """
         spec = self._spec
         makers = [
@@ -116,6 +118,7 @@ class Evaluator:
         with ThreadPoolExecutor(self._workers) as pool:
             while steps := list(islice(waiting, self._workers)):
                 points += pool.map(point, makers, steps)  # fewer steps leave makers idle
+                check_memory(self._learner.online.flat.device)
                 evaluation = Evaluation(starts=starts, points=tuple(points))
                 progress = EvaluationProgress(stream=progress.stream, evaluation=evaluation)
                 write_document(self._directory / _PROGRESS, progress)

@@ -46,6 +46,8 @@ from numpy.typing import NDArray
 
 from capsule.experiment.spec import DeterminismSpec, Numerics
 from capsule.training.acting.worker_process import Role, WorkerProcess, stop
+from capsule.training.determinism.gpu_memory import check_memory
+from capsule.training.determinism.gpu_test import gpu_test
 from capsule.training.networks.feedforward import Parameters, Shape, flatten
 
 LEARNER = Role("learners", "gradient shard", "CAP-T361")
@@ -212,7 +214,7 @@ class Ranks:
         self._others = [
             WorkerProcess(
                 rank,
-                partial(_Rank, make, shapes, _device(device, rank)),
+                partial(_Rank, make, shapes, _device(device, rank), determinism),
                 self._shares[rank],
                 determinism,
                 numerics,
@@ -250,8 +252,18 @@ class Ranks:
 class _Rank:
     """One of the other processes."""
 
-    def __init__(self, make: MakeDifferentiate, shapes: Mapping[str, Shape], device: str) -> None:
-        self._parameters = Parameters(shapes, torch.device(device))
+    def __init__(
+        self,
+        make: MakeDifferentiate,
+        shapes: Mapping[str, Shape],
+        device: str,
+        determinism: DeterminismSpec,
+    ) -> None:
+        self._device = torch.device(device)
+        if self._device.type == "cuda":
+            strict = determinism.algorithms != "off"
+            gpu_test(self._device, repeats=strict, tf32=determinism.tf32)
+        self._parameters = Parameters(shapes, self._device)
         self._differentiate = make(self._parameters)
 
     def differentiate(
@@ -260,6 +272,7 @@ class _Rank:
         """Return loss and gradient of each shard at theta, float32 ``[size]``."""
         self._parameters.flat.copy_(torch.from_numpy(theta))
         results = [self._differentiate(shard) for shard in shards]
+        check_memory(self._device)
         return [(float(loss), gradient.cpu().numpy()) for loss, gradient in results]
 
 

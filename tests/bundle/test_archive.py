@@ -128,6 +128,7 @@ EVIL = {
     "other content": (lambda: archive({**MEMBERS, "run/a.bin": b"z" * 700}), "CAP-B108"),
     "shorter content": (lambda: archive({**MEMBERS, "run/a.bin": b"y" * 699}), "CAP-B107"),
     "longer content": (lambda: archive({**MEMBERS, "run/a.bin": b"y" * 701}), "CAP-B107"),
+    "padding of a document": (lambda: GOOD[:1023] + b"x" + GOOD[1024:], "CAP-B106"),
     # names (case 23)
     "parent folder": (lambda: forge(setting(name="../a.bin")), "CAP-B107"),
     "absolute name": (lambda: forge(setting(name="/run/a.bin")), "CAP-B107"),

@@ -210,6 +210,11 @@ def test_a_key_that_is_only_revoked_is_named_so(bundle, alice, mallory):
     untrusted(bundle, policy, "CAP-B154")
 
 
+def test_a_revoked_signer_beside_an_unknown_one_is_named(doubly, carol, mallory):
+    policy = TrustPolicy(keys=(mallory.public,), revoked=frozenset({carol.public.fingerprint}))
+    assert "is revoked" in untrusted(doubly, policy, "CAP-B154").message
+
+
 @pytest.mark.parametrize("data", [b"nonsense\n", b"SSHKRL\n\0" + bytes(40), b"\xff", b"SHA256:x\n"])
 def test_a_malformed_revocation_list_is_refused(data, tmp_path, alice):
     path = tmp_path / "revoked"

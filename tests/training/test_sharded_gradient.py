@@ -13,6 +13,7 @@ import torch
 from capsule.experiment import contract
 from capsule.experiment.contract import Job
 from capsule.experiment.errors import CapsuleError
+from capsule.training import sharded_gradient
 from capsule.training.networks.feedforward import Parameters
 from capsule.training.sharded_gradient import (
     LocalLearners,
@@ -20,6 +21,7 @@ from capsule.training.sharded_gradient import (
     ShardGradient,
     Threads,
     _device,
+    _Rank,
     added,
     flat_gradient,
     split,
@@ -39,6 +41,7 @@ from tests.training.impala.trainers import IMPALA, SHARDS, Trainers, digests, sa
 pytestmark = pytest.mark.usefixtures("one_thread", "importable", "warm_workers")
 
 UPDATES = 4
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -146,6 +149,22 @@ def test_each_rank_has_a_gpu_as_long_as_there_are_some(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert [_device("cuda", rank) for rank in range(2)] == ["cuda:0", "cuda:0"]
     assert _device("cpu", 1) == "cpu"
+
+
+def test_a_rank_tests_its_own_gpu(monkeypatch):
+    tested, checked = [], []
+    monkeypatch.setattr(
+        sharded_gradient, "gpu_test", lambda device, **options: tested.append((device, options))
+    )
+    monkeypatch.setattr(sharded_gradient, "check_memory", checked.append)
+    monkeypatch.setattr(
+        sharded_gradient, "Parameters", lambda shapes, _device: Parameters(shapes, CPU)
+    )
+    gpu, shapes = torch.device("cuda:1"), {"weight": (3,)}
+    rank = _Rank(Telling, shapes, str(gpu), make_spec(IMPALA).determinism)
+    assert tested == [(gpu, {"repeats": True, "tf32": False})]
+    rank.differentiate(np.zeros(3, np.float32), [[1.0]])
+    assert checked == [gpu]
 
 
 def test_a_batch_is_split_in_order():

@@ -43,16 +43,16 @@ class FixedTensors:
 
         Args:
             sources: On the CPU, of the same shapes and dtypes in every call. One in pinned memory
-                must stay as it is until the device has read it.
+                must stay as it is until the device has read it; others are read at once.
         """
         if self._device.type == "cpu":
             return sources
         if not self._tensors:
             self._tensors = tuple(torch.empty_like(each, device=self._device) for each in sources)
         for tensor, source in zip(self._tensors, sources, strict=True):
-            # From pageable memory CUDA returns only after it has taken the values (CUDA Runtime
-            # API, "API synchronization behavior").
-            tensor.copy_(source, non_blocking=True)
+            # CUDA does not promise that it has taken the values of pageable memory when an
+            # asynchronous copy returns ("API synchronization behavior").
+            tensor.copy_(source, non_blocking=source.is_pinned())
         return self._tensors
 
 

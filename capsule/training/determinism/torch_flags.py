@@ -115,6 +115,7 @@ def _read_back(flags: TorchFlags) -> dict[str, tuple[Any, Any]]:
         "torch.cudnn.allow_tf32": (settings.cudnn.allow_tf32, flags.tf32),
         "torch.mkldnn.conv.fp32_precision": (settings.mkldnn.conv.fp32_precision, "ieee"),
         "torch.mkldnn.matmul.fp32_precision": (settings.mkldnn.matmul.fp32_precision, "ieee"),
+        "torch.mkldnn.rnn.fp32_precision": (settings.mkldnn.rnn.fp32_precision, "ieee"),
     }
 
 
@@ -130,6 +131,7 @@ def _set_tf32(*, allowed: bool) -> None:
     settings.cudnn.allow_tf32 = allowed
     settings.mkldnn.conv.fp32_precision = "ieee"
     settings.mkldnn.matmul.fp32_precision = "ieee"
+    settings.mkldnn.rnn.fp32_precision = "ieee"
 
 
 def backends() -> Any:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -135,6 +136,17 @@ def test_an_instrument_sees_every_operator(graphs):
     with TorchDispatchMode():
         assert region() == "called"
     assert region() == "replayed"
+
+
+def test_a_region_waits_for_what_was_launched_before_and_the_caller_for_the_region(monkeypatch):
+    order, own, callers = [], Mock(), Mock()
+    own.wait_stream = lambda other: order.append(("region waits", other is callers))
+    callers.wait_stream = lambda other: order.append(("caller waits", other is own))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _device: own)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: callers)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _stream: nullcontext())
+    Region(lambda: order.append("work"), torch.device("cuda"), graph=False)()
+    assert order == [("region waits", True), "work", ("caller waits", True)]
 
 
 def test_on_the_cpu_tensors_are_those_of_the_caller():

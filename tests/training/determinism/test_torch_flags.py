@@ -109,7 +109,8 @@ def test_the_number_of_threads_is_set_or_left_as_it_is(flags, name, threads):
 def test_denormals_and_the_precision_of_the_cpu_belong_to_no_switch(flags):
     for read, _, _ in flags.values():
         assert read["torch.flush_denormal"] == "False"
-        assert read["torch.mkldnn.conv.fp32_precision"] == "ieee"
+        for operators in ("conv", "matmul", "rnn"):
+            assert read[f"torch.mkldnn.{operators}.fp32_precision"] == "ieee"
         assert read["torch.mkldnn.matmul.fp32_precision"] == "ieee"
 
 

@@ -276,6 +276,14 @@ def test_a_million_atari_transitions_take_less_than_eight_gigabytes():
     assert 7065 * 1_000_000 < 8e9
 
 
+def test_the_digest_covers_the_shape_of_frames():
+    row, column = memory(shape=(2,)), memory(shape=(2, 1))
+    for replay, shape in ((row, (2,)), (column, (2, 1))):
+        for value in range(4):
+            replay.append(np.full(shape, value, np.uint8), 0, 0.0, terminal=False)
+    assert row.digest() != column.digest()
+
+
 def test_the_digest_covers_live_entries_wherever_they_lie():
     digests = set()
     for slack in (0, 1, 7):

@@ -78,13 +78,14 @@ def test_what_a_checkpoint_needs_outlives_what_follows(tmp_path):
     assert [number_of(each) for each in drawn] == indices.tolist()
 
 
-def test_files_that_were_changed_are_refused(tmp_path):
+@pytest.mark.parametrize("name", [name for name in Unroll._fields if name != "returns"])
+def test_files_that_were_changed_are_refused(tmp_path, name):
     replay = UnrollReplay(tmp_path, capacity=3, slack=1)
     replay.append([unroll(number) for number in range(3)])
     saved = replay.state()
-    data = bytearray((tmp_path / "actions.bin").read_bytes())
+    data = bytearray((tmp_path / f"{name}.bin").read_bytes())
     data[0] ^= 1
-    (tmp_path / "actions.bin").write_bytes(data)
+    (tmp_path / f"{name}.bin").write_bytes(data)
     with pytest.raises(CapsuleError, match="CAP-T223"):
         UnrollReplay(tmp_path, capacity=3, slack=1).restore(saved)
 

@@ -680,6 +680,28 @@ def test_a_killed_process_resumes_from_its_last_checkpoint(tmp_path, at, more):
     assert resumed.state() == whole.state()
 
 
+def test_a_sequence_is_refused_when_the_first_frame_that_it_needs_is_overwritten():
+    """Its first observation stacks three frames, of which two lie before the sequence."""
+    replay = memory(stack=3)
+    add(replay, "." * 10)
+    start = int(replay._sequences.fields["starts"][2])
+    assert start >= 2
+    add(replay, "." * (replay._entries.slots + start - 2 - 10), first=11)
+    gather(replay, 2)
+    add(replay, ".")
+    with pytest.raises(ValueError, match="not, or no longer"):
+        gather(replay, 2)
+
+
+def test_the_digest_covers_the_shape_of_frames():
+    digests = set()
+    for shape in ((2,), (2, 1)):
+        replay = memory(shape=shape)
+        replay.append(0, np.zeros(shape, np.uint8), 0, 0.0, False, ended=False, state=np.zeros(3))
+        digests.add(replay.digest())
+    assert len(digests) == 2
+
+
 def test_the_digest_does_not_depend_on_the_slack():
     digests = set()
     for slack in (0, 1, 7):

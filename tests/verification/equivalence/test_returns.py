@@ -19,6 +19,7 @@ from capsule.experiment.spec import (
 )
 from capsule.experiment.trainers import DqnTrainer
 from capsule.report.terminal import show_report
+from capsule.verification.equivalence import statistics
 from capsule.verification.equivalence.returns import compare_returns, minimum_starts, outcome_of
 from capsule.verification.verdict import Report
 
@@ -79,6 +80,20 @@ def test_a_difference_is_held_against_the_tolerance(by, outcome):
     assert task.recorded_metric.estimate == pytest.approx(stats.trim_mean(sample(1), 0.25))
     assert task.difference.low < task.difference.estimate < task.difference.high
     assert (found.confidence, found.step, len(task.recorded)) == (0.9, 400, 50)
+
+
+def test_an_interval_has_the_declared_risk_and_the_draws_of_its_claim():
+    recorded = sample(1)
+    found = shifted(recorded, 0)
+
+    def apart(a, b):
+        return (statistics.interquartile_mean(b) - statistics.interquartile_mean(a),)
+
+    pairs = list(zip(recorded, found, strict=True))
+    (column,) = statistics.bootstrap_pairs(pairs, apart, f"{CLAIM}/0", paired=True)
+    (task,) = compared(recorded, found, relative=0.1, alpha=0.02).tasks
+    assert task.difference.low == statistics.quantile(column, 0.02)
+    assert task.difference.high == statistics.quantile(column, 0.98)
 
 
 def test_no_significant_difference_is_not_enough():
@@ -199,6 +214,7 @@ def test_without_a_tolerance_there_are_numbers_and_no_decision():
         (["many"], [1.0]),
         (["inf"], [1.0]),
         (["0x1p+1023"] * 4, [1.0] * 4),
+        ([1e101] * 4, [1.0] * 4),
         ([1.0, 2.0], [1.0]),
         ([], []),
     ],

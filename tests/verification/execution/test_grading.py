@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from capsule.bundle.claims import NO_NAMESPACES
+from capsule.bundle.claims import NO_NAMESPACES, ImageClaim
 from capsule.experiment import contract
 from capsule.experiment.contract import StreamProfile
 from capsule.experiment.errors import CapsuleError, ExitCode
@@ -276,7 +276,10 @@ def stream(**changes):
         ({"flags": {"threads": "2"}}, "flags"),
         ({"libraries": {"torch": "2.12.0"}}, "libraries"),
         ({"schedule": ONE}, "schedule"),
+        ({"streams": (stream(name="minibatch"),)}, "streams"),
         ({"lock": ONE}, "lock"),
+        ({"image": ImageClaim(config=f"sha256:{ONE}", layers=())}, "image"),
+        ({"entropy_profile": ONE}, "entropy_profile"),
         ({"data": {"digits": ONE}}, "data"),
         ({"relaxations": ("engine=process",)}, "relaxations"),
     ],
