@@ -18,7 +18,9 @@ from tests.entropy.conftest import given
 
 HERE = Path(__file__).parent
 OTHER_KEY = bytes(32)
-LOADED_SIGNAL = 41  # CAPSULE_LOADED_SIGNAL of native/source/shared/entropy.h
+# Of native/source/shared/entropy.h.
+LOADED_SIGNAL = 41
+MISMATCH_SIGNAL = 42
 
 
 def replay(interposed, profile, *command, **options):
@@ -359,7 +361,7 @@ def test_the_launcher_is_asked_to_end_the_run(interposed, asked, tmp_path):
     environment = interposed.environment(directory, "replay", **settings)
     # Handlers, since signals that this thread alone blocks would end the process of the tests.
     received = []
-    asked_for = (LOADED_SIGNAL, signal.SIGUSR2)
+    asked_for = (LOADED_SIGNAL, MISMATCH_SIGNAL)
     before = {
         each: signal.signal(each, lambda each, _: received.append(each)) for each in asked_for
     }
