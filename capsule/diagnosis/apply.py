@@ -96,7 +96,9 @@ def patched(text: str, patch: Mapping[str, Setting]) -> str:
     set_fields(document, patch)
     stream = io.StringIO()
     yaml.dump(document, stream)
-    return stream.getvalue()
+    # ruamel.yaml writes the one kind of line ends only, beside those within comments of the file.
+    lines = stream.getvalue().replace("\r\n", "\n")
+    return lines.replace("\n", "\r\n") if "\r\n" in text else lines
 
 
 def _null(representer: Any, _: None) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from capsule.entropy.launch import REPLAYED, launch_arguments
-from capsule.entropy.profile import check_consumed, merge, parse
+from capsule.entropy.profile import check_consumed, check_room, merge, parse
 from capsule.entropy.report import REPORT, EntropyReport, collect, launch_failure
 from capsule.experiment import contract
 from capsule.experiment.beneath import remove_folder
@@ -101,13 +101,15 @@ class Attempt:
         """Raise what the launcher or the replay found wrong, whatever the program said.
 
         Raises:
-            CapsuleError: CAP-R1… the launcher failed; CAP-R221, a replay asked for other randomness
-                than was recorded.
+            CapsuleError: CAP-R1… the launcher failed; CAP-R203, the journal had no room for a
+                recorded run; CAP-R221, a replay asked for other randomness than was recorded.
         """
         if failure := launch_failure(self._folder):
             raise failure
         if self._replay is not None:
             check_consumed(self._folder, parse(self._replay), partial=True)
+        elif self._spec.entropy.mode == "recorded":
+            check_room(self._folder)
 
     def finish(self, *, prefix: bool) -> EntropyReport:
         """Keep the report and the profile of a run that has ended well.

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from pydantic import Field
 
@@ -228,24 +228,47 @@ def read_journal(directory: Path) -> Journal:
             contradicts itself.
     """
     path = directory / FILE_NAME
+    header, body = _read(path)
+    return _Reader(path, header.data + body, header.machine).journal(full=header.full)
+
+
+def is_full(directory: Path) -> bool:
+    """Tell whether a run stopped because its journal had no more room; false without a journal.
+
+    Only the header is read: a full journal is large.
+
+    Raises:
+        CapsuleError: As :func:`read_journal`.
+    """
+    path = directory / FILE_NAME
+    return path.exists() and _read(path, body=False)[0].full
+
+
+class _Header(NamedTuple):
+    data: bytes
+    machine: int
+    full: bool
+
+
+def _read(path: Path, *, body: bool = True) -> tuple[_Header, bytes]:
     try:
         with open_regular(path, follow=False) as stream:  # the program can write here
             # Filled up, so that a file without a whole header fails one of the comparisons below.
             found = stream.read(_HEADER.size)
-            header = found.ljust(_HEADER.size, b"\0")
-            magic, version, machine, capacity, used, failed, _ = _HEADER.unpack(header)
+            data = found.ljust(_HEADER.size, b"\0")
+            magic, version, machine, capacity, used, failed, _ = _HEADER.unpack(data)
             if magic != MAGIC or version != VERSION:
                 raise _missing(path, f"is not a journal of version {VERSION}")
             # A profile has 16 bits for the machine.
             if not _HEADER.size <= used <= capacity <= _MAX_BYTES or machine >= 1 << 16:
                 _contradiction(path, "states an impossible size or machine")
             # The file is sparse and may have a size of 1 GiB. Only what the run has used is read.
-            body = stream.read(used - _HEADER.size)
-            if len(found) + len(body) < used:
+            records = stream.read(used - _HEADER.size) if body else b""
+            if body and len(found) + len(records) < used:
                 _contradiction(path, f"should have {used:,} bytes or more, and is shorter")
     except OSError as error:
         raise _missing(path, f"cannot be read: {error.strerror}") from error
-    return _Reader(path, header + body, machine).journal(full=failed == _IS_FULL)
+    return _Header(data, machine, failed == _IS_FULL), records
 
 
 def kept_size(size: int) -> int:

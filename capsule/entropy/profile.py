@@ -24,6 +24,7 @@ from capsule.entropy.journal import (
     Mismatch,
     Thread,
     Use,
+    is_full,
     kept_size,
     read_journal,
     totals,
@@ -40,6 +41,7 @@ __all__ = [
     "ThreadProfile",
     "Use",
     "check_consumed",
+    "check_room",
     "describe",
     "merge",
     "parse",
@@ -254,14 +256,28 @@ def _check_thread(recorded: ThreadProfile, consumed: Thread | None) -> None:
     )
 
 
+def check_room(directory: Path) -> None:
+    """Check that the journal of a run had room for all of it, without reading its records.
+
+    Raises:
+        CapsuleError: CAP-R201 to CAP-R202, the journal cannot be read; CAP-R203, it had no room.
+    """
+    if is_full(directory):
+        raise _full(directory)
+
+
 def _check_complete(journal: Journal, directory: Path) -> None:
     if journal.full:
-        raise CapsuleError(
-            "CAP-R203",
-            f"the journal in {directory} has no room for the randomness of the whole run",
-            fix="Raise the limit on file size, or use entropy.mode: virtual for a program that "
-            "asks for so much.",
-        )
+        raise _full(directory)
+
+
+def _full(directory: Path) -> CapsuleError:
+    return CapsuleError(
+        "CAP-R203",
+        f"the journal in {directory} has no room for the randomness of the whole run",
+        fix="Free disk space, raise the limit on file size, or use entropy.mode: virtual for a "
+        "program that asks for so much.",
+    )
 
 
 class _Reader:

@@ -22,7 +22,6 @@ from capsule.host.wording import counted
 
 REPORT = "launch-report.json"
 FAILURE = "launch-failure.json"
-MISMATCH_STATUS = 86  # a replay did not fit its profile; the journal says where
 
 _KERNEL = "(kernel)"  # in the place of a calling library: the supervisor answered
 
@@ -200,7 +199,8 @@ def collect(directory: Path, starts: int = 1) -> EntropyReport:
 
     Raises:
         CapsuleError: CAP-R101 to CAP-R112, the launcher says that it failed; CAP-R113, its
-            report is missing or malformed; CAP-R201 to CAP-R202, the journal cannot be read.
+            report is missing or malformed; CAP-R115, it is too large; CAP-R201 to CAP-R202, the
+            journal cannot be read.
     """
     if failure := launch_failure(directory):
         raise failure
@@ -398,7 +398,16 @@ def _read(path: Path, form: type[_Document]) -> _Document:
     try:
         with open_regular(path, follow=False) as stream:  # the program can write here
             # File names need not be UTF-8.
-            text = stream.read(_MAX_BYTES).decode("utf-8", "replace")
+            data = stream.read(_MAX_BYTES + 1)
+        if len(data) > _MAX_BYTES:
+            raise CapsuleError(
+                "CAP-R115",
+                f"{path} has more than {_MAX_BYTES >> 20} MiB, because the run executed so many "
+                "programs: it has an entry for each",
+                fix="Start fewer programs (for example, by a call of a library instead of a "
+                "command), or set entropy.supervised: false.",
+            )
+        text = data.decode("utf-8", "replace")
         return form.model_validate_json(text)
     except OSError as error:
         raise _malformed(path, f"cannot be read: {error.strerror}") from error

@@ -68,6 +68,8 @@ def read_devices(nvml: Any) -> tuple[Device, ...]:
             except nvml.NVMLError:
                 continue
         return tuple(found)
+    except nvml.NVMLError:  # the number of GPUs
+        return ()
     finally:
         nvml.nvmlShutdown()
 

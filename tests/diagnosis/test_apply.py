@@ -58,6 +58,14 @@ def test_comments_order_and_notation_survive():
     assert patched(SPEC, {}) == SPEC
 
 
+def test_line_ends_are_those_of_the_file(tmp_path):
+    path = tmp_path / "spec.yaml"
+    path.write_bytes(SPEC.replace("\n", "\r\n").encode())
+    patch = {"determinism.algorithms": "error", "seeds.root": 2}
+    apply_patch(path, patch)
+    assert path.read_bytes() == patched(SPEC, patch).replace("\n", "\r\n").encode()
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "specs").glob("*.yaml")), ids=lambda p: p.stem)
 def test_a_shipped_spec_only_gains_lines(path):
     before = path.read_text()

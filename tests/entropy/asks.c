@@ -127,6 +127,7 @@ static void ask_vdso(void) {
 
 static void ask_errors(void) {
     unsigned char byte;
+    printf("%ld %ld\n", raw(-1, 0, 0, 0, 0, 0, 0), raw(0xc0000014, 0, 0, 0, 0, 0, 0));
     printf("%ld %ld %ld %ld\n", raw(SYS_getrandom, (long)&byte, 1, 0x80, 0, 0, 0),
            raw(SYS_getrandom, (long)&byte, 1, 2 | 4, 0, 0, 0),
            raw(SYS_getrandom, 8, 16, 0, 0, 0, 0), raw(SYS_getrandom, 8, 0, 0, 0, 0, 0));

@@ -1,6 +1,7 @@
 /* What programs rarely do, and must be able to do under the interposer. One word says what; each
  * way prints "well" or what it drew. */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -14,8 +15,11 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <sys/socket.h>
+#include <sys/time.h>
 #include <threads.h>
 #include <unistd.h>
+#include <wordexp.h>
 
 #define THREADS 8
 
@@ -74,6 +78,28 @@ static void hidden_fork(void) {
     show("parent", draw());
 }
 
+#define ASK "od -An -v -tx1 -N8 /dev/urandom | tr -d ' '"
+
+static void ask_shell(const char *name) {
+    char line[64];
+    FILE *pipe = popen(ASK, "r");
+    if (!fgets(line, sizeof line, pipe) || pclose(pipe) != 0) abort();
+    printf("%s %s", name, line);
+}
+
+/* Shells that the C library starts, of a program that has removed our settings. */
+static void lost_environment(void) {
+    wordexp_t words;
+    unsetenv("LD_PRELOAD");
+    ask_shell("unset");
+    if (wordexp("$(" ASK ")", &words, 0) != 0) abort();
+    printf("words %s\n", words.we_wordv[0]);
+    if (getenv("LD_PRELOAD") || !getenv("CAPSULE_ENTROPY")) abort();
+    clearenv();
+    ask_shell("cleared");
+    if (environ) abort();
+}
+
 /* ---- threads ---- */
 
 static int draw_in_thread(void *value) {
@@ -103,6 +129,92 @@ static void reused_number(const char *self) {
     show("read", value);
     if (pread(file, &value, sizeof value, 0) != sizeof value) abort();
     show("pread", value);
+}
+
+static void read_number(const char *name, int fd) {
+    uint64_t value = 0;
+    ssize_t size = read(fd, &value, sizeof value);
+    if (name && size != sizeof value) abort();
+    if (name) show(name, value);
+}
+
+/* Send a descriptor to this process, which so gets another number of it. */
+static int pass(int fd) {
+    int ends[2];
+    char control[CMSG_SPACE(sizeof fd)] = {0}, byte = 0;
+    struct iovec part = {&byte, 1};
+    struct msghdr message = {.msg_iov = &part,
+                             .msg_iovlen = 1,
+                             .msg_control = control,
+                             .msg_controllen = sizeof control};
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0) abort();
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    *header = (struct cmsghdr){CMSG_LEN(sizeof fd), SOL_SOCKET, SCM_RIGHTS};
+    memcpy(CMSG_DATA(header), &fd, sizeof fd);
+    if (sendmsg(ends[0], &message, 0) != 1) abort();
+    close(ends[0]);
+    if (recvmsg(ends[1], &message, 0) != 1) abort();
+    memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof fd);
+    close(ends[1]);
+    return fd;
+}
+
+/* The number of something else, which the C library closed, becomes that of a device that was
+ * opened under another name. */
+static void stale_numbers(const char *self) {
+    char link[] = "link-XXXXXX";
+    if (!mktemp(link) || symlink("/dev/urandom", link) != 0) abort();
+    int device = open(link, O_RDONLY), number;
+    FILE *file = popen("true", "r");
+    read_number(NULL, number = fileno(file));
+    if (pclose(file) != 0 || pass(device) != number) abort();
+    read_number("pclose", number);
+    close(number);
+
+    DIR *folder = opendir(".");
+    read_number(NULL, number = dirfd(folder));
+    if (closedir(folder) != 0 || pass(device) != number) abort();
+    read_number("closedir", number);
+    close(number);
+
+    file = fopen(self, "r");
+    read_number(NULL, number = fileno(file));
+    if (!(file = freopen(link, "r", file)) || fileno(file) != number) abort();
+    read_number("freopen", number);
+    fclose(file);
+
+    for (int i = 0; i < 2; i++) {
+        number = open(self, O_RDONLY);
+        read_number(NULL, number);
+        if (syscall(SYS_close, number) != 0) abort();
+        if ((i ? fcntl(device, F_DUPFD, number) : dup(device)) != number) abort();
+        read_number(i ? "F_DUPFD" : "dup", number);
+        close(number);
+    }
+    unlink(link);
+}
+
+static void many_streams(void) {
+    FILE *streams[200];
+    for (int i = 0; i < 200; i++)
+        if (!(streams[i] = fopen("/dev/urandom", "r")) || fgetc(streams[i]) == EOF) abort();
+    for (int i = 0; i < 200; i++)
+        for (int j = 0; j < i; j++)
+            if (fileno(streams[i]) == fileno(streams[j])) abort();
+    for (int i = 0; i < 200; i++) fclose(streams[i]);
+    puts("well");
+}
+
+static void zone_alone(void) {
+    struct timeval *volatile nothing = NULL;
+    struct timezone zone = {1, 1};
+    bool well = gettimeofday(nothing, &zone) == 0 && syscall(SYS_gettimeofday, nothing, &zone) == 0;
+    puts(well ? "well" : "it is an error");
+}
+
+static void bad_pointer(void) {
+    bool well = getrandom((void *)8, 16, 0) == -1 && errno == EFAULT;
+    puts(well ? "well" : "it was written to");
 }
 
 static void *open_pipe(void *path) {
@@ -138,6 +250,11 @@ int main(int count, char **words) {
     else if (!strcmp(what, "hidden-fork")) hidden_fork();
     else if (!strcmp(what, "c11-threads")) c11_threads();
     else if (!strcmp(what, "reused-number")) reused_number(words[0]);
+    else if (!strcmp(what, "stale-numbers")) stale_numbers(words[0]);
+    else if (!strcmp(what, "lost-environment")) lost_environment();
+    else if (!strcmp(what, "many-streams")) many_streams();
+    else if (!strcmp(what, "zone-alone")) zone_alone();
+    else if (!strcmp(what, "bad-pointer")) bad_pointer();
     else if (!strcmp(what, "cancel-open")) cancel_open();
     else if (!strcmp(what, "probe-clone3")) probe_clone3();
     else return 2;

@@ -121,6 +121,10 @@ static void descriptors(void) {
     struct iovec parts[2] = {{bytes, 3}, {bytes + 3, SIZE - 3}};
     if (readv(fd, parts, 2) != SIZE) abort();
     show("readv", bytes);
+    if (preadv(fd, parts, 2, 0) != SIZE) abort();
+    show("preadv", bytes);
+    if (preadv2(fd, parts, 2, -1, RWF_HIPRI) != SIZE) abort();
+    show("preadv2", bytes);
     show_read("dup", dup(fd));
     show_read("F_DUPFD", fcntl(fd, F_DUPFD, 100));
     show_pass(fd);

@@ -142,6 +142,15 @@ def test_a_failure_of_the_launcher_is_raised_whatever_the_program_said(directory
     assert kept(directory) == {ENTROPY_STARTS}
 
 
+def test_a_recorded_run_whose_journal_is_full_is_named_so(directory):
+    attempt = start(directory, RECORDED)
+    attempt.check()  # the launcher may have been killed before it made a journal
+    recorded_run(folder_of(directory))
+    attempt.check()
+    recorded_run(folder_of(directory), failed=2)
+    assert code_of(attempt.check) == "CAP-R203"
+
+
 def test_a_replay_that_asked_for_something_else_is_named_so(directory, profile):
     attempt = start(directory, RECORDED, replay=profile)
     write_journal(folder_of(directory), mismatch_record(3, (5, 4)), failed=1)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from capsule.entropy.journal import EntropyCall, read_journal
+from capsule.entropy.journal import EntropyCall, is_full, read_journal
 from capsule.entropy.profile import check_consumed, describe, merge, parse, serialize
 from capsule.experiment.errors import CapsuleError
 from tests.conftest import wait_until
@@ -18,7 +18,9 @@ from tests.entropy.conftest import given
 
 HERE = Path(__file__).parent
 OTHER_KEY = bytes(32)
-LOADED_SIGNAL = 41  # CAPSULE_LOADED_SIGNAL of native/source/shared/entropy.h
+# Of native/source/shared/entropy.h.
+LOADED_SIGNAL = 41
+MISMATCH_SIGNAL = 42
 
 
 def replay(interposed, profile, *command, **options):
@@ -84,7 +86,9 @@ def corners(compiled):
     return compiled(HERE / "corners.c")
 
 
-@pytest.mark.parametrize("way", ["many-systems", "cancel-open", "probe-clone3"])
+@pytest.mark.parametrize(
+    "way", ["many-systems", "cancel-open", "probe-clone3", "many-streams", "zone-alone"]
+)
 def test_what_programs_rarely_do_is_as_it_is_without_the_interposer(
     interposed, corners, way, tmp_path
 ):
@@ -92,10 +96,17 @@ def test_what_programs_rarely_do_is_as_it_is_without_the_interposer(
 
 
 @pytest.mark.parametrize(
-    ("way", "count"), [("hidden-fork", 3), ("c11-threads", 8), ("reused-number", 2)]
+    ("way", "count"),
+    [
+        ("hidden-fork", 3),
+        ("c11-threads", 8),
+        ("reused-number", 2),
+        ("stale-numbers", 5),
+        ("lost-environment", 3),
+    ],
 )
-def test_what_programs_rarely_do_gives_derived_bytes(interposed, corners, way, count):
-    first, second = interposed(corners, way), interposed(corners, way)
+def test_what_programs_rarely_do_gives_derived_bytes(interposed, corners, way, count, tmp_path):
+    first, second = (interposed(corners, way, cwd=tmp_path) for _ in range(2))
     assert first.lines == second.lines
     assert len({line.split()[1] for line in first.lines}) == len(first.lines) == count
 
@@ -129,6 +140,10 @@ def test_a_path_may_be_as_long_as_a_path_can_be(interposed, length):
 
 def test_the_system_mode_leaves_a_program_alone(interposed, probe):
     assert interposed(probe, mode="system").lines != interposed(probe, mode="system").lines
+
+
+def test_the_system_mode_gives_the_errors_of_the_kernel(interposed, corners):
+    assert interposed(corners, "bad-pointer", mode="system").output == "well\n"
 
 
 # ---- Python ----
@@ -199,6 +214,15 @@ def test_subprocesses_stay_covered_in_a_cleaned_environment(interposed):
     assert len(set(first.lines)) == len(first.lines) == 6
 
 
+def test_children_stay_covered_however_many_settings_a_program_has(interposed):
+    environment = {f"CAPSULE_MINE_{number}": "" for number in range(100)}
+    environment |= interposed.environment(interposed.folder)
+    code = "import subprocess; subprocess.run(['od', '-N8', '/dev/urandom'], env={})"
+    command = [sys.executable, "-c", code]
+    first, second = (subprocess.check_output(command, env=environment) for _ in range(2))
+    assert first == second
+
+
 def test_threads_are_told_apart_by_creation_not_by_who_asks_first(interposed):
     code = (
         "import os, random, threading, time\n"
@@ -262,6 +286,24 @@ def test_an_exec_that_cannot_reach_the_journal_is_not_run_unrecorded(interposed)
     finished = interposed.python(code, mode="record", check=False, cwd=interposed.folder)
     assert finished.status == -signal.SIGKILL
     assert "capsule-entropy: the journal in" in finished.errors
+
+
+def test_a_disk_without_room_for_the_journal_ends_the_run_and_is_told(interposed, tmp_path):
+    disk, kept = (tmp_path / name for name in ("disk", "kept"))
+    disk.mkdir()
+    kept.mkdir()
+    code = "import os\nfor _ in range(3000): os.urandom(32)\nprint('ended')"
+    script = (
+        'mount -t tmpfs -o size=64k none "$1" || exit 1\n'
+        'LD_PRELOAD="$2" setsid --wait "$3" -c "$4"; status=$?\n'
+        'head -c 64 "$1/journal" > "$5/journal"; exit $status\n'
+    )
+    environment = interposed.environment(disk, "record")
+    words = [disk, environment.pop("LD_PRELOAD"), sys.executable, code, kept]
+    namespace = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh"]
+    ended = subprocess.run([*namespace, *words], env=environment, capture_output=True, timeout=300)
+    assert (ended.returncode, ended.stdout) == (128 + signal.SIGKILL, b""), ended.stderr
+    assert is_full(kept)
 
 
 def test_many_processes_and_threads_write_to_one_journal(interposed):
@@ -359,7 +401,7 @@ def test_the_launcher_is_asked_to_end_the_run(interposed, asked, tmp_path):
     environment = interposed.environment(directory, "replay", **settings)
     # Handlers, since signals that this thread alone blocks would end the process of the tests.
     received = []
-    asked_for = (LOADED_SIGNAL, signal.SIGUSR2)
+    asked_for = (LOADED_SIGNAL, MISMATCH_SIGNAL)
     before = {
         each: signal.signal(each, lambda each, _: received.append(each)) for each in asked_for
     }
@@ -375,6 +417,21 @@ def test_the_launcher_is_asked_to_end_the_run(interposed, asked, tmp_path):
             signal.signal(each, handler)
     assert tuple(received) == asked_for
     assert read_journal(directory).mismatch.requested == (EntropyCall.GETRANDOM, 9)
+
+
+def test_a_process_with_wrong_settings_waits_for_the_launcher_to_end_the_run(interposed, tmp_path):
+    settings = {"entropy_key": "12", "launcher_pid": str(os.getpid())}
+    environment = interposed.environment(tmp_path, **settings)
+    received = []
+    before = signal.signal(MISMATCH_SIGNAL, lambda number, _: received.append(number))
+    try:
+        with subprocess.Popen(["true"], env=environment, stderr=subprocess.DEVNULL) as process:
+            state = Path(f"/proc/{process.pid}/stat")
+            wait_until(lambda: state.read_text().rpartition(")")[2].split()[0] in "SZ" and received)
+            assert process.poll() is None
+            process.kill()
+    finally:
+        signal.signal(MISMATCH_SIGNAL, before)
 
 
 # ---- settings that cannot be right ----

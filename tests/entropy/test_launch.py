@@ -373,6 +373,14 @@ def test_a_missing_report_is_refused(directory):
     assert error.value.code == "CAP-R113"
 
 
+def test_a_report_that_is_too_large_is_told(directory, monkeypatch):
+    monkeypatch.setattr("capsule.entropy.report._MAX_BYTES", 1 << 20)
+    (directory / "launch-report.json").write_text(" " * (1 << 20) + "{")
+    with pytest.raises(CapsuleError, match="has more than 1 MiB") as error:
+        collect(directory)
+    assert error.value.code == "CAP-R115"
+
+
 def test_every_failure_of_the_launcher_can_be_read(directory):
     names = ("launch", "supervisor", "tasks", "program", "proc", "account", "channel", "filter")
     text = "".join((SOURCES / "launcher" / f"{name}.c").read_text() for name in names)

@@ -19,13 +19,14 @@ import pytest
 from capsule.entropy.journal import read_journal
 from capsule.entropy.launch import REPLAYED
 from capsule.entropy.profile import check_consumed, merge, parse
-from capsule.entropy.report import MISMATCH_STATUS, collect, launch_failure
+from capsule.entropy.report import collect, launch_failure
 from capsule.experiment.errors import CapsuleError
 from capsule.native import native_part
 from tests.entropy.conftest import given, key_stream
 
 HERE = Path(__file__).parent
 KEY = bytes(range(32))
+MISMATCH_STATUS = 86  # CAPSULE_MISMATCH_STATUS of native/source/shared/entropy.h
 # As the launcher is compiled, so that the C library is made once for both.
 STATIC = ("-target", "x86_64-linux-musl", "-static", "-O2", "-s", "-fno-sanitize=all")
 WAYS = ("getrandom", "devices", "threads", "processes", "closed", "start", "large")
@@ -435,7 +436,7 @@ def test_orphans_are_reaped(launch):
     assert launch(sys.executable, "-c", script).output == "True\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
 def test_signals_are_forwarded(tmp_path, number):
     directory = tmp_path / "directory"
     directory.mkdir()
@@ -451,6 +452,14 @@ def test_signals_are_forwarded(tmp_path, number):
         process.send_signal(number)
         assert process.wait(600) == 9
     assert json.loads((directory / "launch-report.json").read_text())["status"] == 9
+
+
+@pytest.mark.parametrize("options", [(), ("--no-supervisor",)])
+def test_a_program_may_signal_its_group(launch, options):
+    """The launcher is in it, unless it has a process id namespace of its own."""
+    script = "trap '' USR2; kill -USR2 0; sleep 0.3; exit 7"
+    words = ("setsid", "--wait")
+    assert launch("sh", "-c", script, wrapper=words, options=options, check=False).status == 7
 
 
 def test_the_program_ends_with_a_launcher_that_is_killed(tmp_path):

@@ -144,6 +144,7 @@ def test_a_choice_of_processors_reads_back_and_does_no_harm(interposed):
         "libc = ctypes.CDLL(None, use_errno=True)\n"
         "print(libc.sched_setaffinity(0, 128, 8), os.strerror(ctypes.get_errno()))\n"
         "print(libc.sched_getaffinity(0, 128, 8), os.strerror(ctypes.get_errno()))\n"
+        "print(libc.sched_getaffinity(0, 128, None), os.strerror(ctypes.get_errno()))\n"
         "thread = ctypes.c_ulong(threading.get_ident())\n"
         "print(os.strerror(libc.pthread_getaffinity_np(thread, 128, ctypes.c_void_p(8))))\n"
         "print(open('/proc/self/status').read().split('Cpus_allowed_list:\\t')[1].split()[0])\n"
@@ -151,9 +152,19 @@ def test_a_choice_of_processors_reads_back_and_does_no_harm(interposed):
     lines = interposed.python(code, cores="4").lines
     assert lines[:3] == ["{1, 2}", "{1, 2}", "Invalid argument"]
     assert lines[3:5] == ["{1, 2} {0, 1, 2, 3}", "No such process"]
-    assert lines[5:9] == ["No such process", "-1 Bad address", "-1 Bad address", "Bad address"]
+    assert lines[5:10] == ["No such process", *3 * ["-1 Bad address"], "Bad address"]
     status = Path("/proc/self/status").read_text()
-    assert lines[9] == status.split("Cpus_allowed_list:\t")[1].split()[0]
+    assert lines[10] == status.split("Cpus_allowed_list:\t")[1].split()[0]
+
+
+def test_a_thread_runs_on_the_first_processor(interposed):
+    code = (
+        "import ctypes\n"
+        "libc, numbers = ctypes.CDLL(None), [ctypes.c_uint(9), ctypes.c_uint(9)]\n"
+        "libc.getcpu(*map(ctypes.byref, numbers))\n"
+        "print(libc.sched_getcpu(), *(number.value for number in numbers))\n"
+    )
+    assert interposed.python(code, cores="4").output == "0 0 0\n"
 
 
 # ---- names of temporary files ----

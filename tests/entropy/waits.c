@@ -61,6 +61,10 @@ static void sleeps(void) {
     TRY("clock_nanosleep", clock_nanosleep(CLOCK_MONOTONIC, 0, &duration, NULL) == 0);
     TRY("until a date", clock_nanosleep(CLOCK_REALTIME, TIMER_ABSTIME, &deadline, NULL) == 0);
     TRY("until a time", clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &since_boot, NULL) == 0);
+    TRY("by number", syscall(SYS_nanosleep, &duration, NULL) == 0);
+    int absolute = TIMER_ABSTIME;
+    TRY("by number, until a date",
+        syscall(SYS_clock_nanosleep, CLOCK_REALTIME, absolute, &deadline, NULL) == 0);
     TRY("usleep", usleep(DURATION / 1000) == 0);
     TRY("thrd_sleep", thrd_sleep(&duration, NULL) == 0);
 }

@@ -20,7 +20,7 @@ def machine_lines(machine):
         if key in machine:
             yield f"{key}={machine[key]}"
     devices = machine.get("devices", [])
-    yield f"devices={len(devices)}"
+    yield f"devices={machine.get('count', len(devices))}"
     for number, device in enumerate(devices):
         yield from field_lines(number, device)
         for slot, instance in device.get("slots", {}).items():

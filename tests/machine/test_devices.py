@@ -64,7 +64,7 @@ def test_a_gpu_that_does_not_answer_is_no_device(devices, name, found):
     assert places(devices(name)) == found
 
 
-@pytest.mark.parametrize("name", ["no-driver", "mismatch"])
+@pytest.mark.parametrize("name", ["no-driver", "mismatch", "no-count"])
 def test_a_machine_without_a_working_driver_has_no_devices(devices, name):
     assert devices(name) == ()
 

@@ -45,12 +45,14 @@ def _cores(evidence: Evidence) -> Judgement:
 
 
 def _passed(evidence: Evidence) -> str | None:
-    """Say how many programs were answered by the kernel; None if there were none."""
+    """Say which programs the kernel may have answered; None if there were none."""
+    # Capsule's trainers start no programs but Python, which loads the library.
+    if evidence.is_program and not (evidence.report and evidence.report.supervised):
+        return "the run was not supervised, so programs without Capsule's library were not seen"
     count = sum(1 for each in evidence.programs if each.executed and not each.preloaded)
     if not count:
         return None
-    programs = counted(count, "program does", "programs do")
-    return f"{programs} not use the C library in which this is done"
+    return f"{counted(count, 'program')} did not load Capsule's library"
 
 
 def _numbers(evidence: Evidence) -> Judgement:

@@ -63,6 +63,10 @@ SOURCES = (
     LedgerSource("Software", _software, "code that is downloaded at run time"),
     LedgerSource("Data sets", _data, "another program that changes a file and changes it back"),
     LedgerSource("File system", _file_systems, "a program that reads more of a file than it wrote"),
-    LedgerSource("Network", _network, "nothing that the engine permits"),
+    LedgerSource(
+        "Network",
+        _network,
+        "port numbers and names of abstract sockets that the kernel chooses",
+    ),
     LedgerSource("Change of machine", _machines, "different arithmetic on the two machines"),
 )

@@ -56,6 +56,11 @@ BROKEN = {
         ),
         {"Clocks": "assumed", "Listing order": "assumed", "Processor count": "assumed"},
     ),
+    "a trainer without a supervisor, whose programs are known": (
+        TRAINER,
+        report(supervised=False),
+        {"Entropy by raw system calls": "assumed", "Start bytes of programs": "assumed"},
+    ),
     "the launcher is not alone in its process id namespace": (
         PROGRAM,
         report(PROGRAM, own_numbers=False),
@@ -155,7 +160,16 @@ def test_a_program_without_the_preloaded_library_is_counted():
     forked = executed("0.2x.1", executed=False, preloaded=False)
     found = report(PROGRAM, programs=(executed(), *static, forked))
     for name in ("Clocks", "Listing order", "Processor count"):
-        assert "but 2 programs do not use the C library" in evidence_of(found, name)
+        assert evidence_of(found, name).endswith("but 2 programs did not load Capsule's library")
+
+
+def test_programs_that_were_not_seen_may_be_answered_by_the_kernel():
+    found = report(PROGRAM, supervised=False)
+    for name in ("Clocks", "Listing order", "Processor count"):
+        assert judged(found)[name] == "assumed"
+        assert evidence_of(found, name).endswith(
+            "but the run was not supervised, so programs without Capsule's library were not seen"
+        )
 
 
 def test_numbers_are_pinned_only_where_the_program_has_its_own():
@@ -180,8 +194,8 @@ def test_one_thing_is_written_in_the_singular():
         programs=(executed("0.2x", preloaded=False, linkage="static"),),
     )
     assert evidence_of(one, "Listing order") == (
-        "1 folder was listed in the order of its names, but 1 program does not use the C library "
-        "in which this is done"
+        "1 folder was listed in the order of its names, but 1 program did not load Capsule's "
+        "library"
     )
     assert evidence_of(scheduled("lockstep", actors=1), "Scheduling").endswith(" of 1 actor")
     arrival = ArrivalLog(waits={"mail~1": Messages(sources=("a",), order=(0, NOTHING))})

@@ -32,7 +32,7 @@ enum kind { KIND_UNKNOWN, KIND_OTHER, KIND_DEVICE };
 /* Descriptors with higher numbers are inspected at each read. */
 static uint8_t kinds[1 << 16];
 
-static void forget_device(int fd) {
+void forget_device(int fd) {
     if (fd >= 0 && (size_t)fd < sizeof kinds) kinds[fd] = KIND_UNKNOWN;
 }
 
@@ -133,6 +133,32 @@ EXPORT void closefrom(int first) {
     real.closefrom(first);
 }
 
+/* A number that was closed inside the C library may be given to a device under another name. */
+EXPORT int dup(int fd) {
+    int made = (int)checked(system_call(SYS_dup, fd, 0, 0, 0, 0, 0));
+    forget_device(made);
+    return made;
+}
+
+static int control(int fd, int command, long argument) {
+    attach();
+    int result = real.fcntl ? real.fcntl(fd, command, argument)
+                            : (int)checked(system_call(SYS_fcntl, fd, command, argument, 0, 0, 0));
+    if (command == F_DUPFD || command == F_DUPFD_CLOEXEC) forget_device(result);
+    return result;
+}
+
+/* If the caller gave no argument, this one is arbitrary, and the kernel does not read it. */
+#define CONTROL(fd, command)                                                                       \
+    va_list arguments;                                                                             \
+    va_start(arguments, command);                                                                  \
+    long argument = va_arg(arguments, long);                                                       \
+    va_end(arguments);                                                                             \
+    return control(fd, command, argument)
+
+EXPORT int fcntl(int fd, int command, ...) { CONTROL(fd, command); }
+EXPORT int fcntl64(int fd, int command, ...) { CONTROL(fd, command); }
+
 EXPORT int dup2(int fd, int to) {
     if (fd != to) forget_device(to);
     return (int)checked(system_call(SYS_dup2, fd, to, 0, 0, 0, 0));
@@ -179,13 +205,40 @@ EXPORT ssize_t pread64(int fd, void *buffer, size_t size, off_t offset) {
     return read_at(fd, buffer, size, offset, CALLER);
 }
 
-EXPORT ssize_t readv(int fd, const struct iovec *parts, int count) {
-    ssize_t got = is_device(fd) ? 0 : real.readv(fd, parts, count);
-    if (got != 0 || !inspect(fd)) return got;
+static ssize_t read_parts(const struct iovec *parts, int count, const void *caller) {
     ssize_t total = 0;
     for (int i = 0; i < count; i++)
-        total += read_device(parts[i].iov_base, parts[i].iov_len, CALLER);
+        total += read_device(parts[i].iov_base, parts[i].iov_len, caller);
     return total;
+}
+
+EXPORT ssize_t readv(int fd, const struct iovec *parts, int count) {
+    ssize_t got = is_device(fd) ? 0 : real.readv(fd, parts, count);
+    return is_late_device(fd, got) ? read_parts(parts, count, CALLER) : got;
+}
+
+static ssize_t read_parts_at(int fd, const struct iovec *parts, int count, off_t offset, int flags,
+                             const void *caller) {
+    ssize_t got = is_device(fd) ? 0
+                  : flags       ? real.preadv2(fd, parts, count, offset, flags)
+                                : real.preadv(fd, parts, count, offset);
+    return is_late_device(fd, got) ? read_parts(parts, count, caller) : got;
+}
+
+EXPORT ssize_t preadv(int fd, const struct iovec *parts, int count, off_t offset) {
+    return read_parts_at(fd, parts, count, offset, 0, CALLER);
+}
+
+EXPORT ssize_t preadv64(int fd, const struct iovec *parts, int count, off64_t offset) {
+    return read_parts_at(fd, parts, count, offset, 0, CALLER);
+}
+
+EXPORT ssize_t preadv2(int fd, const struct iovec *parts, int count, off_t offset, int flags) {
+    return read_parts_at(fd, parts, count, offset, flags, CALLER);
+}
+
+EXPORT ssize_t preadv64v2(int fd, const struct iovec *parts, int count, off64_t offset, int flags) {
+    return read_parts_at(fd, parts, count, offset, flags, CALLER);
 }
 
 void __chk_fail(void) __attribute__((noreturn));
@@ -207,14 +260,14 @@ EXPORT ssize_t __pread64_chk(int fd, void *buffer, size_t size, off_t offset, si
 
 /* ---- standard input and output, which reads inside the C library ---- */
 
-#define STREAMS 64
-
+/* Closed ones stay in the list, to be used again, so that threads can follow it at any time. */
 static struct stream {
+    struct stream *next;
     FILE *file;
     const void *caller; /* in the library that opened it */
     int fd;
     _Atomic bool used;
-} streams[STREAMS];
+} *_Atomic streams;
 
 static ssize_t stream_read(void *cookie, char *buffer, size_t size) {
     const struct stream *stream = cookie;
@@ -241,10 +294,14 @@ static int stream_close(void *cookie) {
 }
 
 static struct stream *free_stream(void) {
-    for (int i = 0; i < STREAMS; i++)
-        if (!atomic_exchange(&streams[i].used, true)) return &streams[i];
-    errno = EMFILE;
-    return NULL;
+    for (struct stream *stream = streams; stream; stream = stream->next)
+        if (!atomic_exchange(&stream->used, true)) return stream;
+    struct stream *made = calloc(1, sizeof *made);
+    if (!made) return NULL;
+    made->used = true;
+    made->next = streams;
+    while (!atomic_compare_exchange_weak(&streams, &made->next, made)) continue;
+    return made;
 }
 
 static FILE *stream_of(int fd, const char *mode, const void *caller) {
@@ -296,8 +353,8 @@ EXPORT FILE *fdopen(int fd, const char *mode) {
 
 /* A stream of ours has no descriptor that the C library knows; libstdc++ asks for it. */
 static int descriptor_of(FILE *file) {
-    for (int i = 0; i < STREAMS; i++)
-        if (streams[i].file == file) return streams[i].fd;
+    for (struct stream *stream = streams; stream; stream = stream->next)
+        if (stream->file == file) return stream->fd;
     return real.fileno(file);
 }
 
@@ -311,10 +368,30 @@ EXPORT int fileno_unlocked(FILE *file) {
     return descriptor_of(file);
 }
 
-EXPORT int fclose(FILE *file) {
+/* Its descriptor is closed inside the C library. */
+static void forget_stream(FILE *file) {
     attach();
     int error = errno;
-    forget_device(real.fileno(file)); /* closed inside the C library */
+    forget_device(real.fileno(file));
     errno = error;
+}
+
+EXPORT int fclose(FILE *file) {
+    forget_stream(file);
     return real.fclose(file);
+}
+
+EXPORT int pclose(FILE *file) {
+    forget_stream(file);
+    return real.pclose(file);
+}
+
+EXPORT FILE *freopen(const char *path, const char *mode, FILE *file) {
+    forget_stream(file);
+    return real.freopen(path, mode, file);
+}
+
+EXPORT FILE *freopen64(const char *path, const char *mode, FILE *file) {
+    forget_stream(file);
+    return real.freopen(path, mode, file);
 }

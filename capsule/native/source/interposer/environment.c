@@ -7,6 +7,7 @@
 #include "environment.h"
 
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -24,8 +25,8 @@ extern char **environ;
 
 static struct {
     size_t count;
-    char *entries[ENVIRONMENT_KEPT]; /* CAPSULE_…=…, but for the path and the clock */
-    char *preload;                   /* LD_PRELOAD=…, or NULL */
+    char **entries; /* CAPSULE_…=…, but for the path and the clock */
+    char *preload;  /* LD_PRELOAD=…, or NULL */
     /* The program's own entry: "CAPSULE_ENTROPY_PATH=" and the path of what has no number. */
     char marked[sizeof PATH_NAME + CAPSULE_PATH_SIZE];
     char clock[sizeof CLOCK_NAME + CLOCK_DIGITS]; /* likewise: its creator's clock */
@@ -42,7 +43,7 @@ static bool same_name(const char *a, const char *b) {
 
 /* Memory for `size` bytes that is not the program's heap, whose addresses must not depend on how
  * long our settings are. */
-static char *block(size_t size) {
+static void *block(size_t size) {
     void *made = mmap(NULL, (size + BLOCK - 1) / BLOCK * BLOCK, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (made == MAP_FAILED) refuse("no memory for the settings: %s", strerror(errno));
@@ -57,12 +58,16 @@ static bool is_ours(const char *entry) {
 
 /* Copies: programs write over the memory that their environment came in. */
 void keep_environment(void) {
-    size_t size = 0;
-    for (char **entry = environ; entry && *entry; entry++)
-        if (is_ours(*entry)) size += strlen(*entry) + 1;
-    char *copy = block(size + 1);
+    size_t count = 0, size = 1;
     for (char **entry = environ; entry && *entry; entry++) {
-        if (!is_ours(*entry) || kept.count == ENVIRONMENT_KEPT) continue;
+        if (!is_ours(*entry)) continue;
+        count++;
+        size += strlen(*entry) + 1;
+    }
+    kept.entries = block(count * sizeof *kept.entries + size);
+    char *copy = (char *)(kept.entries + count);
+    for (char **entry = environ; entry && *entry; entry++) {
+        if (!is_ours(*entry)) continue;
         strcpy(copy, *entry);
         if (starts_with(copy, PRELOAD_NAME)) kept.preload = copy;
         else kept.entries[kept.count++] = copy;
@@ -78,11 +83,13 @@ static char *clock_entry(char entry[sizeof kept.clock]) {
     return entry;
 }
 
-size_t environment_count(char *const strings[]) {
+static size_t count_strings(char *const strings[]) {
     size_t count = 0;
     while (strings && strings[count]) count++;
     return count;
 }
+
+size_t environment_room(char *const given[]) { return count_strings(given) + kept.count + 4; }
 
 static const char *find_entry(char *const given[], const char *name) {
     for (size_t i = 0; given && given[i]; i++)
@@ -122,6 +129,63 @@ void make_environment(char *made[], char *text, char *const given[], const char 
     text += sizeof kept.clock + strlen(path) + sizeof PATH_NAME;
     if (kept.preload) made[count++] = merge_preload(text, find_entry(given, PRELOAD_NAME));
     made[count] = NULL;
+}
+
+/* ---- programs that the C library starts with the program's own environment ---- */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static __thread bool lending;
+static bool lent;
+static char **own; /* while another one is lent */
+
+static bool is_complete(char *const given[]) {
+    const char *preload = find_entry(given, PRELOAD_NAME);
+    bool complete =
+        find_entry(given, PATH_NAME) == kept.marked &&
+        find_entry(given, CLOCK_NAME) == kept.clock &&
+        (!kept.preload || (preload && strstr(preload, kept.preload + strlen(PRELOAD_NAME))));
+    for (size_t i = 0; complete && i < kept.count; i++)
+        complete = find_entry(given, kept.entries[i]) != NULL;
+    return complete;
+}
+
+/* Never freed, because another thread may still be reading it. */
+static char **lendable(const char *path) {
+    static char *memory;
+    static size_t size;
+    size_t room = environment_room(environ) * sizeof *environ;
+    if (room + environment_text_size(environ) > size) {
+        size = 2 * (room + environment_text_size(environ));
+        memory = block(size);
+    }
+    make_environment((char **)memory, memory + room, environ, path);
+    return (char **)memory;
+}
+
+void lend_environment(const char *path) {
+    pthread_mutex_lock(&lock);
+    lending = true;
+    name_in_environment(path);
+    if (is_complete(environ)) return;
+    own = environ;
+    environ = lendable(path);
+    lent = true;
+}
+
+static void take_back(void) {
+    if (lent) environ = own;
+    lent = false;
+}
+
+void take_environment_back(void) {
+    take_back();
+    lending = false;
+    pthread_mutex_unlock(&lock);
+}
+
+void own_environment(void) {
+    if (!lending) take_back(); /* else an older C library forks, and the child executes the shell */
+    pthread_mutex_init(&lock, NULL);
 }
 
 void name_in_environment(const char *path) {

@@ -4,25 +4,32 @@
 
 #include <stddef.h>
 
-#define ENVIRONMENT_KEPT 64 /* settings of ours in an environment, at most */
-
 /* Copy our settings, before the program can change them. */
 void keep_environment(void);
 
 /* Name a process path, and the calling thread's clock, in the program's own environment. */
 void name_in_environment(const char *path);
 
-/* How many strings there are; and a size that is enough for what make_environment adds. */
-size_t environment_count(char *const strings[]);
+/* How many pointers, and bytes of text, make_environment needs. */
+size_t environment_room(char *const given[]);
 size_t environment_text_size(char *const given[]);
 
 /* `given`, with our settings put back, and process path and clock set. `made` and `text` are on a
  * caller's stack, because the child of a fork cannot allocate. */
 void make_environment(char *made[], char *text, char *const given[], const char *path);
 
+/* For a function of the C library that starts a program with the program's own environment: name
+ * the path there, and give it our settings, which the program may have removed, until it is taken
+ * back. Only one thread at a time gets past the first of the two. */
+void lend_environment(const char *path);
+void take_environment_back(void);
+
+/* In the child of a fork, while another thread may have been between the two. */
+void own_environment(void);
+
 /* Declare `name`, the environment for a program of process path `path`. */
 #define ENVIRONMENT(name, given, path)                                                             \
-    char *name[environment_count(given) + ENVIRONMENT_KEPT + 4];                                   \
+    char *name[environment_room(given)];                                                           \
     char name##_text[environment_text_size(given)];                                                \
     make_environment(name, name##_text, given, path)
 

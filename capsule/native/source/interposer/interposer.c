@@ -20,7 +20,10 @@ static __thread struct thread thread;
 
 void end_whole_run(void) {
     if (settings.launcher == 0) kill(0, SIGKILL); /* no launcher: end the process group */
-    if (kill(settings.launcher, CAPSULE_MISMATCH_SIGNAL) == 0) sleep(10); /* not to be woken up */
+    /* Not to be woken up. By number, because attach() may not have found any of `real` yet. */
+    const struct timespec pause = {.tv_sec = 10};
+    if (kill(settings.launcher, CAPSULE_MISMATCH_SIGNAL) == 0)
+        system_call(SYS_nanosleep, (long)&pause, 0, 0, 0, 0, 0);
     _exit(CAPSULE_MISMATCH_STATUS);
 }
 

@@ -132,6 +132,10 @@ int64_t shown_date(void);
 void advance_clock(int64_t nanoseconds);
 void advance_clock_to(int64_t date);
 
+/* clock.c: gettimeofday, of which programs may ask for the zone alone. The name in C has an
+ * attribute that says that they do not, by which the compiler would remove the test. */
+int time_of_day(struct timeval *restrict now, void *restrict zone) __asm__("gettimeofday");
+
 /* waits.c: answer a futex system call, whose time-out may be a date. */
 long futex_by_number(const long arguments[6]);
 
@@ -144,8 +148,10 @@ void number_child(char child[CAPSULE_PATH_SIZE]);
 void become_process(const char *process);
 bool was_forked_unseen(void);
 
-/* devices.c: let the program read a device that it was given as its standard input. */
+/* devices.c: let the program read a device that it was given as its standard input; a descriptor
+ * is about to be closed. */
 void open_standard_input(void);
+void forget_device(int fd);
 
 static inline long system_call(long number, long a, long b, long c, long d, long e, long f) {
     register long r10 __asm__("r10") = d;

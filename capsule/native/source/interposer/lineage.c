@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 #include <threads.h>
 #include <unistd.h>
+#include <wordexp.h>
 
 #include "environment.h"
 #include "interposer.h"
@@ -127,6 +128,7 @@ void become_process(const char *process) {
     strcpy(settings.process, process);
     become(process, CAPSULE_ROOT_PATH);
     settings.clock_passed = this_thread()->passed;
+    own_environment();
     name_unnumbered();
     stop_telling();
     pthread_mutex_init(&shells.lock, NULL); /* of a thread that only the parent has */
@@ -308,19 +310,27 @@ EXPORT int system(const char *command) {
     return status;
 }
 
-/* The C library starts the shell with the program's own environment: name the path in it. */
 EXPORT FILE *popen(const char *command, const char *mode) {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     char path[CAPSULE_PATH_SIZE];
     number_program(path);
-    pthread_mutex_lock(&lock);
-    name_in_environment(path);
+    lend_environment(path);
     FILE *file = real.popen(command, mode);
     int error = errno;
     name_unnumbered();
-    pthread_mutex_unlock(&lock);
+    take_environment_back();
     errno = error;
     return file;
+}
+
+/* Its shells, if it starts any, have no numbers. */
+EXPORT int wordexp(const char *restrict words, wordexp_t *restrict expanded, int flags) {
+    char path[CAPSULE_PATH_SIZE];
+    this_thread(); /* a child that was forked unseen has another path from now on */
+    capsule_path_unnumbered(path, settings.process);
+    lend_environment(path);
+    int error = real.wordexp(words, expanded, flags);
+    take_environment_back();
+    return error;
 }
 
 /* ---- threads ---- */

@@ -188,6 +188,7 @@ EXPORT int dirfd(DIR *folder) {
 EXPORT int closedir(DIR *folder) {
     struct listing *listing = listing_of(folder);
     attach();
+    forget_device(real.dirfd(listing ? listing->folder : folder));
     if (!listing) return real.closedir(folder);
     int result = real.closedir(listing->folder);
     empty(listing);

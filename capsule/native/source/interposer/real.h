@@ -16,6 +16,7 @@
 #include <threads.h>
 #include <time.h>
 #include <unistd.h>
+#include <wordexp.h>
 
 #define WAITING_FUNCTIONS(X)                                                                       \
     X(int, nanosleep, (const struct timespec *, struct timespec *))                                \
@@ -66,6 +67,7 @@
 #define CORE_FUNCTIONS(X)                                                                          \
     X(long, sysconf, (int))                                                                        \
     X(int, sched_getcpu, (void))                                                                   \
+    X(int, getcpu, (unsigned *, unsigned *))                                                       \
     X(int, pthread_getaffinity_np, (pthread_t, size_t, cpu_set_t *))                               \
     X(int, pthread_setaffinity_np, (pthread_t, size_t, const cpu_set_t *))                         \
     X(int, pthread_attr_setaffinity_np, (pthread_attr_t *, size_t, const cpu_set_t *))
@@ -77,12 +79,18 @@
     X(ssize_t, read, (int, void *, size_t))                                                        \
     X(ssize_t, readv, (int, const struct iovec *, int))                                            \
     X(ssize_t, pread, (int, void *, size_t, off_t))                                                \
+    X(ssize_t, preadv, (int, const struct iovec *, int, off_t))                                    \
+    X(ssize_t, preadv2, (int, const struct iovec *, int, off_t, int))                              \
     X(FILE *, fopen, (const char *, const char *))                                                 \
     X(FILE *, fdopen, (int, const char *))                                                         \
+    X(FILE *, freopen, (const char *, const char *, FILE *))                                       \
     X(int, fclose, (FILE *))                                                                       \
     X(int, fileno, (FILE *))                                                                       \
     X(void, closefrom, (int))                                                                      \
+    X(int, fcntl, (int, int, ...))                                                                 \
     X(FILE *, popen, (const char *, const char *))                                                 \
+    X(int, pclose, (FILE *))                                                                       \
+    X(int, wordexp, (const char *, wordexp_t *, int))                                              \
     X(int, execvpe, (const char *, char *const[], char *const[]))                                  \
     X(int, posix_spawn,                                                                            \
       (pid_t *, const char *, const void *, const void *, char *const[], char *const[]))           \

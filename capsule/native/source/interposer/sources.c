@@ -13,6 +13,9 @@
 /* As the kernel checks and limits it. */
 static ssize_t checked_getrandom(enum source source, void *buffer, size_t size, unsigned flags,
                                  const void *caller) {
+    attach();
+    if (settings.mode == MODE_SYSTEM)
+        return checked(system_call(SYS_getrandom, (long)buffer, (long)size, flags, 0, 0, 0));
     bool both = (flags & GRND_RANDOM) && (flags & 4);
     if (flags & ~(unsigned)GRND_FLAGS || both) {
         errno = EINVAL;
@@ -93,8 +96,13 @@ EXPORT long syscall(long number, ...) {
         return checked_getrandom(SOURCE_SYSCALL, (void *)a[0], (size_t)a[1], (unsigned)a[2],
                                  CALLER);
     if (number == SYS_clock_gettime) return clock_gettime((clockid_t)a[0], (struct timespec *)a[1]);
-    if (number == SYS_gettimeofday) return gettimeofday((struct timeval *)a[0], (void *)a[1]);
+    if (number == SYS_gettimeofday) return time_of_day((struct timeval *)a[0], (void *)a[1]);
     if (number == SYS_time) return time((time_t *)a[0]);
+    if (number == SYS_nanosleep)
+        return nanosleep((const struct timespec *)a[0], (struct timespec *)a[1]);
+    if (number == SYS_clock_nanosleep)
+        return checked(-clock_nanosleep((clockid_t)a[0], (int)a[1], (const struct timespec *)a[2],
+                                        (struct timespec *)a[3]));
     if (number == SYS_futex) return futex_by_number(a);
     if (number == SYS_sched_getaffinity || number == SYS_sched_setaffinity)
         return checked(affinity_by_number(number, a));

@@ -14,6 +14,8 @@
 #include "../shared/entropy.h"
 
 #define X32_BIT 0x40000000
+#define SIGN_BIT                                                                                   \
+    0x80000000 /* the kernel has no such number: syscall(-1) is an error as any other */
 #define ARCH_SET_FS 0x1002
 #define MAP_TYPE_BITS 0x0f
 /* Since Linux 6.11. It is a type of mapping and not a flag, so other bits are masked out. */
@@ -45,6 +47,7 @@ static const struct sock_filter program[] = {
     IF_EQUAL(AUDIT_ARCH_X86_64, 1, 0),
     NOTIFY,
     LOAD(offsetof(struct seccomp_data, nr)),
+    IF_ANY_BIT(SIGN_BIT, 2, 0),
     IF_ANY_BIT(X32_BIT, 0, 1),
     NOTIFY,
 

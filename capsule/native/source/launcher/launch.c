@@ -39,7 +39,7 @@ static const struct options *options;
 static int start_channel; /* what the program's process says until it executes it; then -1 */
 static bool own_numbers;  /* only descendants take process numbers */
 
-static const int forwarded[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1};
+static const int forwarded[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 
 /* ---- the end of a run ---- */
 

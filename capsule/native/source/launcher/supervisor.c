@@ -340,7 +340,7 @@ static bool makes_thread(const struct seccomp_notif *call) {
 
 static void answer(const struct seccomp_notif *call) {
     int number = call->data.nr;
-    if (call->data.arch != AUDIT_ARCH_X86_64 || number & X32_BIT) {
+    if (call->data.arch != AUDIT_ARCH_X86_64 || number >= X32_BIT) {
         char *executable = proc_executable((pid_t)call->pid);
         fail("CAP-R109", "%s uses the system calls of another ABI than x86-64",
              executable ? executable : "a program");

@@ -33,9 +33,10 @@ enum mode { MODE_SYSTEM, MODE_VIRTUAL, MODE_RECORD, MODE_REPLAY };
 #define CAPSULE_OWN_CALL UINT64_C(0x00454c5553504143)
 
 /* Exit status of a run whose random profile did not fit, and the signal that asks the launcher
- * (whose process id is in CAPSULE_LAUNCHER_PID) to end the run with it. */
+ * (whose process id is in CAPSULE_LAUNCHER_PID) to end the run with it. Programs send the signals
+ * with names to their process group, in which the launcher may be. */
 #define CAPSULE_MISMATCH_STATUS 86
-#define CAPSULE_MISMATCH_SIGNAL SIGUSR2
+#define CAPSULE_MISMATCH_SIGNAL 42
 
 /* Numbers of the run's first process and of the user's program that this one starts, where the
  * launcher has a process id namespace of its own; and the signal with which the first process asks

@@ -1,3 +1,4 @@
+#define _DEFAULT_SOURCE
 #include "journal.h"
 
 #include <elf.h>
@@ -74,6 +75,20 @@ struct journal_header *journal_open(const char *directory) {
     return journal;
 }
 
+#ifndef MADV_POPULATE_WRITE /* Linux 5.14 */
+#define MADV_POPULATE_WRITE 23
+#endif
+#define PAGE 4096
+
+/* Whether the disk has room for the pages that begin within a record. Without room, a write to one
+ * raises a deadly signal. An older kernel does not know this request, and so nothing is known. */
+static bool has_pages(const struct journal_header *journal, uint64_t at, uint64_t length) {
+    uint64_t first = (at + PAGE - 1) / PAGE * PAGE;
+    if (first >= at + length) return true;
+    void *page = (char *)journal + first;
+    return madvise(page, at + length - first, MADV_POPULATE_WRITE) == 0 || errno != EFAULT;
+}
+
 /* Whether a record of `length` bytes fits at `at`, both of which a program may have written. */
 static bool has_room(uint64_t at, uint64_t length) {
     return at >= sizeof(struct journal_header) && at % 8 == 0 && at <= mapped &&
@@ -84,7 +99,7 @@ void *journal_claim(struct journal_header *journal, enum journal_type type, size
     uint64_t length = (size + 7) & ~UINT64_C(7);
     uint64_t at = atomic_load(&journal->used);
     /* `used` is read only once: a program could set it back as often as claims are passed. */
-    while (has_room(at, length)) {
+    while (has_room(at, length) && has_pages(journal, at, length)) {
         struct journal_record *record = journal_at(journal, at);
         uint64_t claim = 0;
         bool ours =
