@@ -27,6 +27,16 @@ def is_program(subject: ReportedRun) -> bool:
     return isinstance(subject.lock.spec.trainer, CommandTrainer)
 
 
+def in_image(subject: ReportedRun) -> bool:
+    """Tell a run in a container from one of a plain process, which used no image."""
+    return subject.claims.image is not None
+
+
+def verify_options(subject: ReportedRun) -> str:
+    """Return the options with which ``capsule verify`` executes the run again."""
+    return "--key SIGNER.pub" + " --engine process" * (not in_image(subject))
+
+
 def machine(subject: ReportedRun) -> str:
     """Name the machine of the run."""
     return plain(machine_of(subject.observations))

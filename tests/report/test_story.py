@@ -26,6 +26,17 @@ def test_without_a_report_nothing_was_reproduced(bundles):
     assert any("took place" in sentence for sentence in story.not_shown)
 
 
+def test_a_signature_that_was_not_checked_is_not_said_to_be_one(bundles):
+    trusted, untrusted = told(bundles["dqn"]), told(bundles["dqn"], trusted=False)
+    assert any("unchanged since it was signed" in sentence for sentence in trusted.shown)
+    assert untrusted.headline == "Not reproduced yet"
+    assert not any("unchanged since" in sentence for sentence in untrusted.shown)
+    assert any(
+        sentence.startswith("The files are those that the bundle lists")
+        for sentence in untrusted.shown
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("verdicts", "tone", "headline"),
@@ -114,7 +125,7 @@ def test_the_command_writes_a_page_and_nothing_else(bundles, tmp_path):
 
 @pytest.mark.slow
 def test_the_command_prints_the_story_or_a_form(bundles):
-    assert capsule(bundles["dqn"]).output.startswith("Signed, not reproduced yet")
+    assert capsule(bundles["dqn"]).output.startswith("Not reproduced yet")
     for form, start in FORMS.items():
         assert capsule(bundles["dqn"], "--format", form).output.startswith(start)
 
