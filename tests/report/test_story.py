@@ -123,6 +123,16 @@ def test_the_command_writes_a_page_and_nothing_else(bundles, tmp_path):
     assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
 
 
+def test_the_command_replaces_no_file_that_it_reads(bundles, tmp_path):
+    bundle = tmp_path / "run.capsule.tar"
+    bundle.write_bytes(bundles["dqn"].read_bytes())
+    (tmp_path / "link").symlink_to(bundle)
+    for output in (bundle, tmp_path / "link"):
+        done = capsule(bundle, "-o", output)
+        assert (done.exit_code, done.stderr.partition(":")[0]) == (2, "CAP-X004")
+    assert bundle.read_bytes() == bundles["dqn"].read_bytes()
+
+
 @pytest.mark.slow
 def test_the_command_prints_the_story_or_a_form(bundles):
     assert capsule(bundles["dqn"]).output.startswith("Not reproduced yet")
@@ -132,7 +142,7 @@ def test_the_command_prints_the_story_or_a_form(bundles):
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    [(["-o", "/proc/report.html"], "CAP-P104"), (["missing.json"], "CAP-P101")],
+    [(["-o", "/proc/report.html"], "CAP-X004"), (["missing.json"], "CAP-P101")],
 )
 def test_a_mistake_is_a_coded_error(bundles, arguments, code):
     done = capsule(bundles["dqn"], *arguments)
