@@ -194,8 +194,8 @@ def artifact_appendix(subject: ReportedRun) -> str:
         "## Description",
         f"**How to access.** {todo('where the bundle is available.')}",
         f"**Hardware dependencies.** {facts.hardware_needed(subject)}.",
-        f"**Software dependencies.** Python 3.11 or newer and pip for Capsule; {_software(subject)} "
-        f"pinned by SHA-256 in {files('spec/lock.json')} and listed in "
+        "**Software dependencies.** Python 3.11 or newer and pip for Capsule; "
+        f"{_software(subject)} pinned by SHA-256 in {files('spec/lock.json')} and listed in "
         f"{files('image/sbom.cdx.json')}.",
         f"**Data sets.** {todo('any that the program reads' + within + '.')}",
         f"**Models.** {files(*facts.made(subject))}",
@@ -227,10 +227,10 @@ def _software(subject: ReportedRun) -> str:
 def _meta(subject: ReportedRun) -> list[tuple[str, str]]:
     spec, image = subject.lock.spec, subject.claims.image
     where, binary = "a plain process", "none; plain process"
-    system = "the machine's operating system"
+    system, built = "the machine's operating system", "environment"
     if image is not None:
         where, binary = "the image", f"container image {code(image.config)}"
-        system = code(spec.image.base)
+        system, built = code(spec.image.base), "image"
     return [
         ("Algorithm", facts.what(subject)),
         ("Program", f"{'own program' if facts.is_program(subject) else 'Capsule'}, in {where}"),
@@ -245,7 +245,7 @@ def _meta(subject: ReportedRun) -> list[tuple[str, str]]:
         ("Metrics", "returns" if subject.evaluation else todo("which of the outputs.")),
         ("Output", files("claims.json", "manifest.json")),
         ("Experiments", "one run; `capsule verify` repeats it"),
-        ("Disk space", f"bundle {facts.size(subject)}; {todo(('image' if image else 'environment') + ' and run.')}"),
+        ("Disk space", f"bundle {facts.size(subject)}; {todo(f'{built} and run.')}"),
         ("Time to prepare", todo("depends on the network and what is cached.")),
         ("Time to complete", facts.duration(subject)),
         ("Publicly available", todo("where.")),

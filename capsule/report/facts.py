@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from capsule.bundle.claims import ProgramClaims, TrainingClaims
+from capsule.bundle.claims import Observations, ProgramClaims, TrainingClaims
 from capsule.bundle.manifest import MANIFEST
 from capsule.bundle.reproducing import what_ran
 from capsule.experiment.spec import CudaAccelerator
@@ -55,8 +55,12 @@ def hardware_needed(subject: ReportedRun) -> str:
 
 def duration(subject: ReportedRun) -> str:
     """Return the duration of the run."""
-    seconds = subject.observations.training_seconds
-    minutes, left = divmod(round(seconds), 60)
+    return lasted(subject.observations)
+
+
+def lasted(seen: Observations) -> str:
+    """Return the duration of a run, as ``1 min 20 s``."""
+    minutes, left = divmod(round(seen.training_seconds), 60)
     return f"{minutes:,} min {left} s" if minutes else f"{left} s"
 
 
