@@ -15,6 +15,7 @@ from pathlib import Path
 import typer
 
 from capsule.cli import main
+from capsule.cli.help import grouped
 
 PLACE = Path(__file__).parents[1] / "docs" / "commands.md"
 HEAD = """# Command reference
@@ -62,18 +63,7 @@ def _command(command: typer.core.TyperCommand, name: str) -> Iterator[str]:
 def _options(command: typer.core.TyperCommand | typer.core.TyperGroup, name: str) -> Iterator[str]:
     """Yield a table of the arguments and one of each group of options."""
     context = typer.Context(command, info_name=name)
-    groups: dict[str, list[tuple[str, str]]] = {}
-    for parameter in command.get_params(context):
-        record = parameter.get_help_record(context)
-        if record is None or parameter.name == "help":
-            continue
-        if parameter.param_type_name == "argument":
-            named = parameter.metavar or str(parameter.name).upper()
-            groups.setdefault("Arguments", []).append((named, record[1]))
-        else:
-            group = getattr(parameter, "rich_help_panel", None) or "Options"
-            groups.setdefault(group, []).append(record)
-    for group, records in groups.items():
+    for group, records in grouped(command, context).items():
         yield f"| {group} | |\n|---|---|\n"
         for words, meaning in records:
             yield f"| `{_cell(words)}` | {_cell(_text(meaning))} |\n"

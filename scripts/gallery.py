@@ -49,10 +49,13 @@ def publish(study: Path, key: Path) -> None:
     """Sign a study into a folder of its name in ``results``."""
     folder = RESULTS / study.name
     folder.mkdir(exist_ok=True)
-    for old in folder.glob("*.capsule-study.tar"):
-        old.unlink()
-    _study(folder, "bundle", study.absolute(), "--key", key.absolute(), "-o", ".")
-    (signed,) = folder.glob("*.capsule-study.tar")
+    # The published bundle stays until the new one is signed.
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        _study(folder, "bundle", study.absolute(), "--key", key.absolute(), "-o", made)
+        (new,) = Path(made).glob("*.capsule-study.tar")
+        for old in folder.glob("*.capsule-study.tar"):
+            old.unlink()
+        signed = new.replace(folder / new.name)
     _study(folder, "report", signed.name, "-o", "report.html")
     facts = {path.parent.name: facts_of(path) for path in study.glob("members/*/*.capsule.tar")}
     commits = {code: commit_of(code) for code in {each["code"] for each in facts.values()}}

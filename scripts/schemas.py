@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from capsule.bundle import claims, envelope, manifest, receipts, tally
+from capsule.cli.diagnosis_document import DiagnosisDocument
 from capsule.cli.error_document import ErrorDocument
-from capsule.diagnosis.diagnose import Diagnosis
 from capsule.entropy.ledger import Ledger
 from capsule.entropy.report import EntropyReport
 from capsule.experiment import arrival_log, contract, dense, evaluation, mechanisms, states
@@ -25,6 +25,7 @@ from capsule.experiment.lock import Lock
 from capsule.experiment.schedule_log import Header
 from capsule.experiment.spec import Spec
 from capsule.experiment.trace import COMPONENTS
+from capsule.host.spec_file import schema_document
 from capsule.machine.fingerprint import Fingerprint
 from capsule.study.directory import Outcome
 from capsule.study.lock import StudyLock
@@ -78,7 +79,7 @@ MODELS: dict[str, type[Model]] = {
     "verify-report": verdict.Report,
     "vary-report": vary.VaryReport,
     "divergence": verdict.Divergence,
-    "diagnosis": Diagnosis,
+    "diagnosis": DiagnosisDocument,
     "starts": evaluation.StartSet,
     "dense": dense.DenseHeader,
     "error": ErrorDocument,
@@ -159,6 +160,8 @@ def schema_of(name: str) -> dict[str, Any]:
     """
     trace = name == "trace"
     schema = trace_schema() if trace else MODELS[name].model_json_schema(by_alias=True)
+    if name == "spec":
+        schema = schema_document()  # which knows what a spec file names by its path
     if name not in ("spec", "event", "trace"):
         for definition in (schema, *schema.get("$defs", {}).values()):
             _spell_out(definition)

@@ -23,6 +23,7 @@ from urllib.parse import unquote, urlsplit
 ROOT = Path(__file__).resolve().parents[1]
 INDEX = "docs/README.md"
 PROJECT_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md")
+MARK = ".capsule-site"  # in a folder that this script wrote
 EXCLUDED = ("tests/", ".github/")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CONFIGURATION = """\
@@ -73,7 +74,11 @@ class Page(HTMLParser):
 
 
 def main(folder: Path) -> int:
-    """Build the site in a new folder; return a status."""
+    """Build the site in a new folder, or in place of an earlier site; return a status."""
+    # Only what this script wrote is deleted.
+    if folder.exists() and any(folder.iterdir()) and not (folder / MARK).exists():
+        sys.stderr.write(f"site: {folder} is not empty, and not a site\n")
+        return 2
     pages = list(markdown_pages())
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
@@ -93,6 +98,7 @@ def main(folder: Path) -> int:
             return 1
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(work / "site", folder)
+        (folder / MARK).touch()
     sys.stdout.write(f"site: {len(pages)} pages in {folder}\n")
     return 0
 

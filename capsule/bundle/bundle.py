@@ -246,11 +246,15 @@ def open_bundle(
         if kind not in (None, opened.manifest.kind):
             resources.close()
             found = opened.manifest.kind
-            command = "capsule verify" if found == "run" else "capsule study verify"
+            commands = (
+                "'capsule verify' or 'capsule report'"
+                if found == "run"
+                else "'capsule study verify' or 'capsule study report'"
+            )
             raise CapsuleError(
                 "CAP-B146",
                 f"{path.name} is the bundle of a {found}, which this command does not take",
-                fix=f"Use it with '{command}'.",
+                fix=f"Use it with {commands}.",
             )
         resources.callback(stack.pop_all().close)
         return opened

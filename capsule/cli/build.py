@@ -53,7 +53,7 @@ def command(
     from capsule.report.progress import open_reporter
 
     if archive is not None:
-        require_file(archive)
+        require_file(archive, (spec,))
     cache = Cache()
     with open_reporter(quiet=quiet) as reporter:
         lock, sources = locked(spec, overrides, cache, progress=reporter.note)

@@ -53,6 +53,36 @@ def guarded(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
     return command
 
 
+def no_effect(option: str, beside: str, fix: str = "") -> CapsuleError:
+    """Return the error of an option that the command would ignore.
+
+    Args:
+        option: The option.
+        beside: What makes it useless, to be read after "with".
+        fix: What else to do, as a further sentence.
+    """
+    return CapsuleError(
+        "CAP-X005",
+        f"{option} has no effect with {beside}",
+        fix=f"Remove {option}. {fix}".strip(),
+    )
+
+
+def require_bundle(path: Path) -> None:
+    """Check that a path is not that of a folder, which commands about one run do not take.
+
+    Raises:
+        CapsuleError: CAP-B101.
+    """
+    if path.is_dir():
+        raise CapsuleError(
+            "CAP-B101",
+            f"{path} is a folder",
+            fix="Name the .capsule.tar file in it. 'capsule show' describes the folder of a run, "
+            "and 'capsule study report' that of a study.",
+        )
+
+
 def use_gpu(wanted: str | None) -> None:
     """Have this process see no other NVIDIA GPUs than those that the user names, if any.
 

@@ -13,9 +13,16 @@ VARIABLE = "_CAPSULE_COMPLETE"
 # "pong". Typer's own script passes these words on; this one passes the line.
 _BASH = """\
 _capsule_completion() {
-    local line=${COMP_LINE:0:COMP_POINT} words
-    IFS=$' \\t' read -r -a words <<< "$line"
-    [[ $line == *[[:space:]] ]] && words+=("")
+    local line=${COMP_LINE:0:COMP_POINT} plain words
+    local quoted=$'^([^"\\']*)("[^"]*"|\\'[^\\']*\\')(.*)$' opened=$'^([^"\\']*)["\\']'
+    # A blank in quotation marks or behind a backslash ends no word.
+    plain=${line//\\\\?/_}
+    while [[ $plain =~ $quoted ]]; do
+        plain=${BASH_REMATCH[1]}_${BASH_REMATCH[3]}
+    done
+    [[ $plain =~ $opened ]] && plain=${BASH_REMATCH[1]}_
+    IFS=$' \\t' read -r -a words <<< "$plain"
+    [[ $plain == *[[:space:]] ]] && words+=("")
     local current=${words[-1]} IFS=$'\\n'
     COMPREPLY=( $(env COMP_WORDS="$line" COMP_CWORD=$((${#words[@]} - 1)) \\
         _CAPSULE_COMPLETE=complete_bash "$1") )

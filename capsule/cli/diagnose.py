@@ -35,7 +35,7 @@ def command(
     *,
     steps: Annotated[
         int,
-        option("--steps N", "Agent steps of each run. Your own program runs to its end."),
+        option("--steps N", "Agent steps of each run. Your own program runs to its end.", min=1),
     ] = DEFAULT_STEPS,
     apply: Annotated[
         bool,
@@ -117,10 +117,10 @@ def command(
 def _document(
     diagnosis: Diagnosis, trial: Trial | None, error: CapsuleError | None
 ) -> dict[str, Any]:
+    from capsule.cli.diagnosis_document import DiagnosisDocument
     from capsule.cli.error_document import ErrorDocument
 
-    document = diagnosis.model_dump(mode="json", by_alias=True)
-    document["trial"] = None if trial is None else trial.model_dump(mode="json", by_alias=True)
-    if error is not None:
-        document["error"] = ErrorDocument.of(error).model_dump(by_alias=True)
-    return document
+    told = None if error is None else ErrorDocument.of(error)
+    # The fields have been validated already.
+    document = DiagnosisDocument.model_construct(**dict(diagnosis), trial=trial, error=told)
+    return document.model_dump(mode="json", by_alias=True)

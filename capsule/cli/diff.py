@@ -72,10 +72,11 @@ def command(
     from capsule.report.progress import open_reporter
     from capsule.verification.diff import DiffRequest, diff
 
+    inputs = (a, b, *(keys or ()))
     if report is not None:
-        require_writable(report)
+        require_writable(report, inputs)
     if dense is not None:
-        require_file(dense)
+        require_file(dense, inputs)
     request = DiffRequest(
         a=a,
         b=b,

@@ -81,6 +81,7 @@ def command(
     from capsule.export.deposit import Details
     from capsule.export.runs import read_runs
     from capsule.host.errors import CapsuleError
+    from capsule.host.outputs import require_other
 
     metrics: dict[Format, MetricsWriter] = {
         "csv": table.export_table,
@@ -92,6 +93,8 @@ def command(
         "zenodo": zenodo.export_zenodo,
         "huggingface": huggingface.export_huggingface,
     }
+    cited = () if citation is None else (citation,)
+    require_other(output, (path, *(keys or ()), *cited))
     policy = load_policy(keys=keys or ())
     details = Details.of(
         title=title,

@@ -56,17 +56,7 @@ class Command(TyperCommand):
 
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
         """Write the arguments, the options without a group, then each group; --help is the last."""
-        groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is None or parameter.name == "help":
-                continue
-            if parameter.param_type_name == "argument":
-                groups["Arguments"].append((_name(parameter), record[1]))
-            else:
-                heading = getattr(parameter, "rich_help_panel", None) or "Options"
-                groups.setdefault(heading, []).append(record)
-        _write_groups(groups, formatter)
+        _write_groups(grouped(self, ctx), formatter)
         help_option = self.get_help_option(ctx)
         record = None if help_option is None else help_option.get_help_record(ctx)
         if record is not None:
@@ -92,11 +82,25 @@ class Group(TyperGroup):
         _write_groups(groups, formatter)
 
 
+def grouped(command: TyperCommand | TyperGroup, ctx: Context) -> dict[str, list[tuple[str, str]]]:
+    """Return the arguments and options of a command by their group, each with its help."""
+    groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+    for parameter in command.get_params(ctx):
+        record = parameter.get_help_record(ctx)
+        if record is None or parameter.name == "help":
+            continue
+        if parameter.param_type_name == "argument":
+            groups["Arguments"].append((_name(parameter), record[1]))
+        else:
+            heading = getattr(parameter, "rich_help_panel", None) or "Options"
+            groups.setdefault(heading, []).append(record)
+    return {heading: records for heading, records in groups.items() if records}
+
+
 def _write_groups(groups: dict[str, list[tuple[str, str]]], formatter: HelpFormatter) -> None:
     for heading, records in groups.items():
-        if records:
-            with formatter.section(heading):
-                formatter.write_dl(records)
+        with formatter.section(heading):
+            formatter.write_dl(records)
 
 
 def _plain(message: str) -> str:

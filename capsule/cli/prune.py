@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from capsule.cli.common import guarded, print_json
+from capsule.cli.common import guarded, no_effect, print_json
 from capsule.cli.options import JsonOption, option
 
 if TYPE_CHECKING:
@@ -67,6 +67,11 @@ def command(
     """
     from capsule.image.cache import Cache
 
+    for name, value in (("--older-than", older_than), ("--keep-size", keep_size)):
+        if value is not None and only not in ("all", "cache"):
+            raise no_effect(name, f"--only {only}", "It is for files of the cache.")
+    if everything and only not in ("all", "cache"):
+        raise no_effect("--all", f"--only {only}", "It is for files of the cache.")
     cache = Cache()
     # A dry run writes nothing, not even the file on which processes lock the cache.
     with nullcontext() if dry_run else _held(cache):

@@ -83,7 +83,7 @@ def command(
     # A wrong name is found before the evaluation is played, which can take long.
     check_form(output)
     use_gpu(gpu)
-    require_file(output)
+    require_file(output, (bundle, *(keys or ()), *(allowed_signers or ())))
     trusted = trusted_files(keys, allowed_signers, others=allow_untrusted)
     request = VerifyRequest(
         bundle=bundle,

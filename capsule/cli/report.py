@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from capsule.cli.common import guarded
+from capsule.cli.common import guarded, require_bundle
 from capsule.cli.options import OUTPUT, KeysOption, option
-from capsule.cli.reports import write_document
 
 if TYPE_CHECKING:
     from capsule.report.subject import ReportedRun
@@ -58,8 +57,12 @@ def command(
     """
     from capsule.bundle.bundle import open_bundle
     from capsule.bundle.trust import load_trusted
+    from capsule.host.outputs import require_file, write_file
     from capsule.report.subject import read_subject
 
+    if output is not None:
+        require_file(output, (bundle, *(files or ()), *(keys or ())))
+    require_bundle(bundle)
     trusted = load_trusted(keys or [])
     with open_bundle(bundle, trusted) as opened:
         subject = read_subject(opened, bundle.name, files or [], trusted)
@@ -74,7 +77,7 @@ def command(
     if output is None:
         typer.echo(document, nl=False)
     else:
-        write_document(output, document)
+        write_file(output, document.encode())
 
 
 def _document(subject: ReportedRun, form: Format) -> str:

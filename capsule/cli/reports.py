@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,20 @@ import typer
 from capsule.host.errors import CapsuleError
 
 
-def require_writable(report: Path) -> None:
+def require_writable(report: Path, inputs: Iterable[Path] = ()) -> None:
     """Check before anything runs that the report can be written afterwards.
 
+    Args:
+        report: The file.
+        inputs: Files that the command reads.
+
     Raises:
-        CapsuleError: CAP-V082.
+        CapsuleError: CAP-V082; CAP-X004, it is one of the inputs.
     """
     from capsule.experiment.canonical import check_output
+    from capsule.host.outputs import require_other
 
+    require_other(report, inputs)
     try:
         check_output(report)
     except OSError as error:
@@ -33,24 +40,6 @@ def write_report(report: Path, document: dict[str, Any]) -> None:
         write_output(report, json.dumps(document, indent=2).encode() + b"\n")
     except OSError as error:
         tell(_unwritable(report, error))
-
-
-def write_document(path: Path, document: str) -> None:
-    """Write a report that a command only makes.
-
-    Raises:
-        CapsuleError: CAP-P104.
-    """
-    from capsule.experiment.canonical import write_output
-
-    try:
-        write_output(path, document.encode())
-    except OSError as error:
-        raise CapsuleError(
-            "CAP-P104",
-            f"cannot write {str(path)!a}: {error.strerror}",
-            fix="Choose a file in a folder you may write to.",
-        ) from error
 
 
 def tell(error: CapsuleError) -> None:

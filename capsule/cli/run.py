@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import typer
 
 from capsule.cli import options
-from capsule.cli.common import guarded, locked, print_json, use_gpu
+from capsule.cli.common import guarded, locked, no_effect, print_json, use_gpu
 from capsule.cli.defaults import checked_key, public_half
 from capsule.host.run_directory import FINGERPRINT, LOCK, WORK
 
@@ -103,6 +103,7 @@ def command(
     cache = Cache()
     with open_reporter(quiet=quiet) as reporter:
         chosen = open_engine(_engine(engine, resume), progress=reporter.note)
+        _check_embedding(chosen.name, embed_image=embed_image)
         # From here on files are made. Without an engine, the command has ended before that.
         directory, lock, sources = _directory(resume, spec, overrides, output, cache, reporter.note)
         if workers is not None:
@@ -159,7 +160,17 @@ def command(
         typer.echo(f"claimed   {claims.described}")
     typer.echo(f"bundle    {bundle}")
     trust = f" --key {public_half(key_file)}" if key else ""
-    typer.echo(f"next: capsule verify {bundle}{trust}", err=True)
+    typer.echo(f"next: capsule verify {bundle}{trust}{_where(claims)}", err=True)
+
+
+def _check_embedding(engine: str, *, embed_image: bool) -> None:
+    if embed_image and engine == "process":
+        raise no_effect("--embed-image", "--engine process", "A plain process has no image.")
+
+
+def _where(claims: Claims) -> str:
+    """Return the option that a bundle without an image needs to be verified."""
+    return " --engine process" if claims.image is None else ""
 
 
 def _document(bundle: Path, claims: Claims, directory: Path) -> dict[str, Any]:
@@ -203,14 +214,14 @@ def _following(
     """Return what makes a run's reporter write metrics, too, if the command line says where.
 
     Raises:
-        CapsuleError: CAP-P206, it names no such place.
+        CapsuleError: CAP-P205, CAP-P206, it names no place that can be written.
     """
     if metrics is None:
         return lambda _, reporter: nullcontext(reporter)
     # Not before: a run without metrics starts 0.3 s sooner.
-    from capsule.export.live import follow, parse_target
+    from capsule.export.live import follow, require_target
 
-    parse_target(metrics)
+    require_target(metrics)
     return lambda directory, reporter: follow(metrics, directory, reporter)
 
 

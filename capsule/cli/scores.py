@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from capsule.cli.common import guarded, print_json
+from capsule.cli.common import guarded, print_json, require_bundle
 from capsule.cli.options import JsonOption, KeysOption
-from capsule.report.text import printable
+from capsule.report.text import print_line, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,7 +41,9 @@ def command(
     from capsule.report.scores import group_scores
 
     trusted = load_trusted(keys or [])
-    runs = [scores for path in bundles for scores in _scores(path, trusted)]
+    found = [_scores(path, trusted) for path in bundles]
+    _check_different([scores[0] for scores in found])
+    runs = [each for scores in found for each in scores]
     groups = group_scores(runs)
     if as_json:
         print_json(_document(runs, groups))
@@ -56,6 +58,7 @@ def _scores(path: Path, keys: Sequence[PublicKey]) -> list[RunScores]:
     from capsule.report.scores import run_scores
     from capsule.report.subject import read_subject
 
+    require_bundle(path)
     with open_bundle(path, keys) as bundle:
         subject = read_subject(bundle, str(path), [], keys)
     try:
@@ -64,8 +67,28 @@ def _scores(path: Path, keys: Sequence[PublicKey]) -> list[RunScores]:
         raise CapsuleError(
             "CAP-S008",
             f"{path.name} cannot be scored: {error}",
-            fix="Give bundles of runs that were evaluated.",
+            fix="Give bundles of runs that were evaluated, and whose returns are finite.",
         ) from error
+
+
+def _check_different(runs: Sequence[RunScores]) -> None:
+    """Reject a run that is given twice: equal claims are one result, on whichever machine.
+
+    Args:
+        runs: The scores of each bundle in one of its tasks.
+    """
+    from capsule.host.errors import CapsuleError
+
+    bundles: dict[str, str] = {}
+    for run in runs:
+        if run.claim_id in bundles:
+            raise CapsuleError(
+                "CAP-S013",
+                f"{bundles[run.claim_id]} and {run.bundle} have the same claim id, and so are one "
+                "run",
+                fix="Give each run once.",
+            )
+        bundles[run.claim_id] = run.bundle
 
 
 def _document(runs: Sequence[RunScores], groups: Sequence[GroupScores]) -> dict[str, Any]:
@@ -107,12 +130,12 @@ def _show(runs: Sequence[RunScores], groups: Sequence[GroupScores]) -> None:
     _show_runs(runs, console)
     _show_groups(groups, console)
     for network, found in (aggregates(groups) or {}).items():
-        _line(
+        print_line(
             console,
             f"human-normalised over games, {network}: median {found.median:.1%}, mean "
             f"{found.mean:.1%}, mean of at most 100 % each {found.capped_mean:.1%}",
         )
-    _line(console, NOTE)
+    print_line(console, NOTE)
 
 
 def _show_runs(runs: Sequence[RunScores], console: Console) -> None:
@@ -130,12 +153,8 @@ def _show_runs(runs: Sequence[RunScores], console: Console) -> None:
             shown = (f"{score.step:,}", str(score.episodes), *cells(score.summary))
             table.add_row(number, name, network, *shown)
     for bundle, number in numbers.items():
-        _line(console, f"run {number}: {printable(bundle)}")
+        print_line(console, f"run {number}: {printable(bundle)}")
     console.print(table)
-
-
-def _line(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _show_groups(groups: Sequence[GroupScores], console: Console) -> None:

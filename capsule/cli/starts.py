@@ -10,6 +10,8 @@ import typer
 from capsule.cli.common import guarded, print_json
 from capsule.cli.options import OUTPUT, JsonOption, KeysOption, option
 
+DEFAULT = Path("starts.json")
+
 
 @guarded
 def command(
@@ -19,11 +21,14 @@ def command(
     ],
     *,
     output: Annotated[
-        Path,
+        Path | None,
         option(
-            "--output -o FILE", "File to write, for evaluation.start_set of other specs.", OUTPUT
+            "--output -o FILE",
+            "File to write, for evaluation.start_set of other specs. By default it is "
+            "./starts.json, unless that file has other starts.",
+            OUTPUT,
         ),
-    ] = Path("starts.json"),
+    ] = None,
     keys: KeysOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -43,19 +48,28 @@ def command(
     from capsule.bundle.trust import load_trusted
     from capsule.experiment.evaluation import digest_of_starts
     from capsule.experiment.lock import Lock
+    from capsule.host.errors import CapsuleError
     from capsule.host.outputs import require_file, write_file
 
-    require_file(output)
+    place = DEFAULT if output is None else output
+    require_file(place, (bundle, *(keys or ())))
     with open_bundle(bundle, load_trusted(keys or [])) as opened:
         lock = opened.read(run_bundle.LOCK, Lock)
         claims = opened.read(run_bundle.CLAIMS, claims_model(lock))
     found = start_set_of(lock, claims)
-    write_file(output, found.model_dump_json(by_alias=True, indent=None).encode() + b"\n")
+    data = found.model_dump_json(by_alias=True, indent=None).encode() + b"\n"
+    if output is None and place.exists() and place.read_bytes() != data:
+        raise CapsuleError(
+            "CAP-X004",
+            f"{place} exists already, and has other content",
+            fix="Name another file with --output, or the same one to replace it.",
+        )
+    write_file(place, data)
     digest = digest_of_starts(found.starts)
     if as_json:
-        facts = {"file": str(output), "starts": len(found.starts), "sha256": digest}
+        facts = {"file": str(place), "starts": len(found.starts), "sha256": digest}
         print_json({"schema": "capsule/starts-written/v1", "run": found.run, **facts})
         return
     typer.echo(f"starts  {len(found.starts)}\ndigest  sha256:{digest}")
-    typer.echo(f"file    {output}")
+    typer.echo(f"file    {place}")
     typer.echo("next: set evaluation.start_set to this file, relative to the spec", err=True)

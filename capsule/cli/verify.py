@@ -76,6 +76,7 @@ def command(
     from capsule.bundle.receipts import check_writable
     from capsule.bundle.trust import load_policy
     from capsule.host.errors import CapsuleError
+    from capsule.host.outputs import require_other
     from capsule.image.cache import Cache
     from capsule.image.data.places import parse_places
     from capsule.report.progress import open_reporter
@@ -128,7 +129,12 @@ def command(
         require_execution(request.mode)
         signing_key = unlock(sign, passphrase_file)
         check_writable(bundle, receipt)
-    require_writable(report)
+    trust_files = (keys, allowed_signers, revoked, signatures, keyless)
+    inputs = [bundle, *(path for paths in trust_files for path in paths or ())]
+    inputs += [path for path in (sign, expect_spec) if path is not None]
+    require_writable(report, inputs)
+    if receipt is not None:
+        require_other(receipt, inputs)
     result: Report | VaryReport
     # From here on, the bundle is read and its run executed.
     with open_reporter(quiet=quiet) as reporter:

@@ -6,6 +6,7 @@ The card begins with the metadata that the hub reads, among them the results in 
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Iterator
 from math import isfinite
@@ -16,9 +17,12 @@ from capsule.bundle.bundle import open_bundle
 from capsule.bundle.trust import TrustPolicy
 from capsule.export.deposit import Details
 from capsule.export.folders import new_folder
+from capsule.report.facts import verify_options
+from capsule.report.markdown import code, plain
 from capsule.report.model_card import model_card
 from capsule.report.scores import by_task
 from capsule.report.subject import ReportedRun, read_subject
+from capsule.report.text import printable
 
 COPIED = ("checkpoint", "output")  # roles of files that are also laid out one by one
 # As in the hub's own new repositories: these are stored as large files.
@@ -30,11 +34,11 @@ _TAGS = ("reinforcement-learning", "deep-reinforcement-learning", "capsule")
 _VERIFICATION = """
 ## Verification
 
-The model was made by the run that `{bundle}` records, and the files here are copies of its
+The model was made by the run that {bundle} records, and the files here are copies of its
 files. To check the bundle and execute the run again:
 
     pip install capsule-rl
-    capsule verify {bundle} --key KEY.pub
+    capsule verify {word} {options}
 """
 
 
@@ -44,7 +48,7 @@ def export_huggingface(path: Path, trust: TrustPolicy, details: Details, folder:
     Args:
         path: The bundle.
         trust: Whose signatures count.
-        details: Perhaps a licence.
+        details: What the card says of the model's people, licence and related works.
         folder: Is made.
 
     Raises:
@@ -54,8 +58,12 @@ def export_huggingface(path: Path, trust: TrustPolicy, details: Details, folder:
     """
     with open_bundle(path, trust) as bundle, new_folder(folder) as place:
         subject = read_subject(bundle, path.name, [], trust.keys)
-        card = model_card(subject, "\n".join(_metadata(subject, details)))
-        readme = card + _VERIFICATION.format(bundle=path.name)
+        card = model_card(subject, "\n".join(_metadata(subject, details)), _stated(details))
+        readme = card + _VERIFICATION.format(
+            bundle=code(path.name),
+            word=shlex.quote(printable(path.name)),
+            options=verify_options(subject),
+        )
         (place / "README.md").write_bytes(readme.encode())
         (place / ".gitattributes").write_bytes(ATTRIBUTES.encode())
         shutil.copyfile(path, place / path.name)
@@ -63,6 +71,20 @@ def export_huggingface(path: Path, trust: TrustPolicy, details: Details, folder:
         for name in (run_bundle.CLAIMS, run_bundle.LOCK, *shown):
             (place / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(bundle.member(name), place / name)
+
+
+def _stated(details: Details) -> dict[str, str]:
+    """Return the items of the card that follow from the options, in Markdown."""
+    people = (
+        each.name + f" ({each.affiliation})" * (each.affiliation is not None)
+        for each in details.creators
+    )
+    related = (f"{relation} {identifier}" for relation, identifier in details.related)
+    return {
+        "Developed by": plain("; ".join(people)),
+        "Licence": plain(details.licence or ""),
+        "Citation and contact": plain("; ".join(related)),
+    }
 
 
 def _metadata(subject: ReportedRun, details: Details) -> Iterator[str]:

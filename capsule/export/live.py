@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from capsule.experiment.beneath import open_beneath
+from capsule.experiment.canonical import check_output
 from capsule.experiment.contract import WORKSPACE, Event
 from capsule.export.mlflow import open_mlflow
-from capsule.export.runs import TRAINING, Point, event_values, line_values
+from capsule.export.runs import TRAINING, Point, event_values, line_values, sound_time
 from capsule.export.table import COLUMNS, row, table_text
 from capsule.export.tensorboard import EVENT_FILE, EventWriter
-from capsule.export.wandb import open_wandb
+from capsule.export.wandb import open_wandb, require_wandb
 from capsule.host.errors import CapsuleError
+from capsule.host.outputs import check_folder
 from capsule.host.reporter import Reporter
 from capsule.host.run_directory import WORK
 from capsule.report.subject import METRICS, JsonLines
@@ -67,10 +69,13 @@ class FollowingReporter:
         try:
             for step, values in self._new(event):
                 for name, value in values.items():
-                    self._sink.write(TRAINING + name, Point(step, value, event.time))
-        except (CapsuleError, OSError) as error:
+                    self._sink.write(TRAINING + name, Point(step, value, sound_time(event.time)))
+        # A value that a format has no place for must not end the run either.
+        except (CapsuleError, OSError, ValueError, OverflowError) as error:
             self._sink = None
-            reason = error.message if isinstance(error, CapsuleError) else error.strerror
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            if isinstance(error, CapsuleError):
+                reason = error.message
             self.note(f"--metrics: no further metrics are written: {reason}")
 
     def _new(self, event: Event) -> Iterator[tuple[int, dict[str, float]]]:
@@ -129,16 +134,10 @@ def follow(target: str, directory: Path, reporter: Reporter) -> Iterator[Reporte
     """
     opener, place = parse_target(target)
     opened = ExitStack()
-    try:
-        # Only errors of opening the place are reported in this way. Those of the run itself pass
-        # through the yield below.
+    # Only errors of opening the place are reported in this way. Those of the run itself pass
+    # through the yield below.
+    with _named(target):
         sink = opened.enter_context(opener(place, directory))
-    except OSError as error:
-        raise CapsuleError(
-            "CAP-P206",
-            f"--metrics {target!a} cannot be written: {error.strerror}",
-            fix="Name a place that you may write to.",
-        ) from error
     try:
         yield FollowingReporter(reporter, sink, directory / WORK)
     except BaseException:
@@ -147,6 +146,36 @@ def follow(target: str, directory: Path, reporter: Reporter) -> Iterator[Reporte
         raise
     with _noting(reporter):
         opened.close()
+
+
+def require_target(target: str) -> None:
+    """Check before a run begins that its metrics can be written, and write nothing.
+
+    Raises:
+        CapsuleError: CAP-P205, CAP-P206, as of :func:`follow`.
+    """
+    opener, place = parse_target(target)
+    if opener is open_wandb:
+        require_wandb()
+    with _named(target):
+        if opener is _open_table:
+            check_output(place)
+            _check_header(place)
+        else:
+            check_folder(place)
+
+
+@contextmanager
+def _named(target: str) -> Iterator[None]:
+    """Turn errors of the operating system into one that names the target."""
+    try:
+        yield
+    except OSError as error:
+        raise CapsuleError(
+            "CAP-P206",
+            f"--metrics {target!a} cannot be written: {error.strerror}",
+            fix="Name a place that you may write to.",
+        ) from error
 
 
 @contextmanager
@@ -172,9 +201,29 @@ def _open_events(folder: Path, directory: Path) -> Iterator[_Sink]:
 @contextmanager
 def _open_table(path: Path, directory: Path) -> Iterator[_Sink]:
     """Open a new file of CSV, or append to an existing one."""
+    _check_header(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab", buffering=0) as stream:
         yield _Table(stream, directory.name)
+
+
+def _check_header(path: Path) -> None:
+    """Reject a file that is not a table of metrics: rows are appended to it.
+
+    Raises:
+        CapsuleError: CAP-P206.
+        OSError: The file cannot be read.
+    """
+    if not path.is_file() or path.stat().st_size == 0:
+        return
+    with path.open("rb") as stream:
+        if stream.read(len(_HEADER)) == _HEADER:
+            return
+    raise CapsuleError(
+        "CAP-P206",
+        f"--metrics csv:{path} exists, and does not begin with the line {_HEADER.decode().strip()}",
+        fix="Name a new file, or one that --metrics csv or 'capsule export --to csv' wrote.",
+    )
 
 
 class _Table:
@@ -184,12 +233,13 @@ class _Table:
         self._stream = stream
         self._run = run
         if stream.tell() == 0:
-            stream.write(table_text([COLUMNS]).encode())
+            stream.write(_HEADER)
 
     def write(self, name: str, point: Point) -> None:
         self._stream.write(table_text([row(self._run, name, *point)]).encode())
 
 
+_HEADER = table_text([COLUMNS]).encode()
 _OPENERS: dict[str, _Opener] = {
     "tensorboard": _open_events,
     "csv": _open_table,

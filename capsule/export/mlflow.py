@@ -11,7 +11,7 @@ import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,10 @@ def open_mlflow(folder: Path, directory: Path) -> Iterator[LiveStoreRun]:
         OSError: A file cannot be written.
     """
     run = read_directory(directory)
-    experiment = _experiment(folder.resolve(), run)
+    experiment = _experiment(folder, run)
+    if not experiment.exists():
+        with _new_experiment(experiment, run):
+            pass
     place = experiment / run.id
     # A resumed run continues in the folder of its first start, whose metrics stay.
     if not place.exists():
@@ -92,31 +95,44 @@ def export_mlflow(runs: Iterable[ExportedRun], folder: Path) -> None:
             of a metric.
         OSError: A file cannot be written.
     """
-    for run in runs:
-        experiment = _experiment(folder.resolve(), run)
-        with new_folder(experiment / run.id) as place:
+    # All folders get their names when the last one is written, so that an error leaves none.
+    with ExitStack() as unfinished:
+        places: dict[Path, Path] = {}
+        for run in runs:
+            experiment = _experiment(folder, run)
+            if experiment not in places:
+                places[experiment] = (
+                    experiment
+                    if experiment.exists()
+                    else unfinished.enter_context(_new_experiment(experiment, run))
+                )
+            place = unfinished.enter_context(new_folder(places[experiment] / run.id))
             _write_run(run, place, experiment)
 
 
 def _experiment(folder: Path, run: ExportedRun) -> Path:
-    """Make the folder of a run's experiment, if it is missing. Its name gives its number."""
+    """Return the folder of a run's experiment. Its name gives its number."""
     name = run.lock.spec.name
     # MLflow's default experiment has the number 0. Seven bytes stay within 64 bits.
     number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7]) + 1
-    experiment = folder / str(number)
-    if not experiment.exists():
-        made = _milliseconds(run.started)
-        facts: dict[str, Any] = {
-            "artifact_location": experiment.as_uri(),
-            "creation_time": made,
-            "experiment_id": experiment.name,
-            "last_update_time": made,
-            "lifecycle_stage": "active",
-            "name": name,
-        }
-        with new_folder(experiment) as place:
-            _write_facts(place, facts)
-    return experiment
+    return folder.resolve() / str(number)
+
+
+@contextmanager
+def _new_experiment(experiment: Path, run: ExportedRun) -> Iterator[Path]:
+    """Yield the folder that becomes a new experiment, that of a run, at the end of the block."""
+    made = _milliseconds(run.started)
+    facts: dict[str, Any] = {
+        "artifact_location": experiment.as_uri(),
+        "creation_time": made,
+        "experiment_id": experiment.name,
+        "last_update_time": made,
+        "lifecycle_stage": "active",
+        "name": run.lock.spec.name,
+    }
+    with new_folder(experiment) as place:
+        _write_facts(place, facts)
+        yield place
 
 
 def _write_run(run: ExportedRun, place: Path, experiment: Path) -> None:

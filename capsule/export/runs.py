@@ -30,6 +30,7 @@ from capsule.image.lockfile import read_lock
 from capsule.report.runs import RunState, read_run
 from capsule.report.subject import (
     EVALUATIONS,
+    MAX_STEP,
     METRICS,
     JsonLines,
     NetworkReturns,
@@ -45,6 +46,7 @@ from capsule.verification.integrity.consistency import check_consistency
 EVENT_METRICS = ("episode_return", "loss", "exploration", "episodes", "steps_per_second")
 TRAINING = "training/"
 EVALUATION = "evaluation/"
+MAX_TIME = 1 << 33  # seconds since the epoch, in the year 2242; MLflow counts milliseconds
 NON_FINITE = ("nan", "inf", "-inf")  # as the recorder of a program writes them
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")  # in the name of a folder
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
@@ -104,7 +106,9 @@ class ExportedRun:
             "min_return": lambda point: min(point.returns),
             "max_return": lambda point: max(point.returns),
         }
-        evaluated = [point for point in self.evaluation if point.returns]
+        evaluated = [
+            point for point in self.evaluation if point.returns and 0 <= point.step <= MAX_STEP
+        ]
         return self.logged + tuple(
             Metric(
                 EVALUATION + name,
@@ -178,11 +182,24 @@ def _of_bundle(bundle: OpenedBundle) -> ExportedRun:
         lock=lock,
         claims=claims,
         state="finished",
-        started=datetime.fromisoformat(observed.started).timestamp(),
-        finished=datetime.fromisoformat(observed.finished).timestamp(),
+        started=_seconds(observed.started),
+        finished=_seconds(observed.finished),
         logged=logged,
         evaluation=evaluation,
     )
+
+
+def _seconds(text: str) -> float | None:
+    """Return a time that a signer states; None of what is not one."""
+    try:
+        return sound_time(datetime.fromisoformat(text).timestamp())
+    except (ValueError, OverflowError):
+        return None
+
+
+def sound_time(time: float) -> float | None:
+    """Return a time that an untrusted file states, or None if other tools have no place for it."""
+    return time if 0 <= time <= MAX_TIME else None
 
 
 def _of_study(path: Path, policy: TrustPolicy) -> Iterator[ExportedRun]:
@@ -266,13 +283,15 @@ def _logged(open_file: Callable[[], BinaryIO]) -> tuple[Metric, ...]:
 
 def _add(values: dict[str, dict[int, Point]], event: contract.Event) -> None:
     for name, value in event_values(event).items():
-        values[name][event.step] = Point(event.step, value, event.time)
+        values[name][event.step] = Point(event.step, value, sound_time(event.time))
 
 
 def event_values(event: contract.Event) -> dict[str, float]:
-    """Return the metrics that an event reports."""
-    values = {name: getattr(event, name) for name in EVENT_METRICS}
-    return {name: float(value) for name, value in values.items() if value is not None}
+    """Return the metrics that an event reports; none of a step that cannot be."""
+    if not 0 <= event.step <= MAX_STEP:
+        return {}
+    numbers = {name: _number(getattr(event, name)) for name in EVENT_METRICS}
+    return {name: value for name, value in numbers.items() if value is not None}
 
 
 def _recorded(lines: JsonLines) -> tuple[Metric, ...]:
@@ -286,8 +305,18 @@ def _recorded(lines: JsonLines) -> tuple[Metric, ...]:
 
 def line_values(line: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics in a line of a program's recorder."""
-    numbers = {name: _number(value) for name, value in line.items() if name != "step"}
+    named = {name: value for name, value in line.items() if name != "step" and _is_text(name)}
+    numbers = {name: _number(value) for name, value in named.items()}
     return {name: value for name, value in sorted(numbers.items()) if value is not None}
+
+
+def _is_text(name: str) -> bool:
+    """Tell whether a name can be written: JSON can have halves of surrogate pairs."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _number(value: Any) -> float | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
@@ -33,16 +34,16 @@ def export_tensorboard(runs: Iterable[ExportedRun], folder: Path) -> None:
         CapsuleError: CAP-P203, the folder of a run exists already.
         OSError: A file cannot be written.
     """
-    for run in runs:
-        started = run.started or 0.0
-        with (
-            new_folder(folder / run.name) as place,
-            (place / EVENT_FILE.format(seconds=int(started))).open("wb") as stream,
-        ):
-            writer = EventWriter(stream, started)
-            for metric in run.metrics:
-                for point in metric.points:
-                    writer.write(metric.name, point)
+    # All folders get their names when the last one is written, so that an error leaves none.
+    with ExitStack() as unfinished:
+        places = [(run, unfinished.enter_context(new_folder(folder / run.name))) for run in runs]
+        for run, place in places:
+            started = run.started or 0.0
+            with (place / EVENT_FILE.format(seconds=int(started))).open("wb") as stream:
+                writer = EventWriter(stream, started)
+                for metric in run.metrics:
+                    for point in metric.points:
+                        writer.write(metric.name, point)
 
 
 class EventWriter:

@@ -27,7 +27,7 @@ def export_wandb(runs: Iterable[ExportedRun], folder: Path) -> None:
         CapsuleError: CAP-P205, the package ``wandb`` is not installed.
         OSError: A file cannot be written.
     """
-    wandb = _package()
+    wandb = require_wandb()
     with _as_os_error(wandb.Error):
         for run in runs:
             opened = _init(wandb, run, folder)
@@ -67,7 +67,7 @@ def open_wandb(folder: Path, directory: Path) -> Iterator[LiveOfflineRun]:
             is malformed.
         OSError: A file cannot be written.
     """
-    wandb = _package()
+    wandb = require_wandb()
     run = read_directory(directory)
     with _as_os_error(wandb.Error):
         opened = _init(wandb, run, folder)
@@ -116,7 +116,12 @@ def _init(wandb: ModuleType, run: ExportedRun, folder: Path) -> Any:
     )
 
 
-def _package() -> ModuleType:
+def require_wandb() -> ModuleType:
+    """Return W&B's package.
+
+    Raises:
+        CapsuleError: CAP-P205, it is not installed.
+    """
     # Even offline, W&B reports to its servers how it is used and which errors it had, unless these
     # are set before its import.
     os.environ |= {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}

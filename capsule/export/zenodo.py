@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -120,7 +121,7 @@ def _metadata(
         "<p>Signed results of the {} <strong>{}</strong>, with everything that is needed to check "
         "them and to execute the {} again.</p><p>Claim id: <code>{}</code></p>"
         "<p>To verify: <code>{} {} --key KEY.pub</code> (Capsule {}).</p>"
-    ).format(kind, name, kind, claim_id, command, file, __version__)
+    ).format(kind, name, kind, claim_id, command, shlex.quote(file), __version__)
     return {
         "upload_type": "dataset",
         "title": details.title or f"{name}: signed results of a {kind} (Capsule bundle)",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -19,14 +19,35 @@ from capsule.host.errors import CapsuleError, refusal_of
 from capsule.host.folders import existing_folder
 
 
-def require_file(path: Path) -> None:
+def require_file(path: Path, inputs: Iterable[Path] = ()) -> None:
     """Check that a file can be written, and write nothing.
+
+    Args:
+        path: The file.
+        inputs: Files that the command reads, none of which it may replace.
 
     Raises:
         CapsuleError: CAP-X003 or CAP-X004, it cannot.
     """
+    require_other(path, inputs)
     with _named(path):
         check_output(path)
+
+
+def require_other(path: Path, inputs: Iterable[Path]) -> None:
+    """Check that an output is not one of the files that the command reads.
+
+    Raises:
+        CapsuleError: CAP-X004.
+    """
+    for each in inputs:
+        # A device such as /dev/stdin and /dev/tty is not replaced.
+        if path.exists() and each.exists() and path.samefile(each) and not is_device(path):
+            raise CapsuleError(
+                "CAP-X004",
+                f"the output {str(path)!a} would replace a file that the command reads",
+                fix="Name another place.",
+            )
 
 
 def require_folder(path: Path) -> None:
@@ -36,10 +57,19 @@ def require_folder(path: Path) -> None:
         CapsuleError: CAP-X003 or CAP-X004, it cannot.
     """
     with _named(path):
-        if path.exists() and not path.is_dir():
-            raise FileExistsError(errno.EEXIST, "not a folder", str(path))
-        with tempfile.TemporaryFile(dir=existing_folder(path)):
-            pass
+        check_folder(path)
+
+
+def check_folder(path: Path) -> None:
+    """Check the same, for callers that name the place themselves.
+
+    Raises:
+        OSError: The folder cannot be made or written to.
+    """
+    if path.exists() and not path.is_dir():
+        raise FileExistsError(errno.EEXIST, "not a folder", str(path))
+    with tempfile.TemporaryFile(dir=existing_folder(path)):
+        pass
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -12,16 +12,19 @@ from pydantic import ValidationError
 from capsule.experiment.evaluation import StartSet
 from capsule.experiment.spec import Spec
 from capsule.host.errors import CapsuleError
-from capsule.host.validation import validate
+from capsule.host.spec_checks import wrong_settings
+from capsule.host.validation import rejected, validate
 from capsule.host.yaml_document import MAX_BYTES, YamlDocument, dotted
 
 
-def load_spec(path: Path, overrides: Sequence[str] = ()) -> Spec:
+def load_spec(path: Path, overrides: Sequence[str] = (), *, for_lock: bool = True) -> Spec:
     """Read a spec from a YAML (or JSON) file.
 
     Args:
         path: The file.
         overrides: ``section.field=value`` settings applied on top; values are YAML scalars.
+        for_lock: Whether it may get a new lock. Otherwise it is the spec of an existing one, which
+            may have settings without an effect.
 
     Raises:
         CapsuleError: CAP-S001 unreadable file, CAP-S002 not YAML, CAP-S003 a field is wrong,
@@ -29,7 +32,7 @@ def load_spec(path: Path, overrides: Sequence[str] = ()) -> Spec:
     """
     document = YamlDocument.load(path, "spec")
     _apply(overrides, document)
-    return spec_of(document, path.parent)
+    return spec_of(document, path.parent, for_lock=for_lock)
 
 
 def parse_spec(data: bytes, name: str, overrides: Sequence[str] = ()) -> Spec:
@@ -39,8 +42,13 @@ def parse_spec(data: bytes, name: str, overrides: Sequence[str] = ()) -> Spec:
     return validate(document, Spec)
 
 
-def spec_of(document: YamlDocument, folder: Path) -> Spec:
+def spec_of(document: YamlDocument, folder: Path, *, for_lock: bool = True) -> Spec:
     """Return the spec of a document, whose paths are relative to ``folder``.
+
+    Args:
+        document: The document.
+        folder: The folder.
+        for_lock: As of :func:`load_spec`.
 
     Returns:
         The spec; the paths of ``image.sources.find_links`` are absolute.
@@ -49,12 +57,17 @@ def spec_of(document: YamlDocument, folder: Path) -> Spec:
         CapsuleError: CAP-S003, CAP-S010 of :func:`load_spec`.
     """
     _pin_start_set(document.tree, folder)
-    return _with_absolute_links(validate(document, Spec), folder)
+    spec = validate(document, Spec)
+    if for_lock and (wrong := list(wrong_settings(spec))):
+        raise rejected(document, wrong)
+    return _with_absolute_links(spec, folder)
 
 
 def schema_document() -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of a spec."""
     schema = Spec.model_json_schema(by_alias=True)
+    # In a spec file, the start set is a path, whose content takes its place when the file is read.
+    schema["$defs"]["EvaluationSpec"]["properties"]["start_set"]["anyOf"].append({"type": "string"})
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 

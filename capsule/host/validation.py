@@ -10,7 +10,7 @@ import functools
 import json
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
@@ -77,7 +77,7 @@ _WORD = re.compile(r"(?<![\w'.])[a-z][a-z_0-9]*(?:\.[a-z_0-9]+)*(?![\w'])")
 _Owner = tuple[str, str | None]
 
 
-class _Wrong(NamedTuple):
+class Wrong(NamedTuple):
     """One thing that is wrong.
 
     Attributes:
@@ -102,17 +102,13 @@ def validate(document: YamlDocument, model: type[_M]) -> _M:
         # Python.
         return model.model_validate_json(json.dumps(document.tree))
     except ValidationError as error:
-        message, fix = _explain(error, document, model)
-        raise CapsuleError("CAP-S003", message, fix=fix) from error
+        raise rejected(document, _explain(error, document, model)) from error
 
 
-def _explain(error: ValidationError, document: YamlDocument, model: type[Model]) -> tuple[str, str]:
-    """Turn what pydantic found into one message and one fix."""
+def rejected(document: YamlDocument, findings: Iterable[Wrong]) -> CapsuleError:
+    """Return CAP-S003 with all that is wrong in a document."""
     lines, fixes = [], []
-    # A default that depends on another field is missing only because that one is wrong.
-    findings = [each for each in error.errors() if each["type"] != "default_factory_not_called"]
-    for finding in findings[:MAX_FINDINGS]:
-        wrong = _wrong(finding, document, model)
+    for wrong in findings:
         # The empty path of the whole document always has a mark.
         where = next(
             document.marks[place] for place in _upwards(wrong.path) if place in document.marks
@@ -120,10 +116,18 @@ def _explain(error: ValidationError, document: YamlDocument, model: type[Model])
         field = dotted(wrong.path) or f"the {document.kind}"
         lines.append(f"{document.name}:{where}: {field}{wrong.message}")
         fixes.append(wrong.fix)
-    return "\n".join(lines), " ".join(dict.fromkeys(fixes))
+    return CapsuleError("CAP-S003", "\n".join(lines), fix=" ".join(dict.fromkeys(fixes)))
 
 
-def _wrong(finding: ErrorDetails, document: YamlDocument, model: type[Model]) -> _Wrong:
+def _explain(error: ValidationError, document: YamlDocument, model: type[Model]) -> Iterator[Wrong]:
+    """Yield what pydantic found."""
+    # A default that depends on another field is missing only because that one is wrong.
+    findings = [each for each in error.errors() if each["type"] != "default_factory_not_called"]
+    for finding in findings[:MAX_FINDINGS]:
+        yield _wrong(finding, document, model)
+
+
+def _wrong(finding: ErrorDetails, document: YamlDocument, model: type[Model]) -> Wrong:
     """Return what is wrong according to one finding of pydantic's."""
     kind, context = finding["type"], finding.get("ctx", {})
     loc = finding["loc"]
@@ -135,11 +139,11 @@ def _wrong(finding: ErrorDetails, document: YamlDocument, model: type[Model]) ->
     if kind == "extra_forbidden":
         return _unknown(path, finding["input"], document, model)
     if missing:
-        return _Wrong(path, " is missing", f"Add {field}.")
+        return Wrong(path, " is missing", f"Add {field}.")
     if kind == "union_tag_invalid":
         fix = _OTHER_ALGORITHMS if path[-1] == "algorithm" else "Use one of these."
         message = f": must be one of {context['expected_tags']}, not {context['tag']!r}"
-        return _Wrong(path, message, fix)
+        return Wrong(path, message, fix)
     # A validator of a whole section, whose message names the fields that do not fit together.
     if kind == "value_error" and isinstance(finding["input"], dict):
         return _between_fields(path, finding["msg"].removeprefix("Value error, "), document, model)
@@ -155,7 +159,7 @@ def _wrong(finding: ErrorDetails, document: YamlDocument, model: type[Model]) ->
         message = message.replace(said, meant)
     if kind == "string_pattern_mismatch":
         message = "has characters or a form that are not allowed"
-    return _Wrong(path, f": {message}{shown}", _instead(path, kind, given))
+    return Wrong(path, f": {message}{shown}", _instead(path, kind, given))
 
 
 def _instead(path: FieldPath, kind: str, given: Any) -> str:
@@ -176,14 +180,14 @@ def _instead(path: FieldPath, kind: str, given: Any) -> str:
 
 def _between_fields(
     path: FieldPath, message: str, document: YamlDocument, model: type[Model]
-) -> _Wrong:
+) -> Wrong:
     """Return what is wrong between several fields: the first one that is named and given leads."""
     named = _fields_in(message, path, document, _known_fields(model))
     given = [field for field in named if _given(field, document)]
     if not named:
-        return _Wrong(path, f": {message}", f"Change {dotted(path) or f'the {document.kind}'}.")
+        return Wrong(path, f": {message}", f"Change {dotted(path) or f'the {document.kind}'}.")
     if " is missing" in message:
-        return _Wrong(path, f": {message}", f"Add {named[0]}.")
+        return Wrong(path, f": {message}", f"Add {named[0]}.")
     # The message names a line, and only a field that was given has one.
     first = (given or named)[0]
     fix = f"Change {' or '.join(named)}."
@@ -192,8 +196,8 @@ def _between_fields(
         fix = f"Remove {first}" + f", or change {' or '.join(others)}" * bool(others) + "."
     for start in (first, first.rpartition(".")[2]):
         if re.match(rf"{re.escape(start)}\b", message):
-            return _Wrong(tuple(first.split(".")), message.removeprefix(start), fix)
-    return _Wrong(tuple(first.split(".")), f": {message}", fix)
+            return Wrong(tuple(first.split(".")), message.removeprefix(start), fix)
+    return Wrong(tuple(first.split(".")), f": {message}", fix)
 
 
 def _fields_in(
@@ -241,18 +245,18 @@ def _path_in_document(loc: Sequence[str | int], tree: Any, *, missing: bool) -> 
     return tuple(path)
 
 
-def _unknown(path: FieldPath, given: Any, document: YamlDocument, model: type[Model]) -> _Wrong:
+def _unknown(path: FieldPath, given: Any, document: YamlDocument, model: type[Model]) -> Wrong:
     """Return what is wrong with a key that is not known where it stands."""
     field = _names(path)
     owners = _owners(model).get(field, ())
     if not owners:
-        return _Wrong(path, " is not a known key", _suggest(path, given, document, model))
+        return Wrong(path, " is not a known key", _suggest(path, given, document, model))
     others = _others(field, document, model)
     if others:
         message = f" is not a known key here: it excludes {' and '.join(others)}"
-        return _Wrong(path, message, f"Remove {' or '.join([field, *others])}.")
+        return Wrong(path, message, f"Remove {' or '.join([field, *others])}.")
     message = f" is not a known key here: it belongs to {_said(owners)}"
-    return _Wrong(path, message, f"Remove {field}, or use {_said(owners)}.")
+    return Wrong(path, message, f"Remove {field}, or use {_said(owners)}.")
 
 
 def _others(field: str, document: YamlDocument, model: type[Model]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import math
+import re
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,6 +23,7 @@ _EXAMPLES = {
     "study": "Write the study's name, its base and its groups.",
     "template": "Write the manifest of a Kubernetes Job.",
 }
+_PLACE = re.compile(r"\d+:\d+: ")
 _CONTAINERS = {_TAG + "map", _TAG + "seq"}
 
 
@@ -198,7 +200,9 @@ class _Reader:
         return text
 
     def _reject(self, message: str, fix: str) -> NoReturn:
-        raise CapsuleError("CAP-S002", f"{self.name}:{message}", fix=fix)
+        # A message about one place begins with its line and column.
+        separator = ":" if _PLACE.match(message) else ": "
+        raise CapsuleError("CAP-S002", f"{self.name}{separator}{message}", fix=fix)
 
 
 def _integer(text: str) -> int:

@@ -34,7 +34,7 @@ from capsule.image.recipe import Recipe, recipe_for
 from capsule.image.resolution.debian import resolve_debian
 from capsule.image.resolution.project import capture_project
 from capsule.image.resolution.resolve import resolve_wheels
-from capsule.image.resolution.tasks import check_tasks
+from capsule.image.resolution.tasks import check_packages, check_tasks
 
 _SUFFIX = ".lock.json"
 MAX_LOCK_BYTES = 4 << 20
@@ -189,6 +189,7 @@ def resolve(
     require_execution()
     recipe, sources = recipe_for(spec), spec.image.sources
     pins = find_pins(spec, cache, previous=previous, refresh_base=refresh_base, progress=progress)
+    check_packages(spec, pins.wheels)
     # A misspelt task is reported before the base layer is made, for which packages may have to be
     # downloaded.
     check_tasks(spec, pins.wheels, cache, progress)

@@ -194,7 +194,7 @@ class _Axis:
         step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
         first = math.ceil(self._first / step)
         values = (step * number for number in range(first, math.floor(self._last / step) + 1))
-        return [(self.at(value), _short(value)) for value in values]
+        return [(self.at(value), _short(value, step)) for value in values]
 
 
 def _path(places: Sequence[Point]) -> Markup:
@@ -228,9 +228,14 @@ def _merged(intervals: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def _short(value: float) -> str:
-    """Write a tick in few characters: 2000 as 2k, 1.5e9 as 1.5G."""
+def _short(value: float, step: float) -> str:
+    """Write a tick in few characters: 2000 as 2k, 1.5e9 as 1.5G.
+
+    It has as many digits as distinguish it from the next one, a step away.
+    """
+    size = max(abs(value), step)
+    digits = max(4, 1 + math.floor(math.log10(size)) - math.floor(math.log10(step) + 1e-9))
     for power, unit in ((9, "G"), (6, "M"), (3, "k")):
         if abs(value) >= 10**power:
-            return f"{value / 10**power:.4g}{unit}"
-    return f"{value:.4g}"
+            return f"{value / 10**power:.{digits}g}{unit}"
+    return f"{value:.{digits}g}"

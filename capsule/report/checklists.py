@@ -72,7 +72,7 @@ def _questions(subject: ReportedRun) -> list[_Question]:
             "Reproducibility of results",
             "Is everything disclosed that repeating the main results needs?",
             f"{_YES} for this run",
-            "Every setting, package, seed and the container image are pinned in "
+            f"{_pinned(subject)} pinned in "
             f"{files('spec/lock.json')}; {files('REPRODUCING.md')} says how to run it again, with "
             f"and without Capsule; {files('claims.json')} says what must come out. "
             f"{facts.reproduced(subject)}",
@@ -122,6 +122,12 @@ def _questions(subject: ReportedRun) -> list[_Question]:
     ]
 
 
+def _pinned(subject: ReportedRun) -> str:
+    if facts.in_image(subject):
+        return "Every setting, package, seed and the container image are"
+    return "Every setting, Python package and seed, but not the operating system's libraries, are"
+
+
 def _licences(subject: ReportedRun) -> str:
     one, many = "kind of licence among the software is", "kinds of licence among the software are"
     return counted(len(subject.inventory.licences), one, many)
@@ -146,6 +152,8 @@ def _code_of(subject: ReportedRun) -> str:
     if subject.lock.project is not None:
         whose = "program" if program else "environment"
         sentences.append(f"The {whose}'s source tree is {files('image/layer-project.tar.zst')}.")
+    elif program and not facts.in_image(subject):
+        sentences.append("The program is part of a Python package or of the machine.")
     elif program:
         sentences.append(
             f"The program is part of the image, whose content is pinned by SHA-256 in {lock}."
@@ -175,6 +183,7 @@ def _statistics(subject: ReportedRun) -> str:
 
 def artifact_appendix(subject: ReportedRun) -> str:
     """Return an artifact appendix, as far as this run can fill it in."""
+    within = "; environments are in the image" if facts.in_image(subject) else ""
     return document(
         f"# Artifact appendix: {plain(subject.lock.spec.name)}",
         "## Abstract",
@@ -185,15 +194,15 @@ def artifact_appendix(subject: ReportedRun) -> str:
         "## Description",
         f"**How to access.** {todo('where the bundle is available.')}",
         f"**Hardware dependencies.** {facts.hardware_needed(subject)}.",
-        "**Software dependencies.** Python 3.11 or newer and pip for Capsule; Docker or Podman "
-        "for the image, whose content is pinned by SHA-256 in "
-        f"{files('spec/lock.json')} and listed in {files('image/sbom.cdx.json')}.",
-        f"**Data sets.** {todo('any that the program reads; environments are in the image.')}",
+        "**Software dependencies.** Python 3.11 or newer and pip for Capsule; "
+        f"{_software(subject)} pinned by SHA-256 in {files('spec/lock.json')} and listed in "
+        f"{files('image/sbom.cdx.json')}.",
+        f"**Data sets.** {todo('any that the program reads' + within + '.')}",
         f"**Models.** {files(*facts.made(subject))}",
         "## Installation",
         _commands("pip install capsule-rl"),
         "## Experiment workflow",
-        _commands(f"capsule verify {_file_name(subject)} --key SIGNER.pub"),
+        _commands(f"capsule verify {_file_name(subject)} {facts.verify_options(subject)}"),
         f"Without Capsule: {files('REPRODUCING.md')}.",
         "## Evaluation and expected results",
         f"`reproduced-bitwise`, exit status 0: every claim of {files('claims.json')} was "
@@ -208,24 +217,35 @@ def artifact_appendix(subject: ReportedRun) -> str:
     )
 
 
+def _software(subject: ReportedRun) -> str:
+    if facts.in_image(subject):
+        return "Docker or Podman for the image, whose content is"
+    python = subject.lock.spec.image.python
+    return f"Python {python} for the run, which used no container and whose Python packages are"
+
+
 def _meta(subject: ReportedRun) -> list[tuple[str, str]]:
-    claims, spec = subject.claims, subject.lock.spec
-    image = "none; plain process" if claims.image is None else code(claims.image.config)
+    spec, image = subject.lock.spec, subject.claims.image
+    where, binary = "a plain process", "none; plain process"
+    system, built = "the machine's operating system", "environment"
+    if image is not None:
+        where, binary = "the image", f"container image {code(image.config)}"
+        system, built = code(spec.image.base), "image"
     return [
         ("Algorithm", facts.what(subject)),
-        ("Program", f"{'own program' if facts.is_program(subject) else 'Capsule'}, in the image"),
+        ("Program", f"{'own program' if facts.is_program(subject) else 'Capsule'}, in {where}"),
         ("Compilation", "none needed"),
-        ("Binary", f"container image {image}"),
+        ("Binary", binary),
         ("Model", files(*facts.made(subject))),
         ("Data set", todo("any that the program reads.")),
-        ("Run-time environment", f"{code(spec.image.base)}, Python {spec.image.python}"),
+        ("Run-time environment", f"{system}, Python {spec.image.python}"),
         ("Hardware", facts.hardware_needed(subject)),
         ("Run-time state", f"pinned; exceptions are in {files('profiles/ledger.json')}"),
         ("Execution", f"{facts.duration(subject)} on {facts.machine(subject)}"),
         ("Metrics", "returns" if subject.evaluation else todo("which of the outputs.")),
         ("Output", files("claims.json", "manifest.json")),
         ("Experiments", "one run; `capsule verify` repeats it"),
-        ("Disk space", f"bundle {facts.size(subject)}; {todo('image and run.')}"),
+        ("Disk space", f"bundle {facts.size(subject)}; {todo(f'{built} and run.')}"),
         ("Time to prepare", todo("depends on the network and what is cached.")),
         ("Time to complete", facts.duration(subject)),
         ("Publicly available", todo("where.")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from capsule.bundle.claims import ProgramClaims, TrainingClaims
+from capsule.bundle.claims import Observations, ProgramClaims, TrainingClaims
 from capsule.bundle.manifest import MANIFEST
 from capsule.bundle.reproducing import what_ran
 from capsule.experiment.spec import CudaAccelerator
@@ -27,6 +27,16 @@ def is_program(subject: ReportedRun) -> bool:
     return isinstance(subject.lock.spec.trainer, CommandTrainer)
 
 
+def in_image(subject: ReportedRun) -> bool:
+    """Tell a run in a container from one of a plain process, which used no image."""
+    return subject.claims.image is not None
+
+
+def verify_options(subject: ReportedRun) -> str:
+    """Return the options with which ``capsule verify`` executes the run again."""
+    return "--key SIGNER.pub" + " --engine process" * (not in_image(subject))
+
+
 def machine(subject: ReportedRun) -> str:
     """Name the machine of the run."""
     return plain(machine_of(subject.observations))
@@ -45,8 +55,12 @@ def hardware_needed(subject: ReportedRun) -> str:
 
 def duration(subject: ReportedRun) -> str:
     """Return the duration of the run."""
-    seconds = subject.observations.training_seconds
-    minutes, left = divmod(round(seconds), 60)
+    return lasted(subject.observations)
+
+
+def lasted(seen: Observations) -> str:
+    """Return the duration of a run, as ``1 min 20 s``."""
+    minutes, left = divmod(round(seen.training_seconds), 60)
     return f"{minutes:,} min {left} s" if minutes else f"{left} s"
 
 

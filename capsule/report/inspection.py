@@ -22,7 +22,7 @@ from capsule.experiment.canonical import parse_canonical_json
 from capsule.experiment.lock import Lock
 from capsule.host.wording import counted
 from capsule.image.data.listing import size_text
-from capsule.report.facts import claimed_results
+from capsule.report.facts import claimed_results, lasted
 from capsule.report.runs import FoundRun
 from capsule.report.story import machine_of
 from capsule.report.text import bytes_text, print_line, printable
@@ -231,9 +231,7 @@ def _randomness(treatments: dict[str, list[str]]) -> str:
 
 def _executed(seen: Observations) -> str:
     speed = "" if seen.steps_per_second is None else f", {seen.steps_per_second:,.0f} steps/s"
-    minutes, seconds = divmod(round(seen.training_seconds), 60)
-    lasted = f"{minutes:,} min {seconds} s" if minutes else f"{seconds} s"
-    return f"{seen.started}, {lasted}{speed}, by Capsule {seen.capsule}"
+    return f"{seen.started}, {lasted(seen)}{speed}, by Capsule {seen.capsule}"
 
 
 def _made_of(lock: Lock) -> str:

@@ -6,6 +6,8 @@ the metadata block that Hugging Face reads at the top. What a bundle cannot know
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from capsule.bundle.claims import TrainingClaims
 from capsule.report import facts
 from capsule.report.markdown import code, document, files, items, plain, rows, todo
@@ -21,13 +23,21 @@ tags:
 ---"""
 
 
-def model_card(subject: ReportedRun, metadata: str = METADATA) -> str:
-    """Return a model card for the network that a run has trained, below a block of metadata."""
+def model_card(
+    subject: ReportedRun, metadata: str = METADATA, stated: Mapping[str, str] | None = None
+) -> str:
+    """Return a model card for the network that a run has trained.
+
+    Args:
+        subject: The run.
+        metadata: The block above it.
+        stated: Items of the details that a bundle does not know, in Markdown.
+    """
     return document(
         metadata,
         f"# Model card: {plain(subject.lock.spec.name)}",
         "## Model details",
-        items(_details(subject)),
+        items(_details(subject, stated or {})),
         "## Intended use",
         todo("primary uses and users, and uses that are out of scope."),
         "## Factors",
@@ -47,18 +57,18 @@ def model_card(subject: ReportedRun, metadata: str = METADATA) -> str:
     )
 
 
-def _details(subject: ReportedRun) -> list[str]:
+def _details(subject: ReportedRun, stated: Mapping[str, str]) -> list[str]:
     claims = subject.claims
     lines = [
-        f"Developed by: {todo('people or organisation.')}",
+        f"Developed by: {stated.get('Developed by') or todo('people or organisation.')}",
         f"Date: {plain(subject.observations.finished)}",
         f"Version: claim id {code(claims.claim_id())}",
         f"Type: {facts.what(subject)}",
         f"Files: {files(*facts.made(subject))}",
         f"Software: {facts.requested(subject)} ({files('image/sbom.cdx.json')})",
         f"Compute: {facts.machine(subject)}, {facts.duration(subject)} ({OBSERVED})",
-        f"Licence: {todo('of the model.')}",
-        f"Citation and contact: {todo('both.')}",
+        f"Licence: {stated.get('Licence') or todo('of the model.')}",
+        f"Citation and contact: {stated.get('Citation and contact') or todo('both.')}",
     ]
     if isinstance(claims, TrainingClaims):
         lines.insert(4, f"Parameters: SHA-256 {code(claims.parameters)}")

@@ -29,7 +29,7 @@ from capsule.report.charts import (
     line_chart,
     thinned,
 )
-from capsule.report.facts import starts
+from capsule.report.facts import starts, verify_options
 from capsule.report.returns import returns_rows
 from capsule.report.scores import (
     HEADS,
@@ -74,6 +74,7 @@ def report_page(subject: ReportedRun) -> str:
         story=tell(subject),
         # The page has commands to copy, in which a file name must stay one word.
         bundle=shlex.quote(subject.bundle),
+        verify_options=verify_options(subject),
         style=Markup(STYLE),  # noqa: S704 - of this package
         style_digest=base64.b64encode(digest).decode(),
         charts=[*_evaluation_charts(subject), *_training_charts(subject)],

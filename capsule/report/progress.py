@@ -124,7 +124,7 @@ def _bounded(steps: int) -> int:
 def _time_left(steps: int, steps_per_second: float) -> str:
     """Return a time as text, or a question mark if a program's numbers give none."""
     try:
-        return duration(steps / steps_per_second)
+        return duration(max(0, int(steps / steps_per_second)))
     except (OverflowError, ValueError):
         return "?"
 

@@ -34,7 +34,7 @@ MAX_TAIL_BYTES = 1 << 16
 CLAIM_DIGITS = 8  # of the claim id, in the name of a bundle
 
 RunState = Literal["not started", "running", "interrupted", "failed", "finished", "damaged"]
-_UNITS = ((10**9, "G"), (10**6, "M"), (10**3, "k"))
+_UNITS = ((10**3, "k"), (10**6, "M"), (10**9, "G"))
 _AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
@@ -227,10 +227,14 @@ def _return(run: FoundRun) -> str:
 
 
 def _short(number: int) -> str:
+    if number < _UNITS[0][0]:
+        return str(number)
     for unit, letter in _UNITS:
-        if number >= unit:
-            return f"{number / unit:.3g}{letter}"
-    return str(number)
+        # Three digits of a number just below the next unit would be 1000 of this one.
+        if float(text := f"{number / unit:.3g}") < 1000:
+            return f"{text}{letter}"
+    unit, letter = _UNITS[-1]
+    return f"{number / unit:.0f}{letter}"
 
 
 def _age(seconds: float) -> str:

@@ -74,7 +74,7 @@ def _verdict(good: list[str], executed: int, subject: ReportedRun) -> tuple[str,
     if not executed:
         what = "no report is conclusive" if subject.reports else "its run was not executed again"
         return (
-            "Signed, not reproduced yet",
+            "Signed, not reproduced yet" if subject.signers else "Not reproduced yet",
             f"The bundle is intact, but {what}. Its results are its signer's claims.",
         )
     receipts = sum(receipt.counts for receipt in subject.receipts.receipts)
@@ -102,7 +102,7 @@ def _shown(subject: ReportedRun) -> tuple[str, ...]:
     ran = what_ran(subject.lock.spec)
     facts = [
         f"{ran[:1].upper()}{ran[1:]}, on {machine_of(subject.observations)}.",
-        "The file is unchanged since it was signed, and its documents agree with each other.",
+        f"The {_unchanged(subject)}, and its documents agree with each other.",
     ]
     if subject.signers:
         facts.append(f"It was signed with a trusted key: {', '.join(subject.signers)}.")
@@ -110,6 +110,13 @@ def _shown(subject: ReportedRun) -> tuple[str, ...]:
     if any(receipt.counts for receipt in subject.receipts.receipts):
         facts.append(f"Receipts by trusted keys: {subject.receipts.summary}.")
     return tuple(facts)
+
+
+def _unchanged(subject: ReportedRun) -> str:
+    """Describe the state of the files. Without a trusted key, no signature was checked."""
+    if subject.signers:
+        return "file is unchanged since it was signed"
+    return "files are those that the bundle lists"
 
 
 def _of_report(name: str, report: Report) -> str:

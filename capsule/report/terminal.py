@@ -71,7 +71,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         ("expected", report.expected),
         ("bundle", report.bundle),
         ("claim id", report.claim_id),
-        ("integrity", _yes(report.integrity, "unchanged since it was signed", "NOT intact")),
+        ("integrity", _yes(report.integrity, _intact(report), "NOT intact")),
         ("authenticity", _authenticity(report)),
         ("image", _image(report)),
         ("packages", _packages(report)),
@@ -217,6 +217,13 @@ def _image(report: Report) -> str | None:
     if report.image_source == "supplied-base":
         return "rebuilt from the lock except for the base layer, which is the SIGNER'S"
     return _yes(report.image_rebuilt, "rebuilt from the lock, with the same identity", "none")
+
+
+def _intact(report: Report) -> str:
+    """Describe the files of an intact bundle. Only a trusted signature shows who listed them."""
+    if report.authentic:
+        return "unchanged since it was signed"
+    return "the files are those that the bundle lists"
 
 
 def _authenticity(report: Report) -> str | None:

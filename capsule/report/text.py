@@ -33,10 +33,14 @@ def _safe(character: str) -> str:
 
 def bytes_text(size: int) -> str:
     """Return a number of bytes as text: ``812 B``, ``1.4 MiB``."""
+    if size < 1 << 10:
+        return f"{size} B"
+    # A number that would be rounded to 1024.0 is one of the next unit.
     shift, unit = next(
-        (each for each in ((30, "GiB"), (20, "MiB"), (10, "KiB")) if size >> each[0]), (0, "B")
+        (each for each in ((10, "KiB"), (20, "MiB")) if round(size / (1 << each[0]), 1) < 1 << 10),
+        (30, "GiB"),
     )
-    return f"{size / (1 << shift):.1f} {unit}" if shift else f"{size} B"
+    return f"{size / (1 << shift):.1f} {unit}"
 
 
 def print_line(console: Console, text: str) -> None:

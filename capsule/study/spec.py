@@ -162,7 +162,7 @@ class ResourcesSpec(Model):
 
     cores: PositiveInt = Field(1, le=4096, description="Number of processor cores.")
     memory_mb: PositiveInt | None = Field(
-        None, le=MAX_MEBIBYTES, description="Memory in MB; default: limits.memory_mb of the spec."
+        None, le=MAX_MEBIBYTES, description="Memory in MiB; default: limits.memory_mb of the spec."
     )
     gpus: Annotated[int, Field(ge=0, le=1)] = Field(
         0, description="Number of GPUs, of which a run uses at most one."

@@ -186,7 +186,7 @@ class Expectation:
             CapsuleError: CAP-V043, CAP-V058, or what reading the spec or the lock raises.
         """
         return cls(
-            spec=None if spec is None else load_spec(spec),
+            spec=None if spec is None else load_spec(spec, for_lock=False),
             lock=None if lock is None else parse_lock(lock),
             claim=None if claim is None else parse_claim(claim),
         )

@@ -410,7 +410,9 @@ class Report(Model):
         (), description="The signers, and whether their signatures count."
     )
     integrity: bool | None = Field(
-        None, description="Whether the bundle is unchanged since it was signed."
+        None,
+        description="Whether the files are those that the bundle lists. If 'authentic' is true, "
+        "too, the bundle is unchanged since it was signed.",
     )
     authentic: bool | None = Field(
         None, description="Whether the bundle is signed by a key that you trust."

@@ -53,6 +53,7 @@ from capsule.verification.variation import CONTROL
 from capsule.verification.verdict import Grade, Judgement, Report
 
 INTACT = "the bundle is unchanged since it was signed, and agrees with itself"
+UNSIGNED = "the files are those that the bundle lists, and its documents agree with each other"
 WITHOUT_IMAGE = "executed without the claimed image, which decides nothing about the run: "
 
 
@@ -140,7 +141,8 @@ def _verify(
         request.expected.check(lock, claims)
         if request.mode.name == "integrity":
             nothing = isinstance(claims, ProgramClaims) and claims.nothing
-            return Judgement("intact", INTACT + (", but it claims nothing" if nothing else ""))
+            intact = INTACT if bundle.authentic else UNSIGNED
+            return Judgement("intact", intact + (", but it claims nothing" if nothing else ""))
 
         # Environment: what this machine lets the verifier expect of a re-execution.
         # Whatever comes before this line works on every platform, and whatever follows needs Linux

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from typer._click.shell_completion import split_arg_string
 from typer.testing import CliRunner
 
 from capsule.cli import main
@@ -119,6 +120,36 @@ printf '%s\n' "${COMPREPLY[@]}"
     command = ["bash", "--norc", "-c", calls]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
     assert done.stdout == "capsule lock --set a.b=c|3\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "number"),
+    [
+        ("capsule run --eng", 2),
+        ('capsule run "my spec.yaml" --eng', 3),
+        ("capsule run 'my spec.yaml' --eng", 3),
+        (r"capsule run my\ spec.yaml --eng", 3),
+        (r'capsule run "a\"b c" --eng', 3),
+        ("""capsule run "it's one" 'a "word"' --eng""", 4),
+        ("capsule run 'my sp", 2),
+        ('capsule run "my spec.yaml" ', 3),
+    ],
+)
+def test_bash_counts_a_path_in_quotation_marks_as_one_word(tmp_path, line, number):
+    (tmp_path / "capsule").write_text('#!/bin/sh\necho "$COMP_CWORD"\n')
+    (tmp_path / "capsule").chmod(0o755)
+    calls = f"{script('bash')}\n_capsule_completion capsule\nprintf '%s' \"${{COMPREPLY[@]}}\""
+    variables = {
+        **os.environ,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+    }
+    command = ["bash", "--norc", "-c", calls]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    assert done.stdout == str(number)
+    # Typer splits the same words.
+    assert len(split_arg_string(line)) in (number, number + 1)
 
 
 def test_options_of_typer_that_write_into_files_of_the_user_are_not_offered():

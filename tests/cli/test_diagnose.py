@@ -2,8 +2,10 @@
 
 import errno
 import json
+from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
 from capsule.cli import diagnose
@@ -15,6 +17,8 @@ from capsule.experiment.spec import SourcesSpec
 from capsule.host.errors import CapsuleError, ExitCode
 from tests.verification.runs import CARTPOLE, make_lock, merged
 
+ROOT = Path(__file__).parents[2]
+SCHEMA = json.loads((ROOT / "schemas" / "diagnosis-v1.json").read_text())
 FINDING = finding("CAP-D301", "os.urandom")
 SETTING = {"entropy.mode": "virtual"}
 SPEC = """\
@@ -79,8 +83,21 @@ def test_the_document_has_the_diagnosis_the_trial_and_the_error(apply):
     assert document["trial"]["settings"] == SETTING
     assert (document["trial"]["diagnosis"]["equal"], document["trial"]["applied"]) == (True, False)
     assert document["error"]["code"] == "CAP-D004"
+    Draft202012Validator(SCHEMA).validate(document)
     assert done.exit_code == document["error"]["exit_code"] == ExitCode.USAGE
     assert "CAP-D004" in done.stderr
+
+
+def test_the_document_of_a_diagnosis_alone_has_the_form_of_its_schema():
+    document = diagnose._document(diagnosis(FINDING), None, None)
+    Draft202012Validator(SCHEMA).validate(document)
+    assert (document["trial"], document["error"]) == (None, None)
+
+
+def test_a_diagnosis_of_no_steps_is_rejected():
+    done = CliRunner().invoke(app, ["diagnose", "capsule.yaml", "--steps", "0"])
+    assert done.exit_code == ExitCode.USAGE
+    assert "'--steps': Input should be greater than or equal to 1" in done.stderr
 
 
 def test_the_diagnosis_is_printed_although_its_settings_could_not_be_tried(apply):

@@ -27,6 +27,14 @@ def test_a_place_that_cannot_be_written_is_an_error(form, tmp_path):
     assert done.stderr.startswith("CAP-P203")
 
 
+def test_the_exported_bundle_is_not_replaced(tmp_path):
+    bundle = tmp_path / "run.capsule.tar"
+    bundle.write_bytes(TRAINING.read_bytes())
+    done = export(bundle, "--to", "csv", "-o", bundle)
+    assert (done.exit_code, done.stderr[:8]) == (2, "CAP-X004")
+    assert bundle.read_bytes() == TRAINING.read_bytes()
+
+
 def test_a_bundle_by_another_key_is_not_exported(tmp_path):
     key = TRAINING.parent / "verifier.pub"
     done = export(TRAINING, "--to", "csv", "-o", tmp_path / "out", "--key", key)

@@ -215,12 +215,17 @@ def test_the_examples_of_the_message_are_accepted(cache, option, good):
         assert prune("--dry-run", option, example).exit_code == 0
 
 
+@pytest.mark.parametrize("only", ["images", "folders"])
+@pytest.mark.parametrize("option", [["--older-than", "1h"], ["--keep-size", "1G"], ["--all"]])
+def test_an_option_of_the_cache_is_rejected_without_it(cache, only, option):
+    done = prune("--dry-run", "--only", only, *option)
+    assert (done.exit_code, done.stderr.partition(":")[0]) == (2, "CAP-X005")
+
+
 def test_images_of_engines_stay_if_only_the_unused_is_deleted(cache, monkeypatch):
     monkeypatch.setattr("capsule.pruning.removable_images", lambda: pytest.fail("they were listed"))
     assert prune("--dry-run", "--older-than", "1h").exit_code == 0
     assert prune("--dry-run", "--keep-size", "1G").exit_code == 0
-    assert prune("--dry-run", "--only", "images", "--older-than", "1h").exit_code == 0
-    assert prune("--dry-run", "--only", "images", "--keep-size", "1G").exit_code == 0
     assert prune("--dry-run", "--only", "cache").exit_code == 0
     assert prune("--dry-run", "--only", "folders").exit_code == 0
 

@@ -35,6 +35,15 @@ def test_a_report_that_cannot_be_written_is_refused_before_anything_is_checked(
     assert "CAP-V082" in done.output
 
 
+def test_a_report_replaces_nothing_that_the_command_reads(bundle):
+    before = bundle.read_bytes()
+    done = verify(bundle, bundle)
+    assert (done.exit_code, "CAP-X004" in done.output) == (ExitCode.USAGE, True)
+    done = capsule("diff", bundle, bundle, "--report", bundle, "--quiet")
+    assert (done.exit_code, "CAP-X004" in done.output) == (ExitCode.USAGE, True)
+    assert bundle.read_bytes() == before
+
+
 def test_a_comparison_replaces_no_device_or_pipe(bundle, tmp_path):
     """For root, /dev/null would be a file from then on."""
     os.mkfifo(tmp_path / "pipe")
@@ -49,6 +58,15 @@ def test_a_verdict_is_printed_although_its_report_is_lost(bundle):
     assert done.exit_code == ExitCode.OK
     assert "CAP-V082" in done.output
     assert "intact" in done.output
+
+
+def test_without_a_trusted_key_nothing_is_said_to_be_unchanged_since_it_was_signed(
+    bundle, tmp_path
+):
+    done = verify(bundle, tmp_path / "report.json")
+    assert "integrity        the files are those that the bundle lists" in done.stdout
+    assert "intact  the files are those that the bundle lists, and its documents" in done.stdout
+    assert "unchanged since" not in done.stdout
 
 
 def test_a_comparison_is_printed_although_its_report_is_lost(tmp_path, monkeypatch):

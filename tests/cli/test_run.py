@@ -1,5 +1,7 @@
 """'capsule run', as far as it comes without an engine."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from capsule.bundle.keys import generate
@@ -99,6 +101,29 @@ def test_run_tries_the_ssh_key_before_it_does_anything(tmp_path, monkeypatch):
     assert done.exit_code == 2
     assert "CAP-B156" in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_an_option_that_a_plain_process_ignores_is_rejected(tmp_path):
+    generate(tmp_path / "alice")
+    words = ["--key", tmp_path / "alice", "--output", tmp_path / "runs", "--engine", "process"]
+    done = capsule("run", SMALL, *words, "--embed-image")
+    assert (done.exit_code, done.stderr.partition(":")[0]) == (2, "CAP-X005")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_place_of_metrics_that_cannot_be_written_is_found_before_anything_is_made(tmp_path):
+    generate(tmp_path / "alice")
+    (tmp_path / "metrics.csv").write_text("other,columns\n")
+    words = ["--key", tmp_path / "alice", "--output", tmp_path / "runs", "--engine", "process"]
+    for place in ("metrics.csv", "metrics.csv/file"):
+        done = capsule("run", SMALL, *words, "--metrics", f"csv:{tmp_path / place}")
+        assert (done.exit_code, done.stderr.partition(":")[0]) == (2, "CAP-P206")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_bundle_without_an_image_is_verified_without_a_container():
+    assert run._where(SimpleNamespace(image=None)) == " --engine process"
+    assert run._where(SimpleNamespace(image="sha256:…")) == ""
 
 
 def test_a_file_in_the_place_of_the_folder_of_runs_is_found_before_anything_is_made(tmp_path):

@@ -43,6 +43,17 @@ def test_the_terminal_shows_number_digest_file_and_the_next_step(bundle, tmp_pat
     assert document["schema"] == "capsule/starts-written/v1"
 
 
+def test_the_default_file_is_not_replaced_by_other_starts(bundle, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "starts.json").write_text("earlier")
+    done = capsule("starts", bundle)
+    assert (done.exit_code, "CAP-X004: starts.json exists already" in done.stderr) == (2, True)
+    assert (tmp_path / "starts.json").read_text() == "earlier"
+    assert capsule("starts", bundle, "-o", "starts.json").exit_code == 0
+    done = capsule("starts", bundle, "-o", bundle)
+    assert (done.exit_code, "CAP-X004" in done.stderr) == (2, True)
+
+
 def test_equal_runs_give_equal_files_and_an_earlier_file_is_replaced(bundle, signer, tmp_path):
     first, second = tmp_path / "new" / "first.json", tmp_path / "second.json"
     second.write_text("earlier")

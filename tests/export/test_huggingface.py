@@ -2,14 +2,17 @@
 
 import hashlib
 import json
+import re
+import shlex
 
 import pytest
 from ruamel.yaml import YAML
 
 from capsule.bundle.trust import TrustPolicy
-from capsule.export.deposit import Details
+from capsule.export.deposit import Creator, Details
 from capsule.export.huggingface import export_huggingface
 from capsule.host.errors import CapsuleError
+from capsule.report.markdown import code
 from tests.export.conftest import PROGRAM, STUDY, TRAINING, content, returns
 
 NO_KEYS = TrustPolicy.of([])
@@ -58,6 +61,29 @@ def test_a_program_has_its_outputs_and_no_results(tmp_path):
     metadata, _ = card(tmp_path / "repository")
     assert not {"model-index", "license"} & metadata.keys()
     assert (tmp_path / "repository" / "workspace" / "scores.json").is_file()
+
+
+def test_the_card_states_what_the_options_say(tmp_path):
+    details = Details(
+        creators=(Creator("Doe, Jane", "Lab"), Creator("Roe")),
+        licence="MIT",
+        related=(("cites", "10.1/x_y"),),
+    )
+    export_huggingface(TRAINING, NO_KEYS, details, tmp_path / "repository")
+    _, text = card(tmp_path / "repository")
+    assert "- Developed by: Doe, Jane (Lab); Roe\n" in text
+    assert "- Licence: MIT\n" in text
+    assert "- Citation and contact: cites 10.1/x\\_y\n" in text
+
+
+@pytest.mark.parametrize("name", ["a'$(touch x).capsule.tar", "x`y|z<b>.capsule.tar"])
+def test_a_file_name_is_text_in_the_card_and_one_word_of_the_command(name, tmp_path):
+    (tmp_path / name).write_bytes(TRAINING.read_bytes())
+    export_huggingface(tmp_path / name, NO_KEYS, Details(), tmp_path / "repository")
+    _, text = card(tmp_path / "repository")
+    (command,) = re.findall(r"^    (capsule verify .*)$", text, flags=re.MULTILINE)
+    assert shlex.split(command)[2] == name
+    assert f"that {code(name)} records" in text
 
 
 def test_the_bundle_of_a_study_is_refused(tmp_path):

@@ -5,6 +5,7 @@ import errno
 import json
 import math
 import os
+import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,13 @@ from mlflow.tracking import MlflowClient
 
 from capsule.experiment.contract import OUTPUT_VARIABLE, STATE_VARIABLE, WORKSPACE, Event
 from capsule.export import wandb
-from capsule.export.live import RECORDED, FollowingReporter, follow, parse_target
+from capsule.export.live import (
+    RECORDED,
+    FollowingReporter,
+    follow,
+    parse_target,
+    require_target,
+)
 from capsule.export.wandb import LiveOfflineRun
 from capsule.host.errors import CapsuleError
 from capsule.outcome import EventTail
@@ -222,6 +229,67 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path, directory):
     assert raised.value.code == "CAP-P206"
 
 
+@pytest.mark.parametrize("form", ["csv", "tensorboard", "mlflow"])
+def test_a_place_that_cannot_be_written_is_found_before_a_run(form, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CapsuleError) as raised:
+        require_target(f"{form}:{tmp_path / 'file' / 'metrics'}")
+    assert raised.value.code == "CAP-P206"
+    require_target(f"{form}:{tmp_path / 'folder' / 'metrics'}")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_missing_package_is_found_before_a_run(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(CapsuleError) as raised:
+        require_target(f"wandb:{tmp_path}")
+    assert raised.value.code == "CAP-P205"
+
+
+def test_rows_are_appended_to_a_table_of_metrics_only(tmp_path, directory):
+    path = tmp_path / "thesis.csv"
+    path.write_text("chapter,words\n")
+    for rejects in (
+        lambda: require_target(f"csv:{path}"),
+        lambda: follow(f"csv:{path}", directory, Told()).__enter__(),
+    ):
+        with pytest.raises(CapsuleError, match="does not begin with the line run,metric") as raised:
+            rejects()
+        assert raised.value.code == "CAP-P206"
+    assert path.read_text() == "chapter,words\n"
+
+
+@pytest.mark.parametrize("form", ["csv", "tensorboard", "mlflow"])
+def test_values_that_no_tool_has_a_place_for_are_dropped(form, tmp_path, directory):
+    path = directory / "work" / RECORDED
+    path.parent.mkdir(parents=True)
+    told = Told()
+    with follow(f"{form}:{tmp_path / 'metrics'}", directory, told) as reporter:
+        path.write_text('{"step": 1, "\\ud800": 2, "score": 3}\n')
+        for step, time in ((-1, 1.0), (1, math.nan), (2, math.inf), (3, 1e300), (4, -1e300)):
+            reporter.event(Event(time=time, kind="progress", step=step, loss=0.5))
+        reporter.event(Event(time=1.0, kind="progress", step=5, episodes=10**400))
+    assert told.notes == []
+    if form == "csv":
+        found = rows(tmp_path / "metrics")
+        losses = {("training/loss", str(step)) for step in range(1, 5)}
+        assert {(row["metric"], row["step"]) for row in found} == losses | {("training/score", "1")}
+        assert {row["time"] for row in found} <= {"", "1.0"}
+
+
+def test_an_error_of_a_value_ends_the_metrics_and_not_the_run():
+    class Failing:
+        def write(self, *_):
+            raise OverflowError("too large")
+
+    told = Told()
+    reporter = FollowingReporter(told, Failing(), Path("work"))
+    for event in EVENTS:
+        reporter.event(event)
+    assert told.notes == ["--metrics: no further metrics are written: too large"]
+    assert told.events == EVENTS
+
+
 @pytest.fixture
 def mlflow(tmp_path, monkeypatch):
     """Return a function that returns the only run of a file store, as MLflow reads it."""
@@ -307,7 +375,7 @@ def test_an_error_of_ending_wandbs_run_does_not_end_the_run(tmp_path, directory,
     package = SimpleNamespace(
         Error=LookupError, Settings=lambda **_: None, init=lambda **_: Failing(), teardown=None
     )
-    monkeypatch.setattr(wandb, "_package", lambda: package)
+    monkeypatch.setattr(wandb, "require_wandb", lambda: package)
     told = Told()
     with follow(f"wandb:{tmp_path / 'logs'}", directory, told):
         pass

@@ -71,6 +71,15 @@ def test_metrics_below_the_name_of_another_are_refused(tmp_path, program_directo
     assert raised.value.code == "CAP-P204"
 
 
+def test_an_error_leaves_no_run_at_all(tmp_path, program_directory):
+    runs = read_runs(TRAINING, NO_KEYS)
+    metrics = program_directory / "work" / "workspace" / "outputs" / "metrics.jsonl"
+    metrics.write_text('{"step": 1, "a:b": 2}\n')
+    with pytest.raises(CapsuleError, match="CAP-P204"):
+        export_mlflow([*runs, *read_runs(program_directory, NO_KEYS)], tmp_path / "mlruns")
+    assert list((tmp_path / "mlruns").iterdir()) == []
+
+
 def test_an_interrupted_run_is_not_shown_as_finished(tmp_path, client, program_directory):
     (run,) = read_runs(program_directory, NO_KEYS)
     export_mlflow([run], tmp_path / "mlruns")

@@ -7,7 +7,7 @@ import pytest
 
 from capsule.bundle.trust import TrustPolicy
 from capsule.experiment.canonical import canonical_json
-from capsule.export.runs import read_runs
+from capsule.export.runs import _seconds, read_runs
 from capsule.host.errors import CapsuleError
 from tests.export.conftest import PROGRAM, STUDY, TRAINING, content, logged, returns
 
@@ -85,6 +85,24 @@ def test_a_training_that_has_not_begun_has_no_metrics(tmp_path):
     (tmp_path / "lock.json").write_bytes(content(TRAINING, "spec/lock.json"))
     (run,) = read_runs(tmp_path, NO_KEYS)
     assert (run.metrics, run.state) == ((), "not started")
+
+
+def test_points_that_no_tool_has_a_place_for_are_dropped(tmp_path):
+    (tmp_path / "lock.json").write_bytes(content(TRAINING, "spec/lock.json"))
+    (tmp_path / "work").mkdir()
+    events = [
+        {"time": time, "kind": "progress", "step": step, "loss": 0.5}
+        for step, time in ((-1, 1.0), (2**64, 1.0), (1, 1e300), (2, 1.5))
+    ]
+    lines = "".join(f"{json.dumps(event)}\n" for event in events)
+    (tmp_path / "work" / "events.jsonl").write_text(lines)
+    (run,) = read_runs(tmp_path, NO_KEYS)
+    assert run.metrics[0].points == ((1, 0.5, None), (2, 0.5, 1.5))
+
+
+@pytest.mark.parametrize("text", ["yesterday", "0001-01-01T00:00:00", "9999-12-31T23:59:59+00:00"])
+def test_a_time_that_is_none_is_not_exported(text):
+    assert _seconds(text) is None
 
 
 @pytest.mark.parametrize("name", ["folder", "capsule.yaml", "capsule.lock.json"])

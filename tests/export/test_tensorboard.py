@@ -50,6 +50,15 @@ def test_an_existing_run_is_not_replaced(tmp_path):
     assert raised.value.code == "CAP-P203"
 
 
+def test_an_error_leaves_no_run_at_all(tmp_path):
+    runs = read_runs(STUDY, TrustPolicy.of([]))
+    (tmp_path / runs[-1].name).mkdir()
+    (tmp_path / runs[-1].name / "file").write_text("")
+    with pytest.raises(CapsuleError, match="CAP-P203"):
+        export_tensorboard(runs, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [runs[-1].name]
+
+
 def test_extreme_values_and_names_are_read_back(tmp_path):
     points = [
         Point(0, math.nan, None),

@@ -1,6 +1,8 @@
 """Deposits for Zenodo: the form that its API documents, and files that are complete."""
 
+import html
 import json
+import shlex
 import shutil
 import subprocess
 
@@ -43,6 +45,15 @@ def test_the_metadata_has_the_fields_that_the_api_requires(tmp_path):
     assert claim_id in found["description"]
     assert claim_id in found["notes"]
     assert found["title"].startswith("dqn")
+
+
+def test_the_command_names_the_file_as_one_word(tmp_path):
+    bundle = tmp_path / "a'$(touch x).capsule.tar"
+    shutil.copyfile(TRAINING, bundle)
+    export_zenodo(bundle, NO_KEYS, DETAILS, tmp_path / "deposit")
+    description = html.unescape(metadata(tmp_path / "deposit")["description"])
+    command = description.partition("<code>capsule verify ")[2].partition(" --key")[0]
+    assert shlex.split(command) == [bundle.name]
 
 
 def test_other_programs_find_every_file_complete(tmp_path):

@@ -53,6 +53,15 @@ def test_a_file_that_cannot_be_written_is_named(place, write, name, code, status
     assert len(list(place.rglob("*"))) == len(before) + 1
 
 
+@pytest.mark.parametrize("name", ["file", "link", "folder/../file"])
+def test_an_input_is_not_replaced(place, name):
+    with pytest.raises(CapsuleError, match="would replace a file that the command reads") as caught:
+        require_file(place / name, [place / "folder", place / "file"])
+    assert caught.value.code == "CAP-X004"
+    require_file(place / "new", [place / "file", place / "missing"])
+    require_file(Path("/dev/null"), [Path("/dev/null")])
+
+
 @pytest.mark.parametrize(
     ("name", "code", "reason"),
     [

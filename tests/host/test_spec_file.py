@@ -153,6 +153,11 @@ def test_a_spec_survives_its_own_json():
     assert parse_spec(json.dumps(document).encode(), "spec.json") == spec
 
 
+def test_the_schema_takes_the_path_of_a_start_set():
+    schema = schema_document()["$defs"]["EvaluationSpec"]["properties"]["start_set"]
+    assert {"type": "string"} in schema["anyOf"]
+
+
 def test_the_schema_documents_every_field_of_the_trainer():
     schema = schema_document()
     assert schema["$defs"]["DqnTrainer"]["properties"]["discount"]["default"] == 0.99

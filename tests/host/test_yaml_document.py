@@ -1,5 +1,7 @@
 """YAML documents whose fields are set from elsewhere; reading them: test_spec_file.py."""
 
+import re
+
 import pytest
 
 from capsule.experiment.fields import Model
@@ -96,6 +98,7 @@ def test_a_document_is_a_mapping_of_its_kind(kind, fix, text):
     with pytest.raises(CapsuleError) as caught:
         document(text, kind)
     assert caught.value.code == "CAP-S002"
+    assert re.search(r": the (file is empty|top level)", caught.value.message)
     assert fix in caught.value.fix
 
 

@@ -224,6 +224,17 @@ def test_a_map_of_no_steps_has_a_chart():
 # --- thinning -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(0, 1), (99_998, 100_002), (1e6, 1e6 + 40), (0.12345, 0.12346), (-5e9, -5e9 + 2000), (0, 9e6)],
+)
+def test_ticks_have_different_labels(low, high):
+    chart = line_chart("id", "t", "x", "y", [Curve("c", ((low, 0.0), (high, 1.0)))])
+    labels = [label for _, label in chart.across]
+    assert len(labels) >= 2
+    assert len(set(labels)) == len(labels)
+
+
 def test_a_short_curve_is_kept_whole_and_a_long_one_has_equal_distances():
     points = [(float(n), 1.0) for n in range(10)]
     assert thinned(points, 10) == tuple(points)

@@ -151,25 +151,40 @@ def test_the_check_list_has_the_facts_of_the_run(subjects):
     dqn, own = meta(subjects["dqn"]), meta(subjects["own"])
     assert dqn.keys() == own.keys()
     assert dqn["Algorithm"] == "400 agent steps of DQN on gymnasium/CartPole-v1"
-    assert dqn["Program"] == "Capsule, in the image"
-    assert own["Program"] == "own program, in the image"
-    assert dqn["Binary"] == "container image none; plain process"
+    assert dqn["Program"] == "Capsule, in a plain process"
+    assert own["Program"] == "own program, in a plain process"
+    assert dqn["Binary"] == "none; plain process"
+    assert dqn["Run-time environment"].startswith("the machine's operating system, Python 3.")
     assert dqn["Time to complete"] == "1 min 20 s"
     assert (dqn["Metrics"], own["Metrics"]) == ("returns", "**TODO**: which of the outputs.")
 
 
-def test_an_image_is_named_by_its_digest(subjects):
-    subject = subjects["dqn"]
+def in_image(subject):
+    """Return the run as if it had been executed in an image."""
     image = ImageClaim(config=f"sha256:{'a' * 64}", layers=())
-    claims = subject.claims.model_copy(update={"image": image})
-    assert meta(replace(subject, claims=claims))["Binary"] == (
-        f"container image `sha256:{'a' * 64}`"
-    )
+    return replace(subject, claims=subject.claims.model_copy(update={"image": image}))
+
+
+def test_an_image_is_named_by_its_digest(subjects):
+    found = meta(in_image(subjects["dqn"]))
+    assert found["Binary"] == f"container image `sha256:{'a' * 64}`"
+    assert found["Program"] == "Capsule, in the image"
+
+
+@pytest.mark.parametrize("kind", ["dqn", "own"])
+def test_a_plain_process_is_not_said_to_have_an_image(subjects, kind):
+    for document in (neurips(subjects[kind]), artifact_appendix(subjects[kind])):
+        assert " image" not in document.replace("`image/sbom.cdx.json`", "")
+    asked = " --key SIGNER.pub --engine process\n"
+    assert asked in artifact_appendix(subjects[kind])
+    image = in_image(subjects[kind])
+    assert "the container image are pinned" in neurips(image)
+    assert asked not in artifact_appendix(image)
 
 
 @pytest.mark.parametrize("name", ["run.capsule.tar", "my run.capsule.tar", "a;b'$(x).capsule.tar"])
 def test_the_command_to_verify_names_the_file_for_a_shell(subjects, name):
-    document = artifact_appendix(replace(subjects["dqn"], bundle=name))
+    document = artifact_appendix(replace(in_image(subjects["dqn"]), bundle=name))
     (command,) = re.findall(r"^    (capsule verify .*)$", document, flags=re.MULTILINE)
     assert shlex.split(command) == ["capsule", "verify", name, "--key", "SIGNER.pub"]
 
@@ -185,7 +200,7 @@ def test_the_code_of_a_run_is_said_to_be_where_it_is(subjects):
     project = LockedProject(sha256="0" * 64, size=0, files={}, git=None)
     own = "The training code is Capsule's own, named by digest in `spec/lock.json`."
     tree = "'s source tree is `image/layer-project.tar.zst`."
-    trained, program = subjects["dqn"], subjects["own"]
+    trained, program = subjects["dqn"], in_image(subjects["own"])
     assert code_of(trained, project=None) == own
     unknown = LockedCode(version="9.9.9", sha256="0" * 64)
     other = trained.lock.image.model_copy(update={"code": unknown})

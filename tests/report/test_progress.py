@@ -63,6 +63,12 @@ ABSURD = [
 ]
 
 
+def test_a_run_beyond_its_total_has_no_time_left():
+    event = make_event().model_copy(update={"step": 500, "total_steps": 400})
+    event = event.model_copy(update={"kind": "progress", "steps_per_second": 0.1})
+    assert "  0s left" in event_line(event)
+
+
 @pytest.mark.parametrize("facts", ABSURD)
 def test_a_time_that_cannot_be_computed_is_a_question_mark(facts):
     event = Event.model_validate_json(json.dumps(make_event().model_dump() | facts))

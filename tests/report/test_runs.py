@@ -11,7 +11,7 @@ from capsule.experiment import contract
 from capsule.host.errors import CapsuleError
 from capsule.host.run_directory import LOCK, WORK
 from capsule.image.lockfile import write_lock
-from capsule.report.runs import find_runs, read_run, runs_table
+from capsule.report.runs import _short, find_runs, read_run, runs_table
 from tests.report import runs
 
 START = datetime(2027, 1, 31, 12, 0, tzinfo=UTC)
@@ -124,6 +124,22 @@ def test_the_newest_run_is_first_and_members_of_studies_are_found(tmp_path):
     assert [run.path for run in find_runs(tmp_path / "new")] == [tmp_path / "new"]
     with pytest.raises(CapsuleError, match="is not a folder"):
         find_runs(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (999, "999"),
+        (1000, "1k"),
+        (1_234_567, "1.23M"),
+        (999_499, "999k"),
+        (999_999, "1M"),
+        (10**9 - 1, "1G"),
+        (10**12, "1000G"),
+    ],
+)
+def test_a_number_of_steps_is_short(number, text):
+    assert _short(number) == text
 
 
 def test_the_table_fits_80_columns_and_loses_nothing(tmp_path):

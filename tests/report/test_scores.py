@@ -2,6 +2,7 @@
 
 import json
 from math import inf, nan, sqrt
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -21,6 +22,8 @@ from capsule.report.scores import (
 from tests.report import runs
 from tests.report.conftest import read
 from tests.report.pages import Reader
+
+STUDY = Path(__file__).parents[1] / "corpus" / "study.capsule-study.tar"
 
 BREAKOUT, CARTPOLE = ScoredTask("atari", "breakout"), ScoredTask("gymnasium", "CartPole-v1")
 
@@ -178,6 +181,22 @@ def test_runs_of_equal_names_are_told_apart(group):
         copy.hardlink_to(path)
     shown = capsule_scores(*same).stdout
     assert all(f"run {number}: {path}" in shown for number, path in enumerate(same, 1))
+
+
+def test_a_run_does_not_count_twice(group, tmp_path):
+    copy = tmp_path / "copy.capsule.tar"
+    copy.write_bytes(group[0].read_bytes())
+    for again in (group[0], copy):
+        done = capsule_scores(*group, again)
+        assert (done.exit_code, done.stderr.partition(":")[0]) == (2, "CAP-S013")
+
+
+def test_a_folder_and_a_study_are_answered_with_the_command_for_them(tmp_path):
+    done = capsule_scores(tmp_path)
+    assert (done.exit_code, done.stderr.partition(":")[0]) == (2, "CAP-B101")
+    assert "capsule study report" in done.stderr
+    done = capsule_scores(STUDY)
+    assert (done.exit_code, "capsule study report" in done.stderr) == (2, True)
 
 
 @pytest.mark.slow

@@ -26,6 +26,17 @@ def test_without_a_report_nothing_was_reproduced(bundles):
     assert any("took place" in sentence for sentence in story.not_shown)
 
 
+def test_a_signature_that_was_not_checked_is_not_said_to_be_one(bundles):
+    trusted, untrusted = told(bundles["dqn"]), told(bundles["dqn"], trusted=False)
+    assert any("unchanged since it was signed" in sentence for sentence in trusted.shown)
+    assert untrusted.headline == "Not reproduced yet"
+    assert not any("unchanged since" in sentence for sentence in untrusted.shown)
+    assert any(
+        sentence.startswith("The files are those that the bundle lists")
+        for sentence in untrusted.shown
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("verdicts", "tone", "headline"),
@@ -112,16 +123,26 @@ def test_the_command_writes_a_page_and_nothing_else(bundles, tmp_path):
     assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
 
 
+def test_the_command_replaces_no_file_that_it_reads(bundles, tmp_path):
+    bundle = tmp_path / "run.capsule.tar"
+    bundle.write_bytes(bundles["dqn"].read_bytes())
+    (tmp_path / "link").symlink_to(bundle)
+    for output in (bundle, tmp_path / "link"):
+        done = capsule(bundle, "-o", output)
+        assert (done.exit_code, done.stderr.partition(":")[0]) == (2, "CAP-X004")
+    assert bundle.read_bytes() == bundles["dqn"].read_bytes()
+
+
 @pytest.mark.slow
 def test_the_command_prints_the_story_or_a_form(bundles):
-    assert capsule(bundles["dqn"]).output.startswith("Signed, not reproduced yet")
+    assert capsule(bundles["dqn"]).output.startswith("Not reproduced yet")
     for form, start in FORMS.items():
         assert capsule(bundles["dqn"], "--format", form).output.startswith(start)
 
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    [(["-o", "/proc/report.html"], "CAP-P104"), (["missing.json"], "CAP-P101")],
+    [(["-o", "/proc/report.html"], "CAP-X004"), (["missing.json"], "CAP-P101")],
 )
 def test_a_mistake_is_a_coded_error(bundles, arguments, code):
     done = capsule(bundles["dqn"], *arguments)

@@ -117,7 +117,8 @@ def test_every_signer_is_named_and_why_one_does_not_count():
     assert "not counted: SHA256:def is revoked" in text
 
 
-def test_integrity_and_authenticity_are_told_apart():
+@pytest.mark.parametrize("authentic", [False, True])
+def test_integrity_and_authenticity_are_told_apart(authentic):
     text = shown(
         Report(
             bundle="b.tar",
@@ -125,12 +126,13 @@ def test_integrity_and_authenticity_are_told_apart():
             verdict="intact",
             summary="s",
             integrity=True,
-            authentic=False,
+            authentic=authentic,
             signer="SHA256:abc",
         )
     )
-    assert "unchanged since it was signed" in text
-    assert "NOT trusted: SHA256:abc" in text
+    assert ("unchanged since it was signed" in text) == authentic
+    assert ("the files are those that the bundle lists" in text) == (not authentic)
+    assert ("NOT trusted: SHA256:abc" in text) == (not authentic)
 
 
 def test_a_verdict_stays_within_thirty_lines_whatever_differs():

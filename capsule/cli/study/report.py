@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from capsule.cli.common import guarded
+from capsule.cli.common import guarded, no_effect
 from capsule.cli.options import OUTPUT, option
-from capsule.cli.reports import write_document
 from capsule.cli.study.arguments import ResultsArgument
 
 if TYPE_CHECKING:
@@ -61,8 +60,12 @@ def command(
     """
     from rich.console import Console
 
+    from capsule.host.outputs import require_file, write_file
     from capsule.study.report import csv_report, latex_report, page_report, show_report
 
+    _check_options(form if output is None else form or "html", starts, beside)
+    if output is not None:
+        require_file(output, (results, *([] if beside is None else [beside])))
     report = read_report(results)
     if beside is not None:
         report = report.compared(read_report(beside))
@@ -80,7 +83,17 @@ def command(
     if output is None:
         typer.echo(document, nl=False)
     else:
-        write_document(output, document)
+        write_file(output, document.encode())
+
+
+def _check_options(form: str | None, starts: str | None, beside: Path | None) -> None:
+    """Reject options that the format does not use; without a format, tables are printed."""
+    what = "the printed tables" if form is None else f"--format {form}"
+    page = "Or write the page, with --output FILE."
+    if starts is not None and form != "html":
+        raise no_effect("--starts", what, page)
+    if beside is not None and form in ("csv", "latex"):
+        raise no_effect("--beside", what, page)
 
 
 def read_report(path: Path) -> StudyReport:

@@ -24,6 +24,27 @@ from capsule.image.resolution.gymnasium_wheel import is_continuous, registered
 from capsule.image.resolution.sources import machine_sources
 
 _MAX_SHOWN = 3
+_TRAINERS = ("torch", "numpy", "safetensors")
+_SUITES = {"atari": "ale-py", "gymnasium": "gymnasium", "minatar": "minatar"}
+
+
+def check_packages(spec: Spec, wheels: Sequence[LockedWheel]) -> None:
+    """Check that the packages have those that Capsule's trainers import.
+
+    Raises:
+        CapsuleError: CAP-L112, one is missing.
+    """
+    if isinstance(spec.trainer, CommandTrainer):
+        return
+    needed = (*_TRAINERS, _SUITES[spec.training().environment.suite])
+    missing = [name for name in needed if name not in {wheel.name for wheel in wheels}]
+    if missing:
+        raise CapsuleError(
+            "CAP-L112",
+            f"image.packages resolve to no {', '.join(missing)}, which trainer.algorithm "
+            f"{spec.training().trainer.algorithm!r} needs",
+            fix=f"Add {', '.join(missing)} to image.packages, or remove image.packages.",
+        )
 
 
 def check_tasks(

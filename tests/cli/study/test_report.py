@@ -21,9 +21,31 @@ def test_a_table_is_written_with_its_folder(packed, tmp_path):
     assert path.read_text() == study("report", packed, "--format", "csv").stdout
 
 
+def test_no_file_is_replaced_that_the_command_reads(packed):
+    before = packed.read_bytes()
+    done = study("report", packed, "-o", packed)
+    assert (done.exit_code, done.stderr.partition(":")[0]) == (ExitCode.USAGE, "CAP-X004")
+    assert packed.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--starts", "a.1"],
+        ["--starts", "a.1", "--format", "csv"],
+        ["--starts", "a.1", "--format", "latex"],
+        ["--beside", "other.tar", "--format", "csv"],
+        ["--beside", "other.tar", "--format", "latex"],
+    ],
+)
+def test_an_option_without_an_effect_is_rejected(packed, options):
+    done = study("report", packed, *options)
+    assert (done.exit_code, done.stderr.partition(":")[0]) == (ExitCode.USAGE, "CAP-X005")
+
+
 @pytest.mark.parametrize("place", ["folder", "rates.tar/table.csv", "/proc/table.csv"])
 def test_a_place_that_cannot_be_written_is_named(packed, tmp_path, place):
     (tmp_path / "folder").mkdir()
     done = study("report", packed, "--format", "csv", "-o", tmp_path / place)
-    assert done.exit_code == ExitCode.USAGE
-    assert f"CAP-P104: cannot write '{tmp_path / place}': " in done.stderr
+    assert done.exit_code in (ExitCode.USAGE, ExitCode.INCONCLUSIVE)
+    assert f": the output '{tmp_path / place}' cannot be written: " in done.stderr

@@ -13,7 +13,7 @@ from capsule.experiment.lock import LockedWheel
 from capsule.experiment.spec import ImageSpec, Spec
 from capsule.host.errors import CapsuleError
 from capsule.image.cache import Cache
-from capsule.image.resolution.tasks import check_tasks
+from capsule.image.resolution.tasks import check_packages, check_tasks
 
 REGISTRATIONS = """\
 from gymnasium.envs.registration import make, register
@@ -52,6 +52,21 @@ def wheels(tmp_path, cache):
             LockedWheel(name=name, version="1.0", filename=filename, sha256=sha256_hex(data))
         )
     return locked
+
+
+@pytest.mark.parametrize("missing", ["torch", "numpy", "safetensors", "gymnasium"])
+def test_a_package_that_trainers_import_is_not_missing(missing):
+    spec = spec_of({"suite": "gymnasium", "id": "CartPole-v1"})
+    names = {"torch", "numpy", "safetensors", "gymnasium"}
+    pinned = {
+        name: LockedWheel(name=name, version="1", filename=f"{name}.whl", sha256="0" * 64)
+        for name in names
+    }
+    check_packages(spec, [*pinned.values()])
+    del pinned[missing]
+    with pytest.raises(CapsuleError, match=f"resolve to no {missing}, which") as caught:
+        check_packages(spec, [*pinned.values()])
+    assert caught.value.code == "CAP-L112"
 
 
 def spec_of(environment, *packages):

@@ -1,0 +1,109 @@
+"""Settings without an effect are rejected in new specs, and remain readable in locks."""
+
+import json
+
+import pytest
+
+from capsule.experiment.spec import Spec
+from capsule.host.errors import CapsuleError, ExitCode
+from capsule.host.spec_file import load_spec, parse_spec
+
+ATARI = {"suite": "atari", "game": "breakout"}
+CARTPOLE = {"suite": "gymnasium", "id": "CartPole-v1"}
+MISSIONS = {"suite": "gymnasium", "id": "x", "frames": "image", "observation": "image"}
+DQN = {"algorithm": "dqn", "network": "mlp"}
+IMPALA = {"algorithm": "impala", "network": "mlp"}
+INTERVALS = {
+    "recording": {"trace_interval": 640, "tensor_interval": 6400, "checkpoint_interval": 64000},
+    "evaluation": {"interval": 64000},
+}
+PROGRAM = {"trainer": {"command": ["python", "train.py", "{seed}"]}}
+
+
+def of(environment, trainer, **sections):
+    intervals = INTERVALS if trainer["algorithm"] == "impala" else {}
+    return {"environment": environment, "trainer": trainer, **intervals, **sections}
+
+
+def kernels(environment, *convolutions):
+    layers = [
+        {"filters": 4, **dict(zip(("kernel", "stride"), it, strict=False))} for it in convolutions
+    ]
+    network = {"convolutions": layers, "dense": [4]}
+    return of(environment, {"algorithm": "dqn", "network": network})
+
+
+def mission(words, **environment):
+    task = {**MISSIONS, "instruction": "mission", **environment}
+    language = {"vocabulary": words}
+    return of(task, {**IMPALA, "network": "shallow", "language": language})
+
+
+def write(tmp_path, sections):
+    path = tmp_path / "capsule.yaml"
+    path.write_text(json.dumps({"schema": "capsule/spec/v1", "name": "x", **sections}))
+    return path
+
+
+REJECTED = [
+    ({**PROGRAM, "seeds": {"random": True}}, "seeds.random"),
+    ({**PROGRAM, "determinism": {"request_seeds": False}}, "determinism.request_seeds"),
+    (of(CARTPOLE, DQN, determinism={"batch_invariance": False}), "determinism.batch_invariance"),
+    (
+        of(CARTPOLE, DQN, determinism={"deterministic_routing": False}),
+        "determinism.deterministic_routing",
+    ),
+    (of(CARTPOLE, DQN, entropy={"mode": "system", "seed": 3}), "entropy.seed"),
+    (of(CARTPOLE, DQN, entropy={"on_exhaustion": "virtual"}), "entropy.on_exhaustion"),
+    (of(CARTPOLE, DQN, seeds={"streams": {"no-op": 3}}), "seeds.streams.no-op"),
+    (
+        of(ATARI, {"algorithm": "impala", "network": "residual", "hidden_units": 512}),
+        "trainer.hidden_units",
+    ),
+    (of(CARTPOLE, {**IMPALA, "correction_epsilon": 0.5}), "trainer.correction_epsilon"),
+    (
+        of(
+            CARTPOLE,
+            {**IMPALA, "replay": {"unrolls": 16, "capacity": 15}},
+            recording={"trace_interval": 320, "tensor_interval": 320, "checkpoint_interval": 320},
+            evaluation={"interval": 320},
+        ),
+        "trainer.replay.capacity",
+    ),
+    (kernels(ATARI, (100,)), "trainer.network.convolutions.0"),
+    (kernels({**ATARI, "suite": "minatar"}, (3, 2), (5, 1)), "trainer.network.convolutions.1"),
+    (mission(["go", "Go"]), "trainer.language.vocabulary.1"),
+    (mission(["to the"]), "trainer.language.vocabulary.0"),
+    (mission(["go"], observation="mission"), "environment.observation"),
+]
+
+
+@pytest.mark.parametrize(("sections", "field"), REJECTED, ids=[field for _, field in REJECTED])
+def test_a_setting_without_an_effect_is_rejected_in_a_new_spec_only(tmp_path, sections, field):
+    path = write(tmp_path, sections)
+    with pytest.raises(CapsuleError) as caught:
+        load_spec(path)
+    assert (caught.value.code, caught.value.exit_code) == ("CAP-S003", ExitCode.USAGE)
+    assert caught.value.message.startswith(f"{path}:1:")
+    assert f": {field}" in caught.value.message
+    # An earlier lock or bundle may have it, and the spec that it was made from.
+    spec = load_spec(path, for_lock=False)
+    assert parse_spec(path.read_bytes(), "spec") == spec
+    assert Spec.parse(spec.document()) == spec
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {**PROGRAM, "entropy": {"mode": "recorded", "on_exhaustion": "virtual", "seed": 1}},
+        of(ATARI, {"algorithm": "dqn"}, seeds={"streams": {"no-op": 3}}),
+        of(CARTPOLE, {**IMPALA, "correction": "epsilon", "correction_epsilon": 0.5}),
+        of(CARTPOLE, IMPALA, determinism={"request_seeds": False}),
+        of(CARTPOLE, DQN, seeds={"random": True}),
+        of(ATARI, {"algorithm": "impala", "network": "residual", "hidden_units": 256}),
+        kernels(ATARI, (8, 4), (4, 2), (9, 1)),
+        mission(["go", "to"]),
+    ],
+)
+def test_settings_with_an_effect_are_accepted(tmp_path, sections):
+    assert load_spec(write(tmp_path, sections)).name == "x"
