@@ -113,14 +113,29 @@ def _explain(error: ValidationError, document: YamlDocument, model: type[Model])
     findings = [each for each in error.errors() if each["type"] != "default_factory_not_called"]
     for finding in findings[:MAX_FINDINGS]:
         wrong = _wrong(finding, document, model)
-        # The empty path of the whole document always has a mark.
-        where = next(
-            document.marks[place] for place in _upwards(wrong.path) if place in document.marks
-        )
-        field = dotted(wrong.path) or f"the {document.kind}"
-        lines.append(f"{document.name}:{where}: {field}{wrong.message}")
+        lines.append(_line(wrong, document))
         fixes.append(wrong.fix)
     return "\n".join(lines), " ".join(dict.fromkeys(fixes))
+
+
+def wrong_value(path: FieldPath, message: str, document: YamlDocument) -> CapsuleError:
+    """Return the error of a value that its model accepts.
+
+    Args:
+        path: Where the value is.
+        message: What is wrong, to be read after the name of the field.
+        document: The document.
+    """
+    wrong = _Wrong(path, message, f"Change {dotted(path)}.")
+    return CapsuleError("CAP-S003", _line(wrong, document), fix=wrong.fix)
+
+
+def _line(wrong: _Wrong, document: YamlDocument) -> str:
+    """Return the message about one thing that is wrong, which begins with its place."""
+    # The empty path of the whole document always has a mark.
+    where = next(document.marks[each] for each in _upwards(wrong.path) if each in document.marks)
+    field = dotted(wrong.path) or f"the {document.kind}"
+    return f"{document.name}:{where}: {field}{wrong.message}"
 
 
 def _wrong(finding: ErrorDetails, document: YamlDocument, model: type[Model]) -> _Wrong:

@@ -19,8 +19,8 @@ CacheKind = Derived | Downloaded
 DERIVED: tuple[Derived, ...] = get_args(Derived)  # can be made again without any download
 DOWNLOADED: tuple[Downloaded, ...] = get_args(Downloaded)  # may have gone from where it was
 
-# Names that Capsule gives. CAPSULE_CACHE may be a folder that also has files of the user, in folders
-# of the same names, and those are never deleted.
+# Names that Capsule gives. CAPSULE_CACHE may be a folder that also has files of the user, even in
+# folders of the same names, and those are never deleted.
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SHARD, _OBJECT = re.compile(r"[0-9a-f]{2}"), re.compile(r"[0-9a-f]{62}|\.new-\w{8}")
 _INDEX = re.compile(r"[0-9a-f]{16}\.(InRelease|Packages\.xz)")
@@ -69,7 +69,7 @@ def cache_items(cache: Cache) -> Iterator[CacheItem]:
 
 
 def scratch_folders(cache: Cache) -> list[Path]:
-    """Return the folders of the cache that have temporary folders of processes; any may not exist."""
+    """Return where the cache has temporary folders of processes; they need not exist."""
     return [cache.root / store / "scratch" for store in ("", "trees", "data")]
 
 
