@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
+from capsule.experiment.beneath import remove_folder
 from capsule.host.folders import occupied_bytes
 from capsule.image.cache import Cache
 
@@ -55,7 +55,7 @@ class CacheItem(NamedTuple):
         # count without it and is never used.
         for path in self.paths:
             if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
+                remove_folder(path)
             else:
                 path.unlink(missing_ok=True)
 
