@@ -17,7 +17,7 @@ from capsule.experiment.spec import DataSpec
 from capsule.host.errors import CapsuleError
 from capsule.host.network import trusted_certificates
 from capsule.host.wording import counted
-from capsule.image.archives.layers import safe_path
+from capsule.image.archives.layers import plain_path
 from capsule.image.cache import Cache, file_state, folder_state
 from capsule.image.data.listing import (
     Listing,
@@ -176,10 +176,10 @@ def _file_name(name: str, url: str) -> str:
     """
     try:
         called = PurePosixPath(unquote(urlsplit(url).path)).name
-        if safe_path(called, url):
+        if plain_path(called):
             return called
         reason = "it names no file"
-    except (ValueError, CapsuleError) as error:
+    except ValueError as error:
         reason = str(error)
     raise CapsuleError(
         "CAP-L306",
