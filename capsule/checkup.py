@@ -12,7 +12,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -29,7 +29,7 @@ from capsule.engine.gpu import gpu_request
 from capsule.engine.interface import Engine
 from capsule.experiment.files import HAVE_OWNERS
 from capsule.experiment.spec import SourcesSpec
-from capsule.host.errors import CapsuleError
+from capsule.host.errors import CapsuleError, refusal_of
 from capsule.host.folders import existing_folder, free_bytes
 from capsule.host.owner import temporary_folder
 from capsule.host.platform import require_execution
@@ -75,6 +75,9 @@ class Check(NamedTuple):
     fix: str | None = None
 
 
+_Checking = Callable[[], Check | Iterable[Check]]
+
+
 def check_machine(keys: Iterable[Path]) -> Iterator[Check]:
     """Check everything but numerics.
 
@@ -85,22 +88,39 @@ def check_machine(keys: Iterable[Path]) -> Iterator[Check]:
     system = check_platform()
     yield system
     if system.status != "ok":  # what the other checks look for exists on Linux only
-        yield from (check_key(path) for path in private_keys(keys))
+        yield from _results("keys", lambda: map(check_key, private_keys(keys)))
         return
-    engines = list(check_engines())
+    engines = list(_results("engines", check_engines))
     yield from engines
     containers = any(check.status == "ok" for check in engines)
-    yield from check_rootless(containers=containers)
-    yield check_c_library(containers=containers)
-    yield check_processor()
-    yield from check_gpus()
-    yield from check_disks()
-    yield check_cache()
-    yield check_temporary()
-    yield check_index()
-    yield check_mirror()
-    yield from check_programs()
-    yield from (check_key(path) for path in private_keys(keys))
+    checks: dict[str, _Checking] = {
+        "rootless engines": lambda: check_rootless(containers=containers),
+        "C library": lambda: check_c_library(containers=containers),
+        "processor": check_processor,
+        "GPU": check_gpus,
+        "disk": check_disks,
+        "cache": check_cache,
+        "temporary files": check_temporary,
+        "package index": check_index,
+        "Debian mirror": check_mirror,
+        "programs": check_programs,
+        "keys": lambda: map(check_key, private_keys(keys)),
+    }
+    for name, check in checks.items():
+        yield from _results(name, check)
+
+
+def _results(name: str, check: _Checking) -> Iterator[Check]:
+    """Yield the results of a check. One that cannot be made is a problem, and others follow."""
+    try:
+        found = check()
+        yield from (found,) if isinstance(found, Check) else found
+    except CapsuleError as error:
+        yield Check(name, "problem", error.message, error.fix)
+    except OSError as error:
+        coded = refusal_of(error)
+        fix = "Change to an existing folder that you may read." if coded is None else coded.fix
+        yield Check(name, "problem", str(error), fix)
 
 
 def check_platform() -> Check:
@@ -117,13 +137,11 @@ def check_engines() -> Iterator[Check]:
     found: dict[str, Check] = {}
     for name in CONTAINER_ENGINES:
         try:
-            client = connect(name)
+            with closing(connect(name)) as client, engine_errors(name):
+                version, info = component(client.version())["Version"], client.info()
+                found[name] = Check(name, "ok", version + ", rootless" * is_rootless(info))
         except CapsuleError as error:
             found[name] = Check(name, "warning", error.message, error.fix)
-            continue
-        with closing(client), engine_errors(name):
-            version, info = component(client.version())["Version"], client.info()
-            found[name] = Check(name, "ok", version + ", rootless" * is_rootless(info))
     answering = any(check.status == "ok" for check in found.values())
     for check in found.values():
         if check.status != "ok" and answering:
@@ -369,12 +387,11 @@ def repair(keys: Sequence[Path]) -> Iterator[str]:
 
     Folders that are missing are made, and private keys of this user are closed to others.
     """
-    root = Cache().root
-    if not root.exists():
-        yield from _made(root, 0o755)
+    with suppress(CapsuleError):  # without a home directory; the checks say so
+        yield from _made(Cache().root, 0o755)
     wanted = os.environ.get("TMPDIR")
-    if wanted and not Path(wanted).exists():
-        yield from _made(Path(wanted), 0o700)
+    for made in _made(Path(wanted), 0o700) if wanted else ():
+        yield made
         # Python chose another folder while this one was missing, and keeps the choice.
         tempfile.tempdir = None
     for path in private_keys(keys) if HAVE_OWNERS else ():
@@ -388,7 +405,7 @@ def repair(keys: Sequence[Path]) -> Iterator[str]:
 
 
 def _made(folder: Path, mode: int) -> Iterator[str]:
-    """Make a folder, and say so; where it cannot be made, the checks say why."""
+    """Make a folder that is missing, and say so; if it cannot be made, the checks say why."""
     try:
         folder.mkdir(mode=mode, parents=True)
     except OSError:

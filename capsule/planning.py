@@ -237,7 +237,7 @@ def _pin(path: Path, overrides: Sequence[str], scratch: Cache, progress: Progres
     recipe = recipe_for(spec)
     previous = read_lock(beside) if beside.exists() else None
     kept = previous is not None and pins_fit(previous, spec)
-    project = capture(spec, beside, scratch, progress)
+    project = capture(spec, beside, scratch, progress, [path])
     pins = find_pins(spec, scratch, previous=previous, progress=progress)
     base, lock = pins.base or shipped_layer(pins.debian, recipe), None
     # Data sets are neither hashed nor downloaded for a plan.

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from capsule.engine.connection import answering_engines
 from capsule.engine.images import EngineImage, EngineImages
 from capsule.host.owner import abandoned, remove_abandoned
-from capsule.image.cache_items import CacheItem, disk_bytes
+from capsule.image.cache import Cache
+from capsule.image.cache_items import CacheItem, disk_bytes, scratch_folders
 
 IMAGES = "images in {engine}"
 FOLDERS = "folders of killed processes"
@@ -87,8 +88,8 @@ class Pruning:
             for image in images:
                 if not engine.remove(image):
                     note(f"{engine.engine} keeps {image.id}, which a container has")
-        if self.folders:
-            remove_abandoned()
+        for place in {folder.parent for folder, _ in self.folders}:
+            remove_abandoned(place)
 
 
 def removable_images() -> Iterator[tuple[EngineImages, list[EngineImage]]]:
@@ -98,6 +99,10 @@ def removable_images() -> Iterator[tuple[EngineImages, list[EngineImage]]]:
         yield found, found.removable()
 
 
-def abandoned_folders() -> list[tuple[Path, int]]:
-    """Return the temporary folders of killed processes, with their sizes in bytes."""
-    return [(folder, disk_bytes(folder)) for folder in abandoned()]
+def abandoned_folders(cache: Cache) -> list[tuple[Path, int]]:
+    """Return the temporary folders of killed processes, with their sizes in bytes.
+
+    They are in the system's folder for temporary files, and in the cache.
+    """
+    places = (None, *scratch_folders(cache))
+    return [(folder, disk_bytes(folder)) for place in places for folder in abandoned(place)]

@@ -138,6 +138,17 @@ def busy():
 
 
 @pytest.fixture
+def no_home(monkeypatch):
+    """Let this user have no home directory, as a number that no password database lists."""
+
+    def unknown(uid):
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+
+
+@pytest.fixture
 def importable(monkeypatch):
     """Let other processes, who take it over, find the tests' modules."""
     monkeypatch.syspath_prepend(Path(__file__).parents[1])

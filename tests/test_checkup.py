@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import requests
 from typer.testing import CliRunner
 
 from capsule import checkup
@@ -85,6 +86,52 @@ class FakeClient:
 
 
 @pytest.mark.slow
+def test_an_engine_that_fails_is_a_warning_and_the_other_checks_follow(machine, monkeypatch):
+    class Failing:
+        def version(self):
+            raise requests.ConnectionError("500 storage driver failed")
+
+        def close(self):
+            """Nothing is open."""
+
+    monkeypatch.setattr(checkup, "connect", lambda _: Failing())
+    checks = by_name()
+    assert checks["docker"].status == checks["podman"].status == "warning"
+    assert "storage driver failed" in checks["docker"].found
+    assert "cache" in checks
+
+
+def test_a_check_that_cannot_be_made_is_a_problem_and_others_follow(machine, monkeypatch):
+    def denied(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(checkup, "existing_folder", denied)
+    monkeypatch.setattr(checkup, "check_gpus", refuse)
+    checks = by_name()
+    assert (checks["disk"].status, checks["cache"].status) == ("problem", "problem")
+    assert "Permission denied" in checks["disk"].found
+    assert checks["GPU"] == Check("GPU", "problem", "it cannot be reached", "Check the network.")
+    assert "git" in checks
+
+
+def test_the_current_folder_may_be_deleted(machine, monkeypatch):
+    gone = machine / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    checks = by_name()
+    assert (checks["disk"].status, checks["cache"].status) == ("problem", "ok")
+    assert checks["disk"].fix == "Change to an existing folder that you may read."
+
+
+def test_without_a_home_directory_the_checks_follow(machine, monkeypatch, no_home):
+    for name in ("CAPSULE_CACHE", "CAPSULE_CONFIG", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    done = doctor("--fix")
+    assert done.exit_code == 4
+    assert "Set HOME or CAPSULE_CACHE" in " ".join(done.output.split())
+
+
 def test_with_neither_an_engine_nor_a_new_c_library_nothing_can_run(machine, monkeypatch):
     assert by_name()["C library"].status == "ok"
     monkeypatch.setattr(checkup, "DEBIAN_12", replace(DEBIAN_12, glibc=(3, 0)))

@@ -3,6 +3,7 @@
 import pytest
 
 from capsule.host.owner import temporary_folder
+from capsule.image.cache import Cache
 from capsule.image.cache_items import CacheItem
 from capsule.pruning import Pruning, Row, abandoned_folders
 
@@ -45,11 +46,24 @@ def temporary(tmp_path, monkeypatch):
     return left
 
 
-def test_only_folders_of_killed_processes_are_abandoned(temporary):
+def test_only_folders_of_killed_processes_are_abandoned(temporary, tmp_path):
     with temporary_folder("capsule-verify-"):
-        ((folder, size),) = abandoned_folders()
+        ((folder, size),) = abandoned_folders(Cache(tmp_path / "cache"))
     assert folder == temporary
     assert size >= 5000
+
+
+@pytest.mark.parametrize("store", ["", "trees", "data"])
+def test_what_a_killed_build_left_in_the_cache_is_deleted(temporary, tmp_path, store):
+    cache = Cache(tmp_path / "cache")
+    left = cache.root / store / "scratch" / "x.capsule-held"
+    left.mkdir(parents=True)
+    (left / "layer.tar").write_bytes(bytes(5000))
+    found = abandoned_folders(cache)
+    assert [folder for folder, _ in found] == [temporary, left]
+    Pruning(folders=found).delete(pytest.fail)
+    assert not left.exists()
+    assert not temporary.exists()
 
 
 def test_rows_count_each_kind_and_skip_what_is_not_there(tmp_path):
@@ -87,7 +101,7 @@ def test_everything_is_deleted_but_images_that_a_container_has_by_now(tmp_path, 
     Pruning(
         items=[item("layers", 0, tmp_path / "layer", tmp_path / "absent")],
         images=[(engine, [EngineImage("a"), EngineImage("b")])],
-        folders=abandoned_folders(),
+        folders=abandoned_folders(Cache(tmp_path / "cache")),
     ).delete(notes.append)
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
     assert engine.removed == ["a"]

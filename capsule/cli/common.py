@@ -160,6 +160,7 @@ def locked(
         refresh=refresh,
         refresh_base=refresh_base,
         refresh_data=refresh_data,
+        leave_out=[path],
         progress=progress,
     )
     return lock, spec.image.sources

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -76,10 +77,13 @@ def command(
         capsule doctor --gpu
     """
     from capsule.checkup import check_machine, gpu_check, repair
+    from capsule.host.errors import CapsuleError
     from capsule.machine.self_test import gpu_self_test
 
-    own = own_key()
-    named = [*(keys or []), *([own] if own.exists() else [])]
+    named = [*(keys or [])]
+    with suppress(CapsuleError, OSError):  # a key that cannot be found is not checked
+        if (own := own_key()).exists():
+            named.append(own)
     done = list(repair(named)) if fix else []
     for each in done:
         typer.echo(f"--fix {each}", err=True)

@@ -110,7 +110,7 @@ def _pruning(
         if only in ("all", "cache")
         else (),
         images=list(removable_images()) if only in ("all", "images") and unfiltered else (),
-        folders=abandoned_folders() if only in ("all", "folders") else (),
+        folders=abandoned_folders(cache) if only in ("all", "folders") else (),
     )
 
 

@@ -35,6 +35,7 @@ from capsule.experiment.lock import Lock
 from capsule.experiment.spec import Spec
 from capsule.experiment.trainers import ImpalaTrainer
 from capsule.host.errors import CapsuleError
+from capsule.host.folders import home_folder
 from capsule.host.owner import temporary_folder
 from capsule.image.assembly.assemble import Image
 from capsule.image.cache import Cache
@@ -147,7 +148,7 @@ def parse_cluster(text: str, spec: Spec, environment: Mapping[str, str]) -> Work
 
 
 def _token_file(named: str | None) -> Path | None:
-    token = Path(named) if named else Path.home() / ".ray" / "auth_token"
+    token = Path(named) if named else home_folder("RAY_AUTH_TOKEN_PATH") / ".ray" / "auth_token"
     if not named and not token.exists():
         return None
     try:

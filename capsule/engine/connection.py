@@ -6,7 +6,6 @@ import os
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from capsule.host.errors import CapsuleError
@@ -92,7 +91,9 @@ def addresses(name: ContainerEngineName, environment: Mapping[str, str]) -> list
         "podman": ("{run}/podman/podman.sock", "/run/podman/podman.sock"),
     }[name]
     run = environment.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
-    return [f"unix://{path.format(run=run, home=Path.home())}" for path in sockets]
+    # Unlike Path.home(), this does not fail for a user without a home directory.
+    home = os.path.expanduser("~")  # noqa: PTH111
+    return [f"unix://{path.format(run=run, home=home)}" for path in sockets]
 
 
 def component(version: Mapping[str, Any]) -> Mapping[str, str]:

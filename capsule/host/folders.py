@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from capsule.experiment.files import CREATE
+from capsule.host.errors import CapsuleError
 
 _BLOCK_BYTES = 512  # the unit of st_blocks on Linux, whatever the file system's is
 
@@ -18,12 +19,49 @@ def user_folder(variable: str, base_variable: str, base: str) -> Path:
         variable: Variable of the environment that names the folder itself, such as CAPSULE_CACHE.
         base_variable: Variable that names the folder above it (XDG base directory specification).
         base: The folder above it otherwise, relative to the home directory.
+
+    Raises:
+        CapsuleError: CAP-X006, the home directory is not known.
     """
     if own := os.environ.get(variable):
         return Path(own).absolute()
     above = Path(os.environ.get(base_variable, ""))
     # The specification has relative values ignored.
-    return (above if above.is_absolute() else Path.home() / base) / "capsule"
+    return (above if above.is_absolute() else home_folder(variable) / base) / "capsule"
+
+
+def home_folder(variable: str) -> Path:
+    """Return the home directory of this user.
+
+    Args:
+        variable: Variable of the environment that names a folder to use instead.
+
+    Raises:
+        CapsuleError: CAP-X006, it is not known.
+    """
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        raise CapsuleError(
+            "CAP-X006",
+            f"the home directory of uid {os.getuid()} is not known: HOME is not set, and the user "
+            "has no entry in the password database",
+            fix=f"Set HOME or {variable} to a folder that you may write to.",
+        ) from error
+
+
+def user_path(text: str) -> Path:
+    """Return a path that the user wrote, which may begin with ``~`` or ``~USER``.
+
+    Raises:
+        ValueError: No file has such a path.
+    """
+    if "\0" in text:
+        raise ValueError("the path has a NUL character")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise ValueError("the home directory that it begins with is not known") from error
 
 
 def write_new(path: Path, data: bytes, mode: int = 0o666) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,9 +12,10 @@ from pydantic import ValidationError
 from capsule.experiment.evaluation import StartSet
 from capsule.experiment.spec import Spec
 from capsule.host.errors import CapsuleError
+from capsule.host.folders import user_path
 from capsule.host.spec_checks import wrong_settings
-from capsule.host.validation import rejected, validate
-from capsule.host.yaml_document import MAX_BYTES, YamlDocument, dotted
+from capsule.host.validation import Wrong, rejected, validate
+from capsule.host.yaml_document import MAX_BYTES, FieldPath, YamlDocument, dotted
 
 
 def load_spec(path: Path, overrides: Sequence[str] = (), *, for_lock: bool = True) -> Spec:
@@ -58,7 +59,8 @@ def spec_of(document: YamlDocument, folder: Path, *, for_lock: bool = True) -> S
     """
     _pin_start_set(document.tree, folder)
     spec = validate(document, Spec)
-    if for_lock and (wrong := list(wrong_settings(spec))):
+    wrong = [*_wrong_places(spec), *(wrong_settings(spec) if for_lock else ())]
+    if wrong:
         raise rejected(document, wrong)
     return _with_absolute_links(spec, folder)
 
@@ -74,6 +76,10 @@ def schema_document() -> dict[str, Any]:
 def _apply(overrides: Sequence[str], document: YamlDocument) -> None:
     """Set dotted fields as ``--set`` gives them."""
     for override in overrides:
+        if not _is_utf8(override):
+            raise CapsuleError(
+                "CAP-S004", f"override {override!a} is not UTF-8", fix="Write the value in UTF-8."
+            )
         name, separator, text = override.partition("=")
         if not separator or not all(name.split(".")):
             raise CapsuleError(
@@ -84,6 +90,15 @@ def _apply(overrides: Sequence[str], document: YamlDocument) -> None:
         # By the rules of the file, so that a value means the same on the command line and in it.
         given = YamlDocument(f"value: {text}".encode(), f"--set {name}", "spec")
         document.set(name, given.tree["value"], "set on the command line")
+
+
+def _is_utf8(text: str) -> bool:
+    """Tell whether an argument of the command line, as the system gives it, is UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def read_start_set(path: Path, field: str = "start set") -> StartSet:
@@ -121,10 +136,33 @@ def _pin_start_set(tree: Any, folder: Path) -> None:
         evaluation["start_set"] = found.model_dump(mode="json", by_alias=True)
 
 
+def _wrong_places(spec: Spec) -> Iterator[Wrong]:
+    """Yield paths and addresses that lead nowhere on any machine."""
+    for path, text in _places(spec):
+        try:
+            if path[-1] == "path" or not urlsplit(text).scheme:
+                user_path(text)
+        except ValueError as error:
+            yield Wrong(path, f": {text!r} is not usable: {error}", f"Change {dotted(path)}.")
+
+
+def _places(spec: Spec) -> Iterator[tuple[FieldPath, str]]:
+    """Yield the paths and addresses of a spec, with their fields."""
+    if spec.code is not None:
+        yield ("code", "path"), spec.code.path
+    for name, data in (spec.data or {}).items():
+        for field, text in (("path", data.path), ("url", data.url)):
+            if text is not None:
+                yield ("data", name, field), text
+    for field in ("find_links", "debian"):
+        for position, text in enumerate(getattr(spec.image.sources, field)):
+            yield ("image", "sources", field, position), text
+
+
 def _with_absolute_links(spec: Spec, folder: Path) -> Spec:
     links = tuple(
         # Relative to the spec, so that the command may be given in any folder.
-        link if urlsplit(link).scheme else str((folder / Path(link).expanduser()).absolute())
+        link if urlsplit(link).scheme else str((folder / user_path(link)).absolute())
         for link in spec.image.sources.find_links
     )
     sources = spec.image.sources.model_copy(update={"find_links": links})

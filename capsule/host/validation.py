@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 MAX_FINDINGS = 20
+_ANY = "*"  # in the name of a field: a key that the user chooses, such as the name of a data set
 _M = TypeVar("_M", bound=Model)
 
 # Names that other libraries have for fields of the spec.
@@ -285,8 +286,10 @@ def _suggest(path: FieldPath, given: Any, document: YamlDocument, model: type[Mo
         if known not in owners or any(_is_chosen(owner, document) for owner in owners[known])
     ]
     field = _names(path)
-    section, _, leaf = field.rpartition(".")
-    siblings = [name for name in fields if name.rpartition(".")[0] == section]
+    *above, leaf = (part for part in path if isinstance(part, str))
+    section = dotted(tuple(above))
+    siblings = [dotted((*above, name)) for name in _keys_of(above, fields)]
+    fields = [name for name in fields if _ANY not in name]
     other = leaf if isinstance(given, dict) else _OTHER_NAMES.get(leaf, leaf)
     named = [name for name in (f"{section}.{other}", other) if name in fields]
     # From the surest to the vaguest: the name that another library has for a field, a misspelt key
@@ -301,6 +304,18 @@ def _suggest(path: FieldPath, given: Any, document: YamlDocument, model: type[Mo
         return f"Did you mean {close[0]}?"
     names = ", ".join(name.rpartition(".")[2] for name in siblings)
     return f"Known keys of {section or f'the {document.kind}'}: {names}."
+
+
+def _keys_of(section: Sequence[str], fields: Sequence[str]) -> list[str]:
+    """Return the known keys of a section, which may be in one whose keys the user chooses."""
+    found = []
+    for field in fields:
+        *above, leaf = field.split(".")
+        if len(above) == len(section) and all(
+            name in (part, _ANY) for part, name in zip(section, above, strict=True)
+        ):
+            found.append(leaf)
+    return found
 
 
 def _close(leaf: str, siblings: Sequence[str], document: YamlDocument) -> list[str]:
@@ -361,6 +376,12 @@ def _fields(schema: dict[str, Any]) -> Iterator[tuple[str, _Owner | None]]:
             yield from walk(option, prefix, _selector(option, prefix))
         if isinstance(node.get("items"), dict):
             yield from walk(resolved(node["items"]), prefix, None)
+        for child in (
+            node.get("additionalProperties"),
+            *node.get("patternProperties", {}).values(),
+        ):
+            if isinstance(child, dict):
+                yield from walk(resolved(child), f"{prefix}{_ANY}.", None)
         for name, child in node.get("properties", {}).items():
             yield prefix + name, owner
             yield from walk(resolved(child), f"{prefix}{name}.", None)

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from capsule.experiment.canonical import sha256_file, sha256_hex, write_atomic
-from capsule.experiment.files import HAVE_OWNERS, LOCK
+from capsule.experiment.files import HAVE_OWNERS, LOCK, READ
 from capsule.experiment.lock import LockedDebianPackage, LockedWheel
 from capsule.host.code import package_digest
 from capsule.host.errors import CapsuleError
@@ -35,6 +35,7 @@ from capsule.host.locks import lock_open
 from capsule.host.owner import remove_abandoned, temporary_folder
 
 USE = "use"  # an empty file, on which every process that uses the cache has a shared lock
+_DENIED = (errno.EACCES, errno.EROFS)
 _CHUNK = 1 << 20
 _MODE = 0o755  # of folders; a umask only takes rights away
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -80,7 +81,10 @@ class Cache:
         return self.root / "objects" / sha256[:2] / sha256[2:]
 
     def has(self, sha256: str) -> bool:
-        """Tell whether the content is here. It was checked when it came in."""
+        """Tell whether the content is here. It was checked when it came in.
+
+        Only after :meth:`use` does it stay.
+        """
         return self.path(sha256).is_file()
 
     def package(self, package: LockedDebianPackage | LockedWheel) -> Path:
@@ -145,12 +149,11 @@ class Cache:
         return target
 
     def digest(self, path: Path) -> str:
-        """Return the SHA-256 of a file outside the cache, remembered by its size and time.
+        """Return the SHA-256 of a file outside the cache, remembered by its state.
 
         A convenience for resolving; whatever enters the cache is hashed by :meth:`add`.
         """
-        facts = path.stat()
-        known = f"{path.absolute()} {facts.st_size} {facts.st_mtime_ns}"
+        known = f"{path.absolute()} {file_state(path.resolve())}"
         note = self.folder("digests") / sha256_hex(os.fsencode(known))
         if not note.exists():
             write_atomic(note, sha256_file(path).encode())
@@ -214,25 +217,39 @@ class Cache:
         """Return an existing folder of the cache, in which no other user can write.
 
         Raises:
-            CapsuleError: CAP-I308, another user can; CAP-Y020, its file system has no locks.
+            CapsuleError: CAP-I308, another user can, or a file is in its place; CAP-Y020, its file
+                system has no locks.
         """
-        self.root.parent.mkdir(parents=True, exist_ok=True)
         for path in (self.root, self.root / name):
-            path.mkdir(mode=_MODE, exist_ok=True)
+            try:
+                path.mkdir(mode=_MODE, parents=True, exist_ok=True)
+            except (FileExistsError, NotADirectoryError) as error:
+                raise CapsuleError(
+                    "CAP-I308",
+                    f"the cache folder {path} cannot be made: a file is in its place, or above it",
+                    fix="Set CAPSULE_CACHE to a folder that belongs to you.",
+                ) from error
             # The mode is checked at every use, because a folder that exists already may have any.
             reject_shared(path)
         self._use()
         return self.root / name
 
+    def use(self) -> None:
+        """Keep :meth:`exclusive` of other processes out for as long as this object lives.
+
+        Raises:
+            CapsuleError: As :meth:`folder`.
+        """
+        self.folder("objects")
+
     def _use(self) -> None:
-        """Keep :meth:`exclusive` of other processes out for as long as this object lives."""
         if self._used:
             return
         self._used = True
         try:
             descriptor = self._open_use()
         except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EROFS):
+            if error.errno not in _DENIED:
                 raise
             return  # a cache that others prepared, from which this user can only read
         # The kernel releases the lock with its descriptor, also if the process is killed.
@@ -240,7 +257,7 @@ class Cache:
         lock_open(descriptor, self.root / USE, shared=True)
 
     def _open_use(self) -> int:
-        return os.open(self.root / USE, LOCK, 0o644)
+        return _open_lock(self.root / USE)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -267,9 +284,12 @@ class Cache:
         """Hold the named lock among all processes that use this cache; waits for it."""
         # The file stays: if it were removed, a waiting process would get the lock of a file that no
         # later one sees.
-        with (path := self.folder("locks") / name).open("w") as stream:
-            lock_open(stream.fileno(), path)
+        descriptor = _open_lock(path := self.folder("locks") / name)
+        try:
+            lock_open(descriptor, path)
             yield
+        finally:
+            os.close(descriptor)
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -303,6 +323,20 @@ def folder_state(folder: Path) -> str:
             # The names need not be UTF-8, which encode() alone would not take.
             digest.update(ascii(facts).encode())
     return digest.hexdigest()
+
+
+def _open_lock(path: Path) -> int:
+    """Open a file that processes lock; for reading only in a cache that others prepared.
+
+    Raises:
+        OSError: It cannot be opened, or is missing and cannot be made.
+    """
+    try:
+        return os.open(path, LOCK, 0o644)
+    except OSError as error:
+        if error.errno not in _DENIED or not path.exists():
+            raise
+        return os.open(path, READ)
 
 
 def default_root() -> Path:

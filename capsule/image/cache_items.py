@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
+from capsule.experiment.beneath import remove_folder
 from capsule.host.folders import occupied_bytes
 from capsule.image.cache import Cache
 
@@ -17,6 +18,15 @@ Downloaded = Literal["packages", "package indexes", "source trees", "data sets"]
 CacheKind = Derived | Downloaded
 DERIVED: tuple[Derived, ...] = get_args(Derived)  # can be made again without any download
 DOWNLOADED: tuple[Downloaded, ...] = get_args(Downloaded)  # may have gone from where it was
+
+# Names that Capsule gives. CAPSULE_CACHE may be a folder that also has files of the user, even in
+# folders of the same names, and those are never deleted.
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_SHARD, _OBJECT = re.compile(r"[0-9a-f]{2}"), re.compile(r"[0-9a-f]{62}|\.new-\w{8}")
+_INDEX = re.compile(r"[0-9a-f]{16}\.(InRelease|Packages\.xz)")
+_LAYER = (".layer.json", ".layer.tar", ".layer.zst")
+_FOLDER = (".state", "")
+_UV_TAG = "CACHEDIR.TAG"  # which uv writes into its cache
 
 
 class CacheItem(NamedTuple):
@@ -45,7 +55,7 @@ class CacheItem(NamedTuple):
         # count without it and is never used.
         for path in self.paths:
             if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
+                remove_folder(path)
             else:
                 path.unlink(missing_ok=True)
 
@@ -58,20 +68,24 @@ def cache_items(cache: Cache) -> Iterator[CacheItem]:
                 yield _item(kind, present)
 
 
+def scratch_folders(cache: Cache) -> list[Path]:
+    """Return where the cache has temporary folders of processes; they need not exist."""
+    return [cache.root / store / "scratch" for store in ("", "trees", "data")]
+
+
 def _places(root: Path) -> Iterator[tuple[CacheKind, list[Path]]]:
-    for paths in _together(root / "derived", ".layer.json", ".layer.tar"):
+    for paths in _together(root / "derived", _LAYER):
         yield "layers", paths
     # These are findings about packages, and SBOMs (Cache.document). Like layers, they are made
     # again without a download.
-    if (root / "documents").is_dir():
-        yield "layers", [root / "documents"]
-    for paths in _together(root / "environments", ".state"):
+    yield "layers", _named(root / "documents", _DIGEST)
+    for paths in _together(root / "environments", _FOLDER):
         yield "environments", paths
-    for paths in _together(root / "roots", ".state"):
+    for paths in _together(root / "roots", _FOLDER):
         yield "unpacked images", paths
-    for paths in _together(root / "projects", ".state"):
+    for paths in _together(root / "projects", _FOLDER):
         yield "unpacked source trees", paths
-    for paths in _together(root / "bytecode", ".state"):
+    for paths in _together(root / "bytecode", _FOLDER):
         yield "bytecode", paths
     yield from _downloaded(root)
 
@@ -79,12 +93,13 @@ def _places(root: Path) -> Iterator[tuple[CacheKind, list[Path]]]:
 def _downloaded(root: Path) -> Iterator[tuple[CacheKind, list[Path]]]:
     for path in _objects(root):
         yield "packages", [path]
-    for name in ("debian", "uv", "digests"):
-        if (root / name).is_dir():
-            yield "package indexes", [root / name]
+    yield "package indexes", _named(root / "debian", _INDEX)
+    if (root / "uv" / _UV_TAG).is_file():
+        yield "package indexes", [root / "uv"]
+    yield "package indexes", _named(root / "digests", _DIGEST)
     for path in _objects(root / "trees"):
         yield "source trees", [path]
-    for path in (*_objects(root / "data"), *_entries(root / "data" / "unpacked")):
+    for path in (*_objects(root / "data"), *_named(root / "data" / "unpacked", _DIGEST)):
         yield "data sets", [path]
 
 
@@ -122,25 +137,30 @@ def chosen(
 
 def _objects(root: Path) -> Iterator[Path]:
     """Yield the files of a content-addressed store, see :meth:`Cache.path`."""
-    for folder in _entries(root / "objects"):
-        yield from _entries(folder)
+    for folder in _named(root / "objects", _SHARD):
+        yield from _named(folder, _OBJECT)
 
 
-def _together(folder: Path, *suffixes: str) -> Iterator[list[Path]]:
-    """Yield the entries of a folder, with what has the same name apart from these suffixes.
+def _together(folder: Path, suffixes: Sequence[str]) -> Iterator[list[Path]]:
+    """Yield the entries of a folder that differ in these suffixes only, the record first.
 
     A killed process leaves an entry without the record that makes it count.
     """
-    stems = set()
-    for entry in _entries(folder):
-        suffix = next(filter(entry.name.endswith, suffixes), "")
-        stems.add(entry.name.removesuffix(suffix))
-    for stem in sorted(stems):
-        yield [folder / f"{stem}{suffix}" for suffix in (*suffixes, "")]
+    endings = "|".join(map(re.escape, suffixes))
+    found = _named(folder, re.compile(rf"{_DIGEST.pattern}({endings})"))
+    for stem in sorted({path.name.partition(".")[0] for path in found} - {""}):
+        yield [folder / f"{stem}{suffix}" for suffix in suffixes]
+    yield [path for path in found if path.name.startswith(".")]
 
 
-def _entries(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
+def _named(folder: Path, name: re.Pattern[str]) -> list[Path]:
+    """Return the entries of a folder with a name of a form, and what a killed process left of them.
+
+    :func:`write_atomic` writes into a file with a point before the name and a suffix.
+    """
+    form = re.compile(rf"{name.pattern}|\.({name.pattern})\.\w{{8}}")
+    entries = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [entry for entry in entries if form.fullmatch(entry.name)]
 
 
 def disk_bytes(path: Path) -> int:

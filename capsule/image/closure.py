@@ -146,15 +146,15 @@ def _roots(lock: Lock, recipe: Recipe | None) -> list[Requirement]:
 
 
 def _applies(
-    requirement: Requirement, distribution: Distribution, extras: Iterable[str] = ()
+    requirement: Requirement, distribution: Distribution, extras: Iterable[str] = ("",)
 ) -> bool:
+    """Tell whether one of some extras has a requirement; the empty one is the package itself."""
     marker = requirement.marker
     if marker is None:
         return True
     try:
         known = distribution.markers
-        # The empty extra stands for the package itself, which is always installed with its extras.
-        return any(marker.evaluate({**known, "extra": extra}) for extra in ("", *extras))
+        return any(marker.evaluate({**known, "extra": extra}) for extra in extras)
     except (UndefinedComparison, UndefinedEnvironmentName, InvalidVersion) as error:
         raise _contradiction(f"the marker of {str(requirement)!a} cannot be evaluated") from error
 
@@ -169,15 +169,13 @@ def _reachable(
     seen: dict[str, set[str]] = {}
     while pending:
         requirement = pending.pop()
-        name, extras = canonicalize_name(requirement.name), set(requirement.extras)
-        # A package is visited again only for further extras, which may have requirements of their
-        # own. Cycles of dependencies end here.
-        if name in seen and extras <= seen[name]:
-            continue
-        known = seen.setdefault(name, set())
-        known |= extras
-        needed = requires.get(name, ())
-        pending += [each for each in needed if _applies(each, distribution, known)]
+        name = canonicalize_name(requirement.name)
+        # A package is always installed with its own requirements. It is visited again only for
+        # further extras, which may have others. Cycles of dependencies end here.
+        further = {"", *requirement.extras} - seen.setdefault(name, set())
+        seen[name] |= further
+        needed = requires.get(name, ()) if further else ()
+        pending += [each for each in needed if _applies(each, distribution, further)]
     return set(seen)
 
 

@@ -115,6 +115,7 @@ def obtain_lock(
     refresh: bool = False,
     refresh_base: bool = False,
     refresh_data: bool = False,
+    leave_out: Sequence[Path] = (),
     progress: Callable[[str], None],
 ) -> Lock:
     """Return the lock of ``spec``, keeping the pins of the lock file at ``path`` while they fit.
@@ -132,13 +133,14 @@ def obtain_lock(
         refresh_base: Also take the base's Debian packages from the mirrors as they are now, not
             from the list that Capsule ships.
         refresh_data: Pin data sets as they are now.
+        leave_out: Files that are no part of the source tree, such as the spec itself.
         progress: Told about each stage.
 
     Raises:
         CapsuleError: The lock file is damaged, a pin cannot be resolved, or the source tree or a
             data set cannot be captured (CAP-L…).
     """
-    project = capture(spec, path, cache, progress)
+    project = capture(spec, path, cache, progress, leave_out)
     before = read_lock(path) if path.exists() and not refresh else None
     kept = [] if before is None or refresh_data else [before]
     data = capture_data(spec.data, path.parent, cache, kept, progress)

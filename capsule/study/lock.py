@@ -243,11 +243,14 @@ class _Resolver:
         """Resolve the pins of a spec, keeping earlier ones that fit."""
         # These files are not part of the source tree: each further group of the study would
         # otherwise give every member another lock.
-        own = (self._file.path, self._file.beside(STARTS))
+        base = self._file.base_lock.parent / Path(self._file.study.base).name
+        own = (self._file.path, self._file.beside(STARTS), base)
         project = capture(spec, self._file.base_lock, self._cache, self._progress, own)
-        base, earlier = self._file.base_lock.parent, self._earlier
+        folder, earlier = base.parent, self._earlier
         # Groups may have other data under one name, so that a new group is no change of an old one.
-        data = capture_data(spec.data, base, self._cache, earlier, self._progress, may_change=True)
+        data = capture_data(
+            spec.data, folder, self._cache, earlier, self._progress, may_change=True
+        )
         pinned = without_sources(spec)
         wanted = (pinned.image, pinned.accelerator)
         previous = next(

@@ -25,8 +25,8 @@ def cache(tmp_path, monkeypatch):
     cache.path(digest).parent.mkdir(parents=True)
     cache.path(digest).write_bytes(b"package")
     (cache.root / "derived").mkdir()
-    (cache.root / "derived" / "key.layer.json").write_bytes(b"{}")
-    (cache.root / "derived" / "key.layer.tar").write_bytes(bytes(100_000))
+    (cache.root / "derived" / f"{digest}.layer.json").write_bytes(b"{}")
+    (cache.root / "derived" / f"{digest}.layer.tar").write_bytes(bytes(100_000))
     return cache
 
 

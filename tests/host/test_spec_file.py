@@ -261,3 +261,41 @@ def test_only_relative_folders_of_wheels_are_taken_from_the_specs_folder(tmp_pat
         "file:///w",
     )
     assert found.index == "https://i.example"
+
+
+PROGRAM = """\
+schema: capsule/spec/v1
+name: a
+image: {packages: []}
+code: {path: .}
+data: {d: {path: x}}
+trainer: {command: [python, m.py]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field", "said"),
+    [
+        ("path: x", "url: 'http://[x/y'", "data.d.url", "Invalid IPv6 URL"),
+        ("path: x", "path: ~no-such-user/x", "data.d.path", "home directory"),
+        ("path: x", 'path: "a\\0b"', "data.d.path", "NUL"),
+        ("path: .", 'path: "a\\0b"', "code.path", "NUL"),
+        *(
+            ("[]", f"[], sources: {{{field}: [a, '{value}']}}", f"image.sources.{field}.1", said)
+            for field in ("find_links", "debian")
+            for value, said in (("http://[x", "Invalid IPv6 URL"), ("~no-such-user/x", "home"))
+        ),
+    ],
+)
+def test_a_path_or_address_that_leads_nowhere_is_named(tmp_path, old, new, field, said):
+    (tmp_path / "a.yaml").write_text(PROGRAM.replace(old, new))
+    with pytest.raises(CapsuleError, match=said) as caught:
+        load_spec(tmp_path / "a.yaml")
+    assert caught.value.code == "CAP-S003"
+    assert re.search(rf"a\.yaml:[0-9]+:[0-9]+: {re.escape(field)}: ", caught.value.message)
+    assert caught.value.fix == f"Change {field}."
+
+
+def test_an_override_that_is_not_utf_8_is_named():
+    error = refused(SMALL, "name=\udcff")
+    assert (error.code, error.message) == ("CAP-S004", r"override 'name=\udcff' is not UTF-8")

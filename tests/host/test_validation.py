@@ -48,6 +48,24 @@ trainer: {algorithm: dqn, network: small-conv}
         ),
         (
             "name: tiny",
+            "name: tiny\ndata: {mnist.v1: {folder: x}}",
+            "3:19: data.mnist.v1.folder is not a known key",
+            "Known keys of data.mnist.v1: path, sha256, url.",
+        ),
+        (
+            "name: tiny",
+            "name: tiny\ndata: {d: {urll: x}}",
+            "3:12: data.d.urll is not a known key",
+            "Did you mean data.d.url?",
+        ),
+        (
+            "name: tiny",
+            "name: tiny\nurl: x",
+            "3:1: url is not a known key",
+            "Known keys of the spec: ",
+        ),
+        (
+            "name: tiny",
             "name: tiny\nseed: 3",
             "3:1: seed is not a known key",
             "Did you mean seeds.root?",

@@ -18,6 +18,7 @@ import zstandard
 
 from capsule.bundle.archive import BLOCK, Limits, header
 from capsule.experiment.canonical import sha256_hex
+from capsule.image.archives.layers import TarEntry, tar_header
 from tests.hostile.case import Case, Presented
 from tests.hostile.document_cases import described
 from tests.hostile.genuine import (
@@ -334,7 +335,25 @@ def claimed_bomb(files: Files) -> None:
     bomb(files)
 
 
+def layer_of(*entries: TarEntry) -> Callable[[Files], None]:
+    """Put a source tree of these headers into the bundle, whose size the lock states."""
+    body = b"".join(map(tar_header, entries)) + bytes(1024)
+
+    def change(files: Files) -> None:
+        claimed_size(len(body))(files)
+        files[PROJECT_LAYER] = zstandard.compress(body)
+
+    return change
+
+
 BOMBS = {
+    "file-larger-than-any-disk": layer_of(
+        TarEntry("project", "", "directory"), TarEntry("project/a", "", "file", size=10**30)
+    ),
+    "deep-paths-without-their-folders": layer_of(
+        TarEntry("project", "", "directory"),
+        *(TarEntry(f"project/{n}/{'a/' * 2000}b", "", "file", 0o644) for n in range(9)),
+    ),
     "bomb-in-a-layer": bomb,
     "bomb-in-a-layer-whose-size-is-claimed": claimed_bomb,
     "layer-of-ten-gigabytes": claimed_size(10 << 30),

@@ -147,6 +147,57 @@ def test_digest_is_remembered_until_the_file_changes(cache, source):
     assert cache.digest(source) == hashlib.sha256(b"changed").hexdigest()
 
 
+def test_digest_is_not_remembered_by_a_time_that_programs_set(cache, source, tmp_path):
+    (tmp_path / "link").symlink_to(source)
+    for content in (b"one", b"two"):
+        source.write_bytes(content)
+        os.utime(source, (1e9, 1e9))
+        for path in (source, tmp_path / "link"):
+            assert cache.digest(path) == hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize("below", [".", "a/b"])
+def test_a_file_in_the_place_of_the_cache_is_named(source, below):
+    with pytest.raises(CapsuleError, match="a file is in its place") as caught:
+        Cache(source / below).folder("objects")
+    assert caught.value.code == "CAP-I308"
+    assert "CAPSULE_CACHE" in caught.value.fix
+
+
+def test_a_cache_in_use_is_not_pruned(cache, source):
+    cache.use()
+    with (
+        pytest.raises(CapsuleError, match="another Capsule process"),
+        Cache(cache.root).exclusive(),
+    ):
+        pass
+
+
+def test_a_cache_that_can_only_be_read_is_locked_all_the_same(cache, monkeypatch):
+    """Another user prepared it, who may prune it."""
+    for name in ("a", "b"):
+        with cache.lock(name):
+            pass
+    opened = os.open
+
+    def denied(path, flags, *how, **further):
+        if flags & os.O_RDWR:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, flags, *how, **further)
+
+    reader = Cache(cache.root)
+    del cache
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", denied)
+        with reader.lock("a"):
+            pass
+        with pytest.raises(PermissionError), reader.lock("new"):
+            pass
+    pruning = Cache(reader.root)
+    with pytest.raises(CapsuleError, match="another Capsule process"), pruning.exclusive():
+        pass
+
+
 def test_digest_of_a_file_whose_name_is_not_utf_8(cache, source):
     renamed = source.rename(os.fsdecode(os.fsencode(source) + b"\xff"))
     assert cache.digest(renamed) == SHA256

@@ -10,6 +10,7 @@ from capsule.host.errors import CapsuleError
 from capsule.image.cache import Cache
 from capsule.image.cache_items import DERIVED, DOWNLOADED, cache_items, chosen
 
+A, B, C, D, E, F = (letter * 64 for letter in "abcdef")
 NOW = 2_000_000_000.0
 DAY = 86_400
 
@@ -20,15 +21,15 @@ def root(tmp_path):
     root = tmp_path / "cache"
     for age, paths in enumerate(
         (
-            ("derived/a.layer.json", "derived/a.layer.tar"),
-            ("environments/b.state", "environments/b/bin/python"),
-            ("roots/c.state", "roots/c/bin/tool"),
-            ("projects/c.state", "projects/c/train.py"),
-            ("bytecode/c.state", "bytecode/c/tool.pyc"),
-            ("objects/dd/d",),
-            ("uv/e/e",),
-            ("trees/objects/ff/f",),
-            ("data/objects/aa/a",),
+            (f"derived/{A}.layer.json", f"derived/{A}.layer.tar"),
+            (f"environments/{B}.state", f"environments/{B}/bin/python"),
+            (f"roots/{C}.state", f"roots/{C}/bin/tool"),
+            (f"projects/{C}.state", f"projects/{C}/train.py"),
+            (f"bytecode/{C}.state", f"bytecode/{C}/tool.pyc"),
+            (f"objects/dd/{D[2:]}",),
+            ("uv/CACHEDIR.TAG", "uv/e"),
+            (f"trees/objects/ff/{F[2:]}",),
+            (f"data/objects/aa/{A[2:]}",),
         ),
         start=1,
     ):
@@ -56,7 +57,7 @@ def test_each_item_has_its_kind_size_and_age(root):
 
 
 def test_an_item_that_was_read_lately_is_not_old(root):
-    os.utime(root / "environments" / "b.state", (NOW, NOW - 99 * DAY))
+    os.utime(root / "environments" / f"{B}.state", (NOW, NOW - 99 * DAY))
     found = chosen(cache_items(Cache(root)), DERIVED, before=NOW - DAY / 2)
     assert kinds(found) == ["bytecode", "unpacked source trees", "unpacked images", "layers"]
 
@@ -75,11 +76,11 @@ def test_only_chosen_items_are_deleted(root):
         item.delete()
     assert kinds(cache_items(Cache(root))) == [*DOWNLOADED]
     assert (root / "environments").is_dir()
-    assert not (root / "environments" / "b").exists()
+    assert not (root / "environments" / B).exists()
 
 
 @pytest.mark.parametrize(
-    "record", ["derived/a.layer.json", "environments/b.state", "roots/c.state"]
+    "record", [f"derived/{A}.layer.json", f"environments/{B}.state", f"roots/{C}.state"]
 )
 def test_what_a_killed_process_left_without_its_record_is_deleted_too(root, record):
     (root / record).unlink()
@@ -91,11 +92,63 @@ def test_what_a_killed_process_left_without_its_record_is_deleted_too(root, reco
     assert not list((root / record).parent.iterdir())
 
 
+@pytest.mark.parametrize(
+    "left",
+    [
+        f"derived/.{A}.layer.json.x1_4567a",
+        f"roots/.{A}.state.x1_4567a",
+        f"documents/.{A}.x1_4567a",
+        "objects/ee/.new-x1_4567a",
+    ],
+)
+def test_what_a_killed_process_left_of_a_file_is_deleted(root, left):
+    (root / left).parent.mkdir(exist_ok=True)
+    (root / left).touch()
+    for item in cache_items(Cache(root)):
+        item.delete()
+    assert not (root / left).exists()
+
+
+def test_files_of_the_user_in_folders_of_the_same_names_stay(root):
+    """CAPSULE_CACHE may be a folder of the user, e.g. the scratch folder on a cluster."""
+    own = [
+        "projects/thesis/paper.tex",
+        "projects/thesis.state",
+        f"projects/{C}.tex",
+        "documents/letter.txt",
+        "environments/venv/bin/python",
+        "derived/results.layer.json.bak",
+        "objects/dd/mesh.obj",
+        "objects/meshes/mesh.obj",
+        "debian/Packages.xz",
+        "digests/mail.txt",
+        "data/unpacked/images/1.png",
+        "trees/objects/oak/leaf",
+    ]
+    for name in own:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("years of work")
+    (root / "uv" / "CACHEDIR.TAG").unlink()
+    for item in cache_items(Cache(root)):
+        item.delete()
+    left = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+    assert left == {*own, "uv/e"}
+
+
+def test_documents_and_indexes_are_one_item_each(root):
+    for name in (f"documents/{A}", f"documents/{B}", f"digests/{A}", f"debian/{A[:16]}.InRelease"):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).touch()
+    found = kinds(cache_items(Cache(root)))
+    assert found.count("layers") == 2
+    assert found.count("package indexes") == 3
+
+
 def test_links_of_an_environment_are_not_followed(root, tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "file").write_bytes(bytes(8 << 20))
-    (root / "environments" / "b" / "link").symlink_to(outside)
+    (root / "environments" / B / "link").symlink_to(outside)
     for item in chosen(cache_items(Cache(root)), DERIVED):
         assert item.bytes < 6 << 20
         item.delete()

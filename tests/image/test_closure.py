@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 import pytest
+from packaging.markers import Marker
 
 from capsule import execution
 from capsule.engine.process import ProcessEngine
@@ -107,6 +108,22 @@ def test_an_extra_of_the_spec_asks_for_more(made):
     )
     check_packages(made.lock(*wheels, packages=("asked[fast]",)), made.cache, debian=False)
     refused(check_packages, made.lock(*wheels), made.cache, debian=False)
+
+
+def test_each_marker_is_evaluated_once_for_each_extra(made, monkeypatch):
+    """A chain of extras of one package, each of which asks for the next."""
+    needs = [f"asked[e{number + 1}]; extra == 'e{number}'" for number in range(20)]
+    asked = made.wheel("asked", *needs, "last; extra == 'e20'", requested="asked[e0]")
+    evaluated, original = [], Marker.evaluate
+    monkeypatch.setattr(
+        Marker,
+        "evaluate",
+        lambda marker, known: evaluated.append(marker) or original(marker, known),
+    )
+    lock = made.lock(asked, made.wheel("last"), packages=("asked[e0]",))
+    check_packages(lock, made.cache, debian=False)
+    # For 21 extras and none, and once more to find what is usual.
+    assert len(evaluated) <= 21 * 22 * 2
 
 
 def test_what_nobody_asked_for_is_refused_before_an_engine_gets_it(made, monkeypatch):

@@ -392,6 +392,20 @@ def test_a_spec_without_code_has_no_source_tree(path, cache):
     assert capture(spec_of(), path, cache, print) is None
 
 
+def test_a_spec_under_another_suffix_is_no_part_of_the_tree(tree, cache, resolved):
+    (tree / "own.spec").write_text("own.spec")
+    document = spec_of(document=PROGRAM.replace(b"path: tree", b"path: ."))
+    (tree / "own.lock.json").unlink()
+    lock = obtain_lock(
+        document,
+        tree / "own.lock.json",
+        cache,
+        leave_out=[tree / "own.spec"],
+        progress=lambda _: None,
+    )
+    assert "own.spec" not in lock.project.files
+
+
 def test_the_lock_and_its_spec_are_no_part_of_the_tree(tree, cache):
     project, said = captured(tree, cache, tree / "bundle.tar")
     assert project.files.keys() == {"train.py", "other.yaml", "digits/1.txt"}

@@ -12,10 +12,17 @@ from collections.abc import Iterator
 from typing import BinaryIO, Literal
 
 from capsule.host.errors import CapsuleError
-from capsule.image.archives.layers import TarEntry, rejected, safe_path, slice_of, tar_header
+from capsule.image.archives.layers import (
+    MAX_PATH_BYTES,
+    TarEntry,
+    rejected,
+    safe_path,
+    slice_of,
+    tar_header,
+)
 
 _BLOCK = 512
-_MAX_EXTENDED_BYTES = 1 << 16  # of an extended header: two paths of 4096 bytes, and a number
+_MAX_EXTENDED_BYTES = 2 * MAX_PATH_BYTES + 256  # of an extended header: two paths, and a number
 _KINDS: dict[bytes, Literal["file", "symlink", "directory"]] = {
     b"0": "file",
     b"2": "symlink",
@@ -40,6 +47,7 @@ def read_layer(stream: BinaryIO, owner: str) -> Iterator[TarEntry]:
     """
     end = stream.seek(0, os.SEEK_END)
     position, previous = 0, b""
+    known = {""}
     while True:
         stream.seek(position)
         entry, header = _entry(stream, owner)
@@ -50,12 +58,20 @@ def read_layer(stream: BinaryIO, owner: str) -> Iterator[TarEntry]:
         # the last.
         if path <= previous or safe_path(entry.path, owner) != entry.path:
             raise _not_canonical(owner, position)
+        # write_tar() writes every parent before what is in it. If a parent could be missing, adding
+        # those of long paths would take a thousand times the memory of the archive.
+        if entry.path.rpartition("/")[0] not in known:
+            raise _not_canonical(owner, position)
+        known.add(entry.path)
         previous = path
         content = position + header
         padding = -entry.size % _BLOCK
         position = content + entry.size + padding
+        # No stream can be sought to the position that an extended header may name.
+        if position > end:
+            raise _not_canonical(owner, content)
         stream.seek(position - padding)
-        if position > end or any(stream.read(padding)):
+        if any(stream.read(padding)):
             raise _not_canonical(owner, content)
         yield TarEntry(**{**vars(entry), "content": slice_of(stream, content, entry.size)})
     # The second zero block and nothing else, for archivers would ignore what follows.
@@ -94,6 +110,12 @@ def _described(block: bytes, records: dict[bytes, bytes], owner: str) -> TarEntr
     name = records.get(b"path", block[:100].rstrip(b"\0")).decode()
     target = records.get(b"linkpath", block[157:257].rstrip(b"\0")).decode()
     size = int(records[b"size"]) if b"size" in records else _octal(block[124:135])
+    if (kind == "symlink") != bool(target) or "\0" in target:
+        raise ValueError(f"a {kind} with the target {target[:100]!a}")
+    if len(target.encode()) >= MAX_PATH_BYTES:
+        raise ValueError("a target longer than any path")
+    if kind != "file" and size:
+        raise ValueError(f"a {kind} of {size} bytes")
     path = name.removesuffix("/") if kind == "directory" else name
     return TarEntry(path, owner, kind, mode, size, target=target)
 

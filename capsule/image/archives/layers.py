@@ -20,6 +20,7 @@ from capsule.host.wording import counted
 
 EPOCH = 1_577_836_800  # 2020-01-01T00:00:00Z: the time of every file in every image
 CHUNK = 1 << 20
+MAX_PATH_BYTES, MAX_NAME_BYTES = 4096, 255  # PATH_MAX and NAME_MAX of Linux
 
 _BLOCK = 512
 _TYPES = {"file": b"0", "symlink": b"2", "directory": b"5"}
@@ -67,16 +68,34 @@ def safe_path(name: str, owner: str) -> str:
     """Return ``name`` as a plain relative path; ``""`` is the root itself.
 
     Raises:
-        CapsuleError: CAP-I107 ``name`` is absolute, climbs out, is not UTF-8, or holds a NUL or a
-            line break.
+        CapsuleError: CAP-I107, it is not one (:func:`plain_path`).
+    """
+    try:
+        return plain_path(name)
+    except ValueError as error:
+        raise rejected("CAP-I107", f"{owner} holds the unsafe path {name!r}: {error}") from error
+
+
+def plain_path(name: str) -> str:
+    """Return ``name`` as a plain relative path; ``""`` is the root itself.
+
+    Raises:
+        ValueError: ``name`` is absolute, climbs out, is not UTF-8, holds a NUL or a line break, or
+            is too long for a file system.
     """
     parts = name.removeprefix("./").rstrip("/").split("/")
     if parts in ([""], ["."]) and not name.startswith("/"):
         return ""
-    if any(part in {"", ".", ".."} for part in parts) or any(c in name for c in "\0\n\r"):
-        raise rejected("CAP-I107", f"{owner} holds the unsafe path {name!r}")
+    if any(part in {"", ".", ".."} for part in parts):
+        raise ValueError("it is not a plain relative path")
+    if any(character in name for character in "\0\n\r"):
+        raise ValueError("it has a NUL character or a line break")
     if not is_utf8(name):
-        raise rejected("CAP-I107", f"{owner} holds a path that is not UTF-8: {name!r}")
+        raise ValueError("it is not UTF-8")
+    if len(name.encode()) > MAX_PATH_BYTES:
+        raise ValueError(f"it has more than {MAX_PATH_BYTES:,} bytes")
+    if any(len(part.encode()) > MAX_NAME_BYTES for part in parts):
+        raise ValueError(f"a name in it has more than {MAX_NAME_BYTES} bytes")
     return "/".join(parts)
 
 

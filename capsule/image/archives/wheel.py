@@ -10,7 +10,6 @@ import base64
 import binascii
 import csv
 import hashlib
-import re
 import stat
 import zipfile
 import zlib
@@ -43,6 +42,8 @@ if TYPE_CHECKING:
 _ALGORITHMS = frozenset({"sha256", "sha384", "sha512"})  # the format forbids weaker ones
 # RECORD cannot hold a digest of itself, nor of the signatures over it (PEP 427).
 _UNRECORDED = frozenset({"RECORD", "RECORD.jws", "RECORD.p7s"})
+_MAX_DOCUMENT_BYTES = 32 << 20  # of a file that is read as a whole; RECORD of torch has 1.5 MB
+_MAX_REQUIREMENTS = 4_000  # of one wheel; each is compared with each extra that others ask for
 # zipfile raises RuntimeError for encrypted members, NotImplementedError for unknown compression.
 _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
 
@@ -116,15 +117,22 @@ def read_contents(
     info = _dist_info(members, wheel)
     document = _read(archive, members.get(f"{info}/METADATA"), wheel)
     fields = HeaderParser().parsestr(document.decode("utf-8", "replace"))
+    texts = fields.get_all("Requires-Dist", [])
+    if len(texts) > _MAX_REQUIREMENTS:
+        raise rejected(
+            "CAP-I105",
+            f"{wheel.filename} has {len(texts):,} requirements, more than {_MAX_REQUIREMENTS:,}",
+        )
     try:
-        requires = [read_requirement(text) for text in fields.get_all("Requires-Dist", [])]
+        requires = [read_requirement(text) for text in texts]
     except ValueError as error:
         raise rejected("CAP-I105", f"{wheel.filename} has a malformed METADATA: {error}") from error
     stated = members.get(f"{info}/entry_points.txt")
     groups = b"" if stated is None else _read(archive, stated, wheel)
+    lines = [line.strip() for line in groups.decode("utf-8", "replace").splitlines()]
     return WheelContents(
         requires,
-        set(re.findall(r"^\s*\[\s*(.*?)\s*\]", groups.decode("utf-8", "replace"), re.MULTILINE)),
+        {line.lstrip("[").partition("]")[0].strip() for line in lines if line.startswith("[")},
         [_destination(name, info, wheel, distribution)[0] for name in members],
     )
 
@@ -270,6 +278,7 @@ def _entry(
     # content(), which compares it with RECORD.
     start = next(_content(archive, member, None, wheel)(), b"") if is_script else b""
     if start.startswith(b"#!python"):
+        _check_size(member, wheel)
         script = b"".join(content()).partition(b"\n")[2]
         interpreter = distribution.interpreter.encode()
         return file_entry(path, wheel.filename, b"#!%b\n%b" % (interpreter, script), mode)
@@ -334,7 +343,18 @@ def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo | None, wheel: Locke
         raise rejected(
             "CAP-I105", f"{wheel.filename} is not a wheel: it lacks WHEEL, METADATA or RECORD"
         )
+    _check_size(member, wheel)
     return b"".join(_content(archive, member, None, wheel)())
+
+
+def _check_size(member: zipfile.ZipInfo, wheel: LockedWheel) -> None:
+    """Check the size of a file that is read as a whole. zipfile reads no more than is stated."""
+    if member.file_size > _MAX_DOCUMENT_BYTES:
+        raise rejected(
+            "CAP-I105",
+            f"{wheel.filename}: {member.filename} has {member.file_size:,} bytes, more than "
+            f"{_MAX_DOCUMENT_BYTES:,}",
+        )
 
 
 def _pruned(name: str, patterns: Sequence[str]) -> bool:

@@ -155,20 +155,22 @@ def known_identity(lock: Lock, cache: Cache) -> str | None:
     Raises:
         CapsuleError: CAP-I102, the lock needs another Capsule.
     """
+    # Whether the lock needs another Capsule must not depend on what is in the cache.
+    recipe, own = _matching_recipe(lock), _own_code(lock)
     if not all(cache.has(wheel.sha256) for wheel in lock.image.wheels):
         return None
-    _, (*wheels, _) = plan_layers(lock, cache)
+    _, (*wheels, _) = plan_layers(lock, cache, own)
     made = [layer for plan in wheels if (layer := find_layer(plan, cache)) is not None]
     if len(made) < len(wheels):
         return None
     code = hashlib.sha256()
-    write_tar(_code_entries(lock, _own_code(lock)), code.update)
+    write_tar(_code_entries(lock, own), code.update)
     layers = [("base", f"sha256:{lock.image.base}")]
     layers += [(layer.name, layer.diff_id) for layer in made]
     layers.append(("code", f"sha256:{code.hexdigest()}"))
     if lock.project is not None:
         layers.append(("project", f"sha256:{lock.project.sha256}"))
-    return f"sha256:{sha256_hex(image_config(lock, _matching_recipe(lock), layers))}"
+    return f"sha256:{sha256_hex(image_config(lock, recipe, layers))}"
 
 
 def image_of(lock: Lock, layers: tuple[Layer, ...]) -> Image:

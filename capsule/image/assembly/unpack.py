@@ -6,7 +6,9 @@ places where an engine mounts something, and ``/etc/hosts``, which container eng
 
 from __future__ import annotations
 
+import errno
 import os
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
 from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex
@@ -87,8 +89,22 @@ def write_entry(entry: TarEntry, root: Path, folders: set[str]) -> None:
         folders: Those below it that were made so far, ``.`` among them; new ones are added.
 
     Raises:
-        CapsuleError: CAP-I107, it leads through a link or is where a folder is.
+        CapsuleError: CAP-I107, it leads through a link, is where a folder is, or is too long here.
     """
+    try:
+        _write_entry(entry, root, folders)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        raise rejected(
+            "CAP-I107",
+            f"{entry.owner} has a path of {len(entry.path.encode()):,} bytes, which is too long "
+            f"below {root}",
+            "Set CAPSULE_CACHE to a folder with a shorter path.",
+        ) from error
+
+
+def _write_entry(entry: TarEntry, root: Path, folders: set[str]) -> None:
     path = PurePosixPath(entry.path)
     if path.name.startswith(".wh."):
         # To engines it means that a lower layer's file is gone. Capsule writes no such layer.
@@ -114,11 +130,10 @@ def write_entry(entry: TarEntry, root: Path, folders: set[str]) -> None:
 
 def _make_folder(path: PurePosixPath, root: Path, folders: set[str], owner: str) -> None:
     """Make a folder and those above it, unless this process already has."""
-    if str(path) in folders:
-        return
-    _make_folder(path.parent, root, folders, owner)
-    try:
-        (root / path).mkdir(mode=0o755)
-    except FileExistsError as error:
-        raise rejected("CAP-I107", f"{owner} has {path} below a link or a file") from error
-    folders.add(str(path))
+    missing = takewhile(lambda each: str(each) not in folders, (path, *path.parents))
+    for each in reversed([*missing]):
+        try:
+            (root / each).mkdir(mode=0o755)
+        except FileExistsError as error:
+            raise rejected("CAP-I107", f"{owner} has {each} below a link or a file") from error
+        folders.add(str(each))

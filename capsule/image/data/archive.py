@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from capsule.host.errors import CapsuleError
 from capsule.image.archives.layer_reader import read_layer
 from capsule.image.archives.layers import (
     TarEntry,
@@ -37,12 +38,12 @@ def write_data(listing: Listing, path: Path, write: Write) -> None:
         CapsuleError: CAP-I104, a file is not what is listed.
     """
     is_folder = path.is_dir()
-    # A file may change after it was listed. write_tar() notices another size, and the comparison of
+    # A file may change after it was listed. _content() notices another size, and the comparison of
     # digests below every other change.
     facts = write_tar(_entries(listing, lambda name: path / name if is_folder else path), write)
     for name, fact in facts.items():
         if fact.startswith("file ") and fact.split()[-1] != listing[name].split()[-1]:
-            raise rejected("CAP-I104", f"{_OWNER}: {name} changed while it was packed", _FIX)
+            raise _changed(name)
 
 
 def archive_size(listing: Listing) -> int:
@@ -88,8 +89,22 @@ def _entries(listing: Listing, place_of: Callable[[str], Path]) -> Iterator[TarE
         else:
             # The path of a data set that is one file may be a link, which file_chunks() does not
             # open.
-            content = partial(file_chunks, place_of(name).resolve())
-            yield TarEntry(name, _OWNER, "file", _FILE_MODE, int(rest.split()[0]), content)
+            size = int(rest.split()[0])
+            content = partial(_content, name, place_of(name).resolve(), size)
+            yield TarEntry(name, _OWNER, "file", _FILE_MODE, size, content)
+
+
+def _content(name: str, path: Path, size: int) -> Iterator[bytes]:
+    """Yield the content of a file that was listed with a size."""
+    for chunk in file_chunks(path):
+        size -= len(chunk)
+        yield chunk
+    if size:
+        raise _changed(name)
+
+
+def _changed(name: str) -> CapsuleError:
+    return rejected("CAP-I104", f"{_OWNER}: {name} changed while it was packed", _FIX)
 
 
 def _fact(entry: TarEntry) -> str:

@@ -17,6 +17,7 @@ from capsule.experiment.spec import DataSpec
 from capsule.host.errors import CapsuleError
 from capsule.host.network import trusted_certificates
 from capsule.host.wording import counted
+from capsule.image.archives.layers import plain_path
 from capsule.image.cache import Cache, file_state, folder_state
 from capsule.image.data.listing import (
     Listing,
@@ -26,7 +27,7 @@ from capsule.image.data.listing import (
     list_data,
     pin_of,
 )
-from capsule.image.data.places import keep_listing, read_listing, remember
+from capsule.image.data.places import came_from, keep_listing, read_listing, remember
 
 _CHUNK = 1 << 20
 _TIMEOUT_S = 60.0
@@ -106,7 +107,7 @@ def _listed(name: str, place: Path, cache: Cache, progress: Progress) -> Listing
     # The state has the time of change of every file, which no program can set.
     state = folder_state(place) if place.is_dir() else " ".join(map(str, file_state(place)))
     note = cache.data.folder("states") / sha256_hex(f"{place} {state}".encode())
-    known = read_listing(note.read_text(), cache) if note.exists() else None
+    known = read_listing(note.read_text(errors="replace"), cache) if note.exists() else None
     if known is not None:
         return known
     listing = list_data(name, place, Meter(f"hashing the data set {name!r}", progress).sha256)
@@ -152,18 +153,12 @@ def _fetched(
 
     It is downloaded unless it is in the cache already: as the spec expects it, or as it was pinned.
     """
-    called = PurePosixPath(unquote(urlsplit(url).path)).name
-    if not called:
-        raise CapsuleError(
-            "CAP-L306",
-            f"data.{name}.url {url!r} names no file",
-            fix="Give the address of one file; pack several files into an archive.",
-        )
-    expected = [spec.sha256] if spec.sha256 is not None else []
-    # A pin is the digest of a listing, which contains that of the file.
-    for pin in pinned:
-        expected += [fact.split()[-1] for fact in (read_listing(pin.sha256, cache) or {}).values()]
-    sha256 = next((each for each in expected if cache.data.has(each)), None)
+    called = _file_name(name, url)
+    # A file of the same name at another address need not be the same.
+    known = [pin.sha256 for pin in pinned if came_from(pin, url, cache)]
+    expected = [] if spec.sha256 is None else [spec.sha256]
+    files = (each for digest in (*expected, *known) for each in _files_of(digest, cache))
+    sha256 = next(filter(cache.data.has, files), None)
     if sha256 is None:
         with cache.data.scratch() as scratch:
             _download(name, url, scratch / "file", progress)
@@ -171,6 +166,34 @@ def _fetched(
             place = cache.data.add(scratch / "file", sha256)
     place = cache.data.path(sha256)
     return place, {called: f"file {place.stat().st_size} {sha256}"}
+
+
+def _file_name(name: str, url: str) -> str:
+    """Return the name of the file at an address.
+
+    Raises:
+        CapsuleError: CAP-L306, the address has none that a file can have.
+    """
+    try:
+        called = PurePosixPath(unquote(urlsplit(url).path)).name
+        if plain_path(called):
+            return called
+        reason = "it names no file"
+    except ValueError as error:
+        reason = str(error)
+    raise CapsuleError(
+        "CAP-L306",
+        f"data.{name}.url {url!r} is not the address of a file: {reason}",
+        fix="Give the address of one file; pack several files into an archive.",
+    )
+
+
+def _files_of(sha256: str, cache: Cache) -> list[str]:
+    """Return the digests of files that a digest stands for: of a listing or of a file itself."""
+    listing = read_listing(sha256, cache)
+    if listing is None:
+        return [sha256]
+    return [fact.split()[-1] for fact in listing.values() if fact.startswith("file ")]
 
 
 def _download(name: str, url: str, target: Path, progress: Progress) -> None:

@@ -25,7 +25,7 @@ from capsule.experiment.canonical import (
 from capsule.experiment.lock import LockedData
 from capsule.host.errors import CapsuleError
 from capsule.host.wording import counted
-from capsule.image.archives.layers import is_utf8, safe_path
+from capsule.image.archives.layers import is_utf8, plain_path
 
 Listing = dict[str, str]
 Progress = Callable[[str], None]
@@ -91,8 +91,7 @@ def list_data(
 
     Raises:
         CapsuleError: CAP-L302, something in it cannot be part of a data set; CAP-L303, it holds no
-            file; CAP-L304, it has too many files; CAP-L305, it cannot be read; CAP-I107, an unsafe
-            path.
+            file; CAP-L304, it has too many files; CAP-L305, it cannot be read.
     """
     try:
         listing = dict(sorted(_facts(name, place, sha256, called, for_everyone=for_everyone)))
@@ -156,8 +155,8 @@ def parse_listing(data: bytes) -> Listing:
 
 def _is_plain(path: str) -> bool:
     try:
-        return path != "" and safe_path(path, "a listing") == path
-    except CapsuleError:
+        return path != "" and plain_path(path) == path
+    except ValueError:
         return False
 
 
@@ -192,7 +191,7 @@ def _facts(
         if not stat.S_ISREG(facts.st_mode):
             raise _not_taken(name, str(place), "is a pipe, socket or device")
         _check_mode(name, place, place, facts.st_mode, _EVERYONE_READS if for_everyone else 0)
-        listed = safe_path(called or place.name, f"the data set {name!r}")
+        listed = _listed_path(name, called or place.name)
         # The place of a single file may be a link, and the files of a listing are opened without
         # following one.
         yield listed, f"file {facts.st_size} {sha256(place.resolve())}"
@@ -200,7 +199,7 @@ def _facts(
     _check_mode(name, place, place, place.stat().st_mode, _EVERYONE_ENTERS if for_everyone else 0)
     for entry in entries_beneath(place):
         path, mode = place / entry.path, entry.facts.st_mode
-        listed = safe_path(entry.path, f"the data set {name!r}")
+        listed = _listed_path(name, entry.path)
         if stat.S_ISDIR(mode):
             _check_mode(name, place, path, mode, _EVERYONE_ENTERS if for_everyone else 0)
             yield listed, FOLDER
@@ -211,6 +210,18 @@ def _facts(
             yield listed, f"file {entry.facts.st_size} {sha256(path)}"
         else:
             raise _not_taken(name, entry.path, "is a pipe, socket or device")
+
+
+def _listed_path(name: str, path: str) -> str:
+    """Return a path as it is listed."""
+    try:
+        return plain_path(path)
+    except ValueError as error:
+        raise CapsuleError(
+            "CAP-L302",
+            f"the data set {name!r} has the unsafe path {path!a}: {error}",
+            fix="Rename it.",
+        ) from error
 
 
 def _check_mode(name: str, place: Path, path: Path, mode: int, needed: int) -> None:

@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import ValidationError
-
 from capsule.experiment.canonical import sha256_hex, write_atomic
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Lock, LockedData
 from capsule.host.errors import CapsuleError
+from capsule.host.folders import user_path
 from capsule.image.cache import Cache
 from capsule.image.data.listing import (
     Listing,
@@ -99,7 +98,12 @@ def parse_places(texts: Sequence[str]) -> dict[str, Path]:
                 f"--data {text!r} {wrong}",
                 fix="Write, for example, --data mnist=/datasets/mnist, once for each data set.",
             )
-        places[name] = Path(path).expanduser()
+        try:
+            places[name] = user_path(path)
+        except ValueError as error:
+            raise CapsuleError(
+                "CAP-E045", f"--data {text!r}: {error}", fix="Write the whole path."
+            ) from error
     return places
 
 
@@ -209,12 +213,16 @@ def keep_listing(cache: Cache, listing: Listing) -> str:
 
 
 def read_listing(sha256: str, cache: Cache) -> Listing | None:
-    """Return the listing with a digest, if it is in the cache."""
-    if not cache.data.has(sha256):
+    """Return the listing with a digest, if it is in the cache.
+
+    A damaged copy counts as missing: the data set is hashed again then. So does a file that was
+    downloaded, which the digest of an untrusted lock may name.
+    """
+    try:
+        data = cache.data.path(sha256).read_bytes()
+        return parse_listing(data) if sha256_hex(data) == sha256 else None
+    except (FileNotFoundError, ValueError):
         return None
-    data = cache.data.path(sha256).read_bytes()
-    # A damaged copy counts as missing. The data set is hashed again then.
-    return parse_listing(data) if sha256_hex(data) == sha256 else None
 
 
 def unpacked_place(cache: Cache, pin: LockedData) -> Path:
@@ -222,9 +230,15 @@ def unpacked_place(cache: Cache, pin: LockedData) -> Path:
     return cache.data.folder(_UNPACKED) / pin.sha256
 
 
+def came_from(pin: LockedData, url: str, cache: Cache) -> bool:
+    """Tell whether a data set was downloaded from an address when it was seen last."""
+    known = _remembered(pin, cache)
+    return known is not None and known.url == url
+
+
 def _remembered(pin: LockedData, cache: Cache) -> _Place | None:
     note = cache.data.folder(_PLACES) / pin.sha256
     try:
         return _Place.parse(note.read_bytes())
-    except (FileNotFoundError, ValidationError):
+    except (FileNotFoundError, ValueError):  # it was never seen, or the note is damaged
         return None

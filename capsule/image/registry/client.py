@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,7 +70,10 @@ class Repository(HttpClient):
         Raises:
             CapsuleError: CAP-I402, I403, I404: the registry does not take it.
         """
-        with self._request("POST", "blobs/uploads/", accepted=(202,)) as answer:
+        with (
+            self._request("POST", "blobs/uploads/", accepted=(202,)) as answer,
+            self._reachable(),  # a registry that gives a malformed address is not
+        ):
             # The address for the upload may be relative. If it has a query, the digest is added to
             # that.
             place = urljoin(answer.url, answer.headers.get("Location", ""))
@@ -210,15 +214,26 @@ class Repository(HttpClient):
         secure = realm.startswith("https://") or self._reference.is_loopback
         if scheme.lower() != "bearer" or not realm or not secure:
             raise self._denied()
-        with self._reachable():
-            answer = self._session.get(realm, params=facts, auth=self._login, timeout=_TIMEOUT_S)
+        headers = {"Accept-Encoding": "identity"}
+        with (
+            self._reachable(),
+            self._session.get(
+                realm,
+                params=facts,
+                auth=self._login,
+                headers=headers,
+                stream=True,
+                timeout=_TIMEOUT_S,
+            ) as answer,
+        ):
+            data = answer.raw.read(MAX_DOCUMENT_BYTES, decode_content=False)
         if answer.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
             raise self._unavailable(f"{realm}: {answer.status_code}")
         try:
-            document = answer.json() if answer.ok else {}
+            document = json.loads(data) if answer.ok else {}
             # Docker's token specification also allows the name of OAuth 2.0.
             token = document.get("token") or document.get("access_token")
-        except (ValueError, AttributeError) as error:
+        except (ValueError, AttributeError, RecursionError) as error:
             raise self._unavailable(f"{realm} answers with something else than a token") from error
         if not token:
             raise self._denied()

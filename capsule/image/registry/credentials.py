@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from capsule.host.errors import CapsuleError
+from capsule.host.folders import home_folder
 
 _DOCKER_HUB = "https://index.docker.io/v1/"  # the key of docker.io
 _TIMEOUT_S = 60.0
+_MALFORMED = (OSError, ValueError, AttributeError, TypeError, LookupError, RecursionError)
 # What Docker's own helpers print, with exit status 1, for a registry without a login.
 _NOT_FOUND = "credentials not found in native keychain"
 
@@ -31,9 +33,11 @@ def find_login(registry: str) -> Login | None:
     The file is ``config.json`` in ``$DOCKER_CONFIG`` or ``~/.docker``.
 
     Raises:
-        CapsuleError: CAP-I403, the file is malformed, or the helper that it names fails.
+        CapsuleError: CAP-I403, the file is malformed, or the helper that it names fails;
+            CAP-X006, the home directory is not known.
     """
-    path = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker") / "config.json"
+    folder = os.environ.get("DOCKER_CONFIG") or home_folder("DOCKER_CONFIG") / ".docker"
+    path = Path(folder) / "config.json"
     key = _DOCKER_HUB if registry == "docker.io" else registry
     try:
         document = json.loads(path.read_bytes())
@@ -45,7 +49,7 @@ def find_login(registry: str) -> Login | None:
         return _from_file(document.get("auths", {}).get(key, {}))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, AttributeError, TypeError, LookupError) as error:
+    except _MALFORMED as error:
         raise CapsuleError(
             "CAP-I403",
             f"{path} is not a configuration file of Docker: {error}",
@@ -80,7 +84,7 @@ def _from_helper(helper: str, key: str) -> Login | None:
             answer = json.loads(done.stdout)
             return Login(answer["Username"], answer["Secret"])
         reason = (done.stdout.strip() or done.stderr.strip())[:1000]
-    except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError) as error:
+    except (subprocess.SubprocessError, *_MALFORMED) as error:
         reason = str(error)
     if _NOT_FOUND in reason:
         return None

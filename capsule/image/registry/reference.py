@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import NamedTuple, Self
+from urllib.parse import urlsplit
 
 from capsule.host.errors import CapsuleError
 
@@ -42,7 +43,11 @@ class Reference(NamedTuple):
         """
         match = _FORM.fullmatch(text)
         # As Docker has it, a first part without dot, colon or "localhost" is not a host.
-        if match is None or not re.search(r"[.:]|^localhost$", match["registry"]):
+        if (
+            match is None
+            or not re.search(r"[.:]|^localhost$", match["registry"])
+            or not _is_host(match["registry"])
+        ):
             raise CapsuleError(
                 "CAP-I401",
                 f"{text!a} is not REGISTRY/NAME[:TAG][@DIGEST]",
@@ -65,3 +70,11 @@ class Reference(NamedTuple):
         """The address of the repository."""
         host = _DOCKER_HUB if self.registry == "docker.io" else self.registry
         return f"{'http' if self.is_loopback else 'https'}://{host}/v2/{self.name}"
+
+
+def _is_host(text: str) -> bool:
+    """Tell whether an IPv6 address and a port, if there are any, are in their ranges."""
+    try:
+        return urlsplit(f"//{text}").port != 0
+    except ValueError:
+        return False

@@ -1,7 +1,7 @@
 """Packages of Debian or Ubuntu: the shipped base lock, and what a spec adds to it.
 
 Nothing of the machine is needed for it: indexes are read from mirrors
-(:mod:`capsule.image.resolution.indexes`), and packages are chosen as apt would
+(:mod:`capsule.image.resolution.indexes`), and packages are chosen much as apt does
 (:mod:`capsule.image.resolution.relations`).
 """
 
@@ -89,7 +89,8 @@ def resolve_debian(
             "CAP-L124",
             f"image.debian {list(extra)} cannot be resolved: {error}",
             fix=f"Change image.debian so that the packages exist in {distribution.title} and fit "
-            "together, or lock with --refresh-base.",
+            "together, or lock with --refresh-base. Of alternative dependencies, the first is "
+            "taken: to have another one, name it in image.debian before the package that needs it.",
         ) from error
     merged = {package.name: package for package in locked}
     for stanza in added:

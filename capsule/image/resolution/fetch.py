@@ -53,6 +53,7 @@ def fetch(
         CapsuleError: CAP-I302 a wheel is not available, CAP-I303 nor a Debian package, CAP-I305
             the lock contradicts itself, CAP-L101 pip's configuration is broken.
     """
+    cache.use()  # before has() answers
     if packages := [package for package in image.debian if not cache.has(package.sha256)]:
         fetch_debian(distribution.vendor, packages, cache, sources, progress)
     if wheels := [wheel for wheel in image.wheels if not cache.has(wheel.sha256)]:

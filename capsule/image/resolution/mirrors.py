@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote, unquote, urlsplit
@@ -82,29 +82,42 @@ class Downloader(HttpClient):
 
         Raises:
             DownloadError: It is not there, too large, or the mirror does not answer.
+            OSError: It cannot be written.
         """
         place = f"{address}/{quote(path)}"
-        if urlsplit(place).scheme not in _SCHEMES:
-            raise DownloadError(f"{place}: a mirror's address begins with http, https or file")
-        try:
-            size = 0
-            for chunk in self._chunks(place):
-                size += len(chunk)
-                if size > limit:
-                    raise DownloadError(f"{place}: larger than {limit:,} bytes")
-                target.write(chunk)
-        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
-            raise DownloadError(f"{place}: {error}") from error
+        size = 0
+        for chunk in self._chunks(place):
+            size += len(chunk)
+            if size > limit:
+                raise DownloadError(f"{place}: larger than {limit:,} bytes")
+            target.write(chunk)
 
-    def _chunks(self, place: str) -> Iterable[bytes]:
-        if urlsplit(place).scheme == "file":
-            yield Path(unquote(urlsplit(place).path)).read_bytes()
-            return
-        answer = self._session.get(place, stream=True, timeout=_TIMEOUT_S, proxies=self._proxies)
-        with answer:
-            answer.raise_for_status()
-            # Not the decoded content: some servers call an .xz file itself an encoding.
-            yield from answer.raw.stream(_CHUNK, decode_content=False)
+    def _chunks(self, place: str) -> Iterator[bytes]:
+        """Yield the file at an address.
+
+        Raises:
+            DownloadError: It cannot be read.
+        """
+        try:
+            parts = urlsplit(place)
+            if parts.scheme not in _SCHEMES:
+                raise DownloadError(f"{place}: a mirror's address begins with http, https or file")
+            if parts.scheme == "file":
+                yield Path(unquote(parts.path)).read_bytes()
+                return
+            with self._session.get(
+                place, stream=True, timeout=_TIMEOUT_S, proxies=self._proxies
+            ) as answer:
+                answer.raise_for_status()
+                # Not the decoded content: some servers call an .xz file itself an encoding.
+                yield from answer.raw.stream(_CHUNK, decode_content=False)
+        except (
+            requests.RequestException,
+            urllib3.exceptions.HTTPError,
+            OSError,
+            ValueError,  # of a malformed address
+        ) as error:
+            raise DownloadError(f"{place}: {error}") from error
 
 
 def _from_apt(vendor: Vendor) -> list[str]:

@@ -13,7 +13,8 @@ import re
 import stat
 import subprocess
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import count, takewhile
 from pathlib import Path, PurePosixPath
 
@@ -23,13 +24,14 @@ from capsule.experiment.lock import LockedGit, LockedProject
 from capsule.experiment.patterns import chosen
 from capsule.experiment.spec import CodeSpec
 from capsule.host.errors import CapsuleError
+from capsule.host.run_directory import LOCK, STUDY_LOCK
 from capsule.image.archives.layer_reader import read_layer
 from capsule.image.archives.layers import (
     TarEntry,
     file_chunks,
     is_utf8,
+    plain_path,
     rejected,
-    safe_path,
     write_tar,
 )
 from capsule.image.cache import Cache
@@ -60,6 +62,13 @@ _OWN_HEADS = {
 }
 _HEAD = 1024  # bytes
 _LEFT_OUT = ("__pycache__", ".git")
+# The file that Capsule writes first into a folder, and what is in it.
+_OWN_FOLDERS = {
+    LOCK: b'"schema":"capsule/lock/v1"',
+    STUDY_LOCK: b'"schema":"capsule/study-lock/v1"',
+}
+# The name of what a killed process left of a file that it was writing (write_atomic).
+_REMAINS = re.compile(r"\.(.+)\.[a-z0-9_]{8}")
 
 
 def capture_project(
@@ -68,8 +77,8 @@ def capture_project(
     """Take a source tree into the cache and describe it.
 
     In a git work tree its files are those that git tracks or would not ignore; elsewhere all are.
-    Compiled Python files, git's own folder, run directories and the files that Capsule itself
-    writes (bundles, locks, receipts, reports, exported metrics) never are.
+    Compiled Python files, git's own folder, run directories, folders of studies and the files that
+    Capsule itself writes (bundles, locks, receipts, reports, exported metrics) never are.
 
     Args:
         code: Where the tree is, and which files of it.
@@ -178,18 +187,22 @@ class _Tree:
         root: The tree's folder.
         patterns: ``code.files``.
         leave_out: Files and folders that are no part of it.
+        own: Whether each folder so far is one that Capsule made.
     """
 
     root: Path
     patterns: tuple[str, ...]
     leave_out: frozenset[Path]
+    own: dict[Path, bool] = field(default_factory=dict)
 
     def takes(self, name: str) -> bool:
         """Tell whether a path belongs to the tree, if it is there."""
         parts = PurePosixPath(name).parts
         path = self.root / name
-        own = any(part in _LEFT_OUT for part in parts) or chosen(parts[-1], _OWN_FILES)
-        own = own or _is_own(path)
+        remains = _REMAINS.fullmatch(parts[-1])
+        called = remains[1] if remains else parts[-1]
+        own = any(part in _LEFT_OUT for part in parts) or chosen(called, _OWN_FILES)
+        own = own or _is_own(path, PurePosixPath(called).suffix)
         left_out = any(each in self.leave_out for each in (path, *path.parents))
         return chosen(name, self.patterns) and not own and not left_out
 
@@ -198,21 +211,30 @@ class _Tree:
         return name in self.patterns
 
     def holds(self, name: str) -> bool:
-        """Tell whether a path is there and not of a run directory."""
+        """Tell whether a path is there and not of a run directory or of the folder of a study."""
         path = self.root / name
         inside = takewhile(lambda folder: folder != self.root, path.parents)
-        return os.path.lexists(path) and not any(_is_run(folder) for folder in inside)
+        return os.path.lexists(path) and not any(map(self._made_by_capsule, inside))
+
+    def _made_by_capsule(self, folder: Path) -> bool:
+        if folder not in self.own:
+            self.own[folder] = any(
+                schema in _content(folder / name) for name, schema in _OWN_FOLDERS.items()
+            )
+        return self.own[folder]
 
 
-def _is_run(folder: Path) -> bool:
-    """Tell whether a folder is a run directory: ``capsule run`` writes a lock into it first."""
-    lock = folder / "lock.json"
-    return lock.is_file() and b'"schema":"capsule/lock/v1"' in lock.read_bytes()
+def _content(file: Path) -> bytes:
+    """Return what is in a file; nothing if there is none."""
+    try:
+        return file.read_bytes() if file.is_file() else b""
+    except OSError as error:
+        raise _not_taken(str(file), f"cannot be read: {error.strerror}") from error
 
 
-def _is_own(file: Path) -> bool:
+def _is_own(file: Path, suffix: str) -> bool:
     """Tell from its first bytes whether Capsule wrote a file, as a report or an export."""
-    expected = _OWN_HEADS.get(file.suffix)
+    expected = _OWN_HEADS.get(suffix)
     if expected is None or not file.is_file():
         return False
     try:
@@ -244,7 +266,14 @@ def _archive(tree: _Tree, names: list[str], cache: Cache) -> tuple[str, int]:
 def _entry(tree: _Tree, name: str) -> TarEntry:
     """Return the entry of one file; what is neither file nor harmless link is rejected."""
     path = tree.root / name
-    place = f"{FOLDER}/{safe_path(name, _OWNER)}"
+    try:
+        place = f"{FOLDER}/{plain_path(name)}"
+    except ValueError as error:
+        raise CapsuleError(
+            "CAP-L205",
+            f"the source tree has the unsafe path {name!a}: {error}",
+            fix="Rename it, exclude its folder with code.files, or have git ignore it.",
+        ) from error
     try:
         facts = path.lstat()
         if stat.S_ISLNK(facts.st_mode):
@@ -255,9 +284,22 @@ def _entry(tree: _Tree, name: str) -> TarEntry:
             _reject_credentials(name, file_chunks(path))
         # As git has it: all other bits depend on the umask with which the tree was checked out.
         mode = 0o755 if facts.st_mode & stat.S_IXUSR else 0o644
-        return TarEntry(place, _OWNER, "file", mode, facts.st_size, lambda: file_chunks(path))
+        content = partial(_content_of, path, name, facts.st_size)
+        return TarEntry(place, _OWNER, "file", mode, facts.st_size, content)
     except OSError as error:
         raise _not_taken(name, f"cannot be read: {error.strerror}") from error
+
+
+def _content_of(path: Path, name: str, size: int) -> Iterator[bytes]:
+    """Yield the content of a file that had a size before it was read."""
+    try:
+        for chunk in file_chunks(path):
+            size -= len(chunk)
+            yield chunk
+    except OSError as error:
+        raise _not_taken(name, f"cannot be read: {error.strerror}") from error
+    if size:
+        raise _not_taken(name, "changed while it was read")
 
 
 def _reject_credentials(name: str, content: Iterable[bytes]) -> None:

@@ -1,8 +1,12 @@
 """Versions and relations of Debian packages (deb-version(7), deb-control(5)), and what they need.
 
-The rules are those of ``apt-get install --no-install-recommends`` on a machine that has the base's
-packages: the first alternative that exists is taken, what is installed stays unless something needs
-a newer version, and a contradiction is an error, since nothing is ever removed.
+The rules resemble those of ``apt-get install --no-install-recommends`` on a machine that has the
+base's packages: the first alternative that exists is taken, what is installed stays unless
+something needs a newer version, and a contradiction is an error, since nothing is ever removed.
+
+Unlike apt, no choice is revised: if the first alternative contradicts another package, the next one
+is not tried, unless the spec names it before. The virtual packages that the base's packages provide
+are not known here, so a package that needs one brings a provider, even if the base has one.
 """
 
 from __future__ import annotations

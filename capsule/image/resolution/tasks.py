@@ -99,6 +99,7 @@ def _names(image: ImageSpec) -> set[str]:
 def _opened(
     wheel: LockedWheel, spec: Spec, cache: Cache, progress: Callable[[str], None]
 ) -> zipfile.ZipFile:
+    cache.use()  # before has() answers
     if not cache.has(wheel.sha256):
         sources = machine_sources(spec.image.sources)
         fetch_wheels(distribution_of(spec.image), [wheel], cache, sources, progress)

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from capsule.experiment.canonical import sha256_file
-from capsule.host.errors import CapsuleError
+from capsule.host.errors import CapsuleError, refusal_of
 from capsule.image.cache import Cache
 from capsule.image.distribution import Distribution, supported_tags
 from capsule.image.resolution.sources import MachineSources, write_index
@@ -56,7 +56,7 @@ def compile_wheels(
 
     Raises:
         CapsuleError: CAP-L103 no solution, CAP-L104 no wheel, CAP-L105 no network, CAP-L106 no
-            SHA-256 or no matching wheel in the answer.
+            SHA-256 or no matching wheel in the answer, CAP-X003 a fault of this machine.
     """
     from uv import find_uv_bin
 
@@ -88,6 +88,8 @@ def compile_wheels(
                     f"{_one_line(messages)}",
                     fix="Check the network, pip's configuration and image.sources, then try again.",
                 )
+        elif messages and (fault := _own_fault(messages)):
+            raise fault
         elif messages and (names := re.findall(r"Wheels are required for `([^`]+)`", messages)):
             raise _sdist_only(distribution, sorted(set(names)))
         elif messages:
@@ -154,6 +156,14 @@ def _run_uv(command: Sequence[str], environment: Mapping[str, str]) -> str | Non
     """Run uv; return its messages if it failed."""
     process = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     return process.stderr.strip() or "uv failed silently" if process.returncode else None
+
+
+def _own_fault(messages: str) -> CapsuleError | None:
+    """Return the error of this machine, such as a full disk, that uv's messages report."""
+    found = re.search(r"\(os error ([0-9]+)\)", messages)
+    if found is None:
+        return None
+    return refusal_of(OSError(int(found[1]), f"{_one_line(messages)} (reported by uv)"))
 
 
 def _fits(distribution: Distribution, filename: str) -> bool:

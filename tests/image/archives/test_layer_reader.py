@@ -82,6 +82,15 @@ EVIL = {
     "larger than the file": headed(TarEntry("a", "o", "file", 0o644, 8**10)) + END,
     "another date": GOOD.replace(b"%011o" % 1_577_836_800, b"%011o" % 1, 1),
     "endless extended header": tarfile.TarInfo("x").tobuf().replace(b"\x000\0", b"\x00x\0") + END,
+    "larger than any file": headed(TarEntry("a", "o", "file", 0o644, 10**30)) + END,
+    "size of 64 bits": headed(TarEntry("a", "o", "file", 0o644, 2**63 - 513)) + END,
+    "no parent": headed(file_entry("a/b", "o", b"")) + END,
+    "long extended header": headed(file_entry("a" * 9000, "o", b"")) + END,
+    "link to nothing": headed(TarEntry("a", "o", "symlink", 0o777, target="")) + END,
+    "link to a NUL": headed(TarEntry("a", "o", "symlink", 0o777, target="b\0c")) + END,
+    "file with a target": headed(TarEntry("a", "o", "file", 0o644, target="b")) + END,
+    "long link": headed(TarEntry("a", "o", "symlink", 0o777, target="b" * 4096)) + END,
+    "link with a size": headed(TarEntry("a", "o", "symlink", 0o777, 512, target="b")) + END * 2,
 }
 EVIL["hard link"] = EVIL["hard link"][:156] + b"1" + EVIL["hard link"][157:]
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.lock import LockedWheel
+from capsule.image.archives import wheel
 from capsule.image.archives.layers import write_tar
 from capsule.image.archives.wheel import open_wheel, read_contents, wheel_entries
 from capsule.image.distribution import DEBIAN_12
@@ -241,3 +242,55 @@ def test_a_flipped_byte_never_changes_content(position, mask):
     else:
         known = unpack(GOOD)[1]
         assert {path: known.get(path) for path in contents} == contents
+
+
+def contents_of(files, **how):
+    with open_wheel(io.BytesIO(build_wheel(files, **how)), WHEEL) as archive:
+        return read_contents(archive, WHEEL, DEBIAN_12)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("[torch.backends]\na = b", "x = y\n [ torch.backends ] \n", "[[torch.backends]]"),
+        "[a]\r[torch.backends]",
+    ],
+)
+def test_groups_of_entry_points_are_found(text):
+    found = contents_of({"small-1.0.dist-info/entry_points.txt": text.encode()})
+    assert "torch.backends" in found.entry_points
+
+
+@pytest.mark.parametrize("text", ["\n" * 300_000 + "x", "[" + " " * 300_000 + "x\n"])
+def test_groups_of_entry_points_are_found_in_linear_time(text):
+    contents_of({"small-1.0.dist-info/entry_points.txt": text.encode()})
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("METADATA", {"requires": ["a"] * 1000}),
+        ("RECORD", {"record": lambda text: text + "x" * 5000}),
+        ("entry_points.txt", {}),
+    ],
+)
+def test_a_document_that_is_too_large_is_not_read(monkeypatch, name, how):
+    monkeypatch.setattr(wheel, "_MAX_DOCUMENT_BYTES", 5000)
+    data = build_wheel({} if how else {f"small-1.0.dist-info/{name}": b"x" * 5001}, **how)
+
+    def read():
+        with open_wheel(io.BytesIO(data), WHEEL) as archive:
+            read_contents(archive, WHEEL, DEBIAN_12)
+            wheel_entries(archive, WHEEL, DEBIAN_12)
+
+    with pytest.raises(CapsuleError, match=rf"{name} has [0-9,]+ bytes, more than 5,000") as caught:
+        read()
+    assert caught.value.code == "CAP-I105"
+
+
+def test_a_wheel_may_not_have_any_number_of_requirements(monkeypatch):
+    monkeypatch.setattr(wheel, "_MAX_REQUIREMENTS", 2)
+    assert len(contents_of({}, requires=["a"] * 2).requires) == 2
+    with pytest.raises(CapsuleError, match="3 requirements, more than 2") as caught:
+        contents_of({}, requires=["a"] * 3)
+    assert caught.value.code == "CAP-I105"

@@ -21,6 +21,7 @@ from capsule.image.assembly.assemble import (
     known_identity,
     write_archive,
 )
+from capsule.image.cache import Cache
 from capsule.image.code import training_code_digest
 from capsule.image.distribution import DEBIAN_12
 from tests.image.conftest import CODE, SPEC, TINY_DEB, TINY_WHEEL, Member, build_deb, build_wheel
@@ -320,6 +321,11 @@ def test_the_identity_of_an_image_is_known_before_it_is_assembled_again(tiny):
     assert known_identity(lock, tiny.cache) is None
     tiny.cache.path(lock.image.wheels[0].sha256).unlink()
     assert known_identity(lock, tiny.cache) is None
+
+
+def test_the_identity_of_an_image_of_another_capsule_is_not_known_with_any_cache(tiny, tmp_path):
+    message = refusal("CAP-I102", known_identity, tiny.lock(), Cache(tmp_path / "empty"))
+    assert "training code here" in message
 
 
 @pytest.mark.parametrize("kind", ["debian", "wheels"])

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from capsule.experiment.beneath import remove_folder
 from capsule.experiment.canonical import sha256_file
 from capsule.host.errors import CapsuleError
+from capsule.image.archives.layers import TarEntry, tar_header
 from capsule.image.data.archive import archive_size, read_data, unpack_data, write_data
 from capsule.image.data.listing import list_data
 
@@ -71,6 +73,7 @@ def test_a_file_that_changes_while_it_is_packed_is_noticed(tmp_path, content):
     with pytest.raises(CapsuleError) as caught:
         pack(tmp_path, listing)
     assert caught.value.code == "CAP-I104"
+    assert caught.value.fix == "Leave the data set alone until the bundle is written."
 
 
 def test_an_archive_of_another_program_is_refused(tmp_path):
@@ -79,3 +82,24 @@ def test_an_archive_of_another_program_is_refused(tmp_path):
     with pytest.raises(CapsuleError) as caught:
         read_data(tmp_path / "archive")
     assert caught.value.code == "CAP-I110"
+
+
+@pytest.mark.parametrize(
+    ("parts", "code"),
+    [(["a"] * 1500, None), (["n" * 255] * 16, "CAP-I107"), (["n" * 256], "CAP-I107")],
+)
+def test_a_deep_or_long_path_is_written_or_rejected(tmp_path, parts, code):
+    """With the folder that it is unpacked into, a path may be too long where its archive is not."""
+    paths = ["/".join(parts[:length]) for length in range(1, len(parts) + 1)]
+    folders = [TarEntry(path, "o", "directory") for path in paths[:-1]]
+    entries = [*folders, TarEntry(paths[-1], "o", "file", 0o644)]
+    archive = b"".join(map(tar_header, entries)) + bytes(1024)
+    (tmp_path / "archive").write_bytes(archive)
+    if code is None:
+        unpack_data(tmp_path / "archive", tmp_path / "out")
+        assert (tmp_path / "out" / paths[-1]).is_file()
+        remove_folder(tmp_path / "out")  # too deep for the Python standard library
+        return
+    with pytest.raises(CapsuleError) as caught:
+        unpack_data(tmp_path / "archive", tmp_path / "out")
+    assert caught.value.code == code

@@ -158,6 +158,51 @@ def test_an_expected_file_in_the_cache_is_not_downloaded(folder, cache, server):
     assert len(server.asked) == 1
 
 
+def test_a_digest_of_the_listing_gives_the_file_that_it_lists(folder, cache, server):
+    spec = {"url": f"{server.address}/1.txt"}
+    pin = capture(spec, folder.parent, cache)
+    assert capture({**spec, "sha256": pin.sha256}, folder.parent, cache) == pin
+    assert len(server.asked) == 1
+    found = find_data(lock_with(pin), cache, print)["digits"]
+    assert found.path.read_bytes() == b"1\n"
+
+
+def test_a_file_of_the_same_name_at_another_address_is_downloaded(folder, cache, server):
+    pin = capture({"url": f"{server.address}/1.txt"}, folder.parent, cache)
+    (folder / "newer").mkdir()
+    (folder / "newer" / "1.txt").write_text("2\n")
+    spec = {"url": f"{server.address}/newer/1.txt"}
+    with pytest.raises(CapsuleError, match="has changed since it was locked") as caught:
+        capture(spec, folder.parent, cache, [lock_with(pin)])
+    assert caught.value.code == "CAP-L308"
+    newer = capture(spec, folder.parent, cache)
+    assert read_listing(newer.sha256, cache) == {
+        "1.txt": f"file 2 {sha256_hex(b'2' + bytes([10]))}"
+    }
+
+
+def test_a_folder_may_become_a_download(folder, cache, server):
+    pin = capture({"path": "digits"}, folder.parent, cache)
+    spec = {"url": f"{server.address}/1.txt"}
+    assert capture(spec, folder.parent, cache, [lock_with(pin)]) == pin
+
+
+@pytest.mark.parametrize("tail", ["%2e%2e", "a%0Ab", "a%00", "%2F", ""])
+def test_an_address_without_the_name_of_a_file_is_named(folder, cache, tail):
+    url = f"http://127.0.0.1:1/{tail}"
+    with pytest.raises(CapsuleError, match="is not the address of a file") as caught:
+        capture({"url": url}, folder.parent, cache)
+    assert caught.value.code == "CAP-L306"
+    assert url in caught.value.message
+
+
+def test_a_damaged_note_of_a_hashed_data_set_is_made_again(folder, cache):
+    pin = capture({"path": "digits"}, folder.parent, cache)
+    for note in (cache.data.root / "states").iterdir():
+        note.write_bytes(b"\xff")
+    assert capture({"path": "digits"}, folder.parent, cache) == pin
+
+
 def test_a_file_that_changed_at_its_address_is_refused(folder, cache, server, tmp_path):
     spec = {"url": f"{server.address}/1.txt"}
     pin = capture(spec, folder.parent, cache)

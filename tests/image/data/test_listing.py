@@ -86,8 +86,8 @@ def make_socket(place):
         (make_link(os.fsdecode(b"\xff")), "CAP-L302", "unsafe"),
         (lambda place: os.mkfifo(place / "bad"), "CAP-L302", "pipe"),
         (make_socket, "CAP-L302", "socket"),
-        (lambda place: (place / "a\nb").touch(), "CAP-I107", "unsafe"),
-        (lambda place: (place / os.fsdecode(b"\xff")).touch(), "CAP-I107", "UTF-8"),
+        (lambda place: (place / "a\nb").touch(), "CAP-L302", "unsafe"),
+        (lambda place: (place / os.fsdecode(b"\xff")).touch(), "CAP-L302", "UTF-8"),
     ],
 )
 def test_what_cannot_be_pinned_is_refused(place, spoil, code, said, monkeypatch):

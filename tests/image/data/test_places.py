@@ -5,11 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from capsule.experiment.canonical import sha256_file
+from capsule.experiment.canonical import sha256_file, sha256_hex
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
 from capsule.image.data.listing import list_data, pin_of
-from capsule.image.data.places import find_data, parse_places, remember, unpacked_place
+from capsule.image.data.places import (
+    find_data,
+    parse_places,
+    read_listing,
+    remember,
+    unpacked_place,
+)
 
 
 @pytest.fixture
@@ -124,10 +130,33 @@ def test_a_damaged_note_or_listing_of_the_cache_is_made_again(lock, folder, cach
     assert find(lock, cache, digits=folder) == found
 
 
+@pytest.mark.parametrize("damaged", [b"", b"\xff", b"[]", b"not JSON"])
+def test_a_damaged_note_of_a_place_counts_as_missing(lock, folder, cache, damaged):
+    found = find(lock, cache, digits=folder)
+    (cache.data.folder("places") / lock.data["digits"].sha256).write_bytes(damaged)
+    with pytest.raises(CapsuleError, match="is not on this machine"):
+        find(lock, cache)
+    assert find(lock, cache, digits=folder) == found
+
+
+def test_a_downloaded_file_is_no_listing(tmp_path, cache):
+    """An untrusted lock may pin the digest of any file that is in the cache."""
+    (tmp_path / "file").write_bytes(b"any file")
+    digest = sha256_hex(b"any file")
+    cache.data.add(tmp_path / "file", digest)
+    assert read_listing(digest, cache) is None
+
+
 @pytest.mark.parametrize("text", ["digits", "=a", "digits=", ""])
 def test_the_option_is_a_name_and_a_path(text):
     with pytest.raises(CapsuleError, match="is not NAME=PATH") as caught:
         parse_places([text])
+    assert caught.value.code == "CAP-E045"
+
+
+def test_the_option_may_name_no_unknown_home_directory():
+    with pytest.raises(CapsuleError, match="'d=~no-such-user/x'") as caught:
+        parse_places(["d=~no-such-user/x"])
     assert caught.value.code == "CAP-E045"
 
 

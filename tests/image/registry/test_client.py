@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from capsule.host.errors import CapsuleError
+from capsule.image.registry import client
 from capsule.image.registry.client import Descriptor, Repository
 from capsule.image.registry.reference import Reference
 
@@ -32,6 +33,8 @@ class Server:
                     self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(body)
+
+            do_POST = do_GET  # noqa: N815
 
             def log_message(self, *_):
                 pass
@@ -163,12 +166,27 @@ def test_an_answer_that_ends_early_is_an_unavailable_registry(server):
     assert "is not available" in refused("CAP-I402", blob, server)
 
 
-@pytest.mark.parametrize("body", [b"<html>Sign in</html>", b'["t0ken"]'])
+@pytest.mark.parametrize("body", [b"<html>Sign in</html>", b'["t0ken"]', b"[" * 99_999])
 def test_something_else_than_a_token_is_named(body, server):
     demanding(server)
     server.answers["/token"] = lambda _: (200, {}, body)
     message = refused("CAP-I402", blob, server)
     assert f"http://{server.host}/token answers with something else than a token" in message
+
+
+def test_an_answer_in_place_of_a_token_is_not_read_to_its_end(server, monkeypatch):
+    monkeypatch.setattr(client, "MAX_DOCUMENT_BYTES", 1000)
+    demanding(server)
+    server.answers["/token"] = lambda _: (200, {}, b" " * 1000 + b'{"token": "t0ken"}')
+    assert "something else than a token" in refused("CAP-I402", blob, server)
+
+
+def test_an_upload_to_a_malformed_address_is_named(server):
+    place = {"Location": "http://[x/upload"}
+    server.answers = {"/v2/a/b/blobs/uploads/": lambda _: (202, place, b"")}
+    with Repository(Reference.parse(f"{server.host}/a/b:1")) as repository:
+        message = refused("CAP-I402", repository.push_blob, Descriptor(DIGEST, len(BLOB)), BLOB)
+    assert "Invalid IPv6 URL" in message
 
 
 def test_a_server_of_tokens_that_fails_does_not_deny_access(server):
@@ -177,7 +195,9 @@ def test_a_server_of_tokens_that_fails_does_not_deny_access(server):
     assert f"http://{server.host}/token: 503" in refused("CAP-I402", blob, server)
 
 
-@pytest.mark.parametrize("text", ["[]", "{", '{"auths": {"HOST": {"auth": "not base64"}}}'])
+@pytest.mark.parametrize(
+    "text", ["[]", "{", '{"auths": {"HOST": {"auth": "not base64"}}}', "[" * 99_999]
+)
 def test_a_malformed_configuration_file_is_named(text, server, tmp_path):
     (tmp_path / "docker").mkdir()
     place = tmp_path / "docker" / "config.json"

@@ -53,3 +53,11 @@ def test_a_helper_that_fails_is_named(helper, monkeypatch, script, reason):
         find_login("example.org")
     assert raised.value.code == "CAP-I403"
     assert "docker-credential-tests gives no login for example.org" in raised.value.message
+
+
+def test_without_a_home_directory_the_variable_is_named(no_home, monkeypatch):
+    monkeypatch.delenv("DOCKER_CONFIG", raising=False)
+    with pytest.raises(CapsuleError, match="the home directory of uid") as raised:
+        find_login("example.org")
+    assert raised.value.code == "CAP-X006"
+    assert raised.value.fix.startswith("Set HOME or DOCKER_CONFIG")

@@ -29,6 +29,7 @@ def test_the_parts_of_a_name(text, parts):
         *("", "x", "alice/dqn", "ghcr.io", "ghcr.io/", "ghcr.io/Alice/x", "ghcr.io//x"),
         *("https://ghcr.io/x", "ghcr.io/x:", "ghcr.io/x:a b", "ghcr.io/../x", "ghcr.io/x@sha256:1"),
         *("user@ghcr.io/x", "ghcr.io/x?y", "ghcr.io/x\n", "-a.b/x"),
+        *("[::::]/x", "[1:2]:80/x", "ghcr.io:99999/x", "ghcr.io:0/x"),
     ],
 )
 def test_other_texts_are_refused(text):

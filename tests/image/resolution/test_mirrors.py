@@ -1,5 +1,6 @@
 """Which mirrors are asked, and that files come from them whole."""
 
+import errno
 import io
 import stat
 
@@ -143,3 +144,19 @@ def test_apts_proxies_are_used_but_for_the_hosts_that_it_excepts(programs, mirro
     )
     assert download(mirror.address, "file") == b"content"
     assert mirror.asked[-1] == "/file"
+
+
+def test_a_malformed_address_is_named(mirror):
+    with pytest.raises(DownloadError, match=r"http://\[x/none: Invalid IPv6 URL"):
+        download("http://[x", "none")
+
+
+def test_a_full_disk_is_no_fault_of_the_mirror(mirror):
+    class Full(io.BytesIO):
+        def write(self, _):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    (mirror.folder / "a").write_bytes(b"content")
+    for address in (mirror.address, mirror.folder.as_uri()):
+        with Downloader() as downloader, pytest.raises(OSError, match="No space left"):
+            downloader.download(address, "a", Full(), 100)

@@ -106,6 +106,52 @@ def test_what_capsule_and_python_leave_is_no_part_of_it(tree, cache):
     assert capture(tree, cache, leave_out=[spec, lock_path(spec)]).sha256 == before
 
 
+@pytest.mark.parametrize("name", [b"na\xffme", b"x\ny"])
+def test_a_path_that_no_archive_has_is_named(tree, cache, name):
+    write(tree, os.fsdecode(name))
+    assert f"unsafe path {os.fsdecode(name)!a}" in refused("CAP-L205", tree, cache)
+
+
+def test_a_file_that_changes_while_it_is_read_is_named(tree, cache, monkeypatch):
+    def growing(path):
+        yield path.read_bytes() + b"more"
+
+    monkeypatch.setattr(project, "file_chunks", growing)
+    monkeypatch.setattr(project, "find_credential", lambda _: None)
+    assert "changed while it was read" in refused("CAP-L205", tree, cache)
+    monkeypatch.setattr(project, "file_chunks", lambda path: (path / "gone").open())
+    assert "cannot be read" in refused("CAP-L205", tree, cache)
+
+
+def test_the_folder_of_a_study_is_no_part_of_it(tree, cache):
+    before = capture(tree, cache).sha256
+    write(tree, "studies/s/study.lock.json", '{"name":"s","schema":"capsule/study-lock/v1"}')
+    write(tree, "studies/s/slurm/12_0.log")
+    write(tree, "studies/s/kubernetes/namespace_job.members")
+    assert capture(tree, cache).sha256 == before
+    write(tree, "mine/study.lock.json", "{}")
+    write(tree, "mine/notes.txt")
+    assert set(capture(tree, cache).files) == {"train.py", "package/model.py", "mine/notes.txt"}
+
+
+def test_what_a_killed_process_left_of_its_own_files_is_no_part_of_it(tree, cache):
+    before = capture(tree, cache).sha256
+    write(tree, ".capsule.lock.json.ab12cd_4")
+    write(tree, ".verify-report.json.ab12cd_4")
+    assert capture(tree, cache).sha256 == before
+    write(tree, ".train.py.ab12cd_4")
+    assert len(capture(tree, cache).files) == 3
+
+
+def test_each_lock_in_the_tree_is_read_once(tree, cache, monkeypatch):
+    read, original = [], Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or original(path))
+    write(tree, "package/lock.json")
+    write(tree, "package/second.py")
+    capture(tree, cache)
+    assert read.count(tree / "package/lock.json") == 1
+
+
 @pytest.mark.slow
 def test_what_capsule_writes_under_names_of_the_users_is_no_part_of_it(tree, cache):
     before = capture(tree, cache).sha256

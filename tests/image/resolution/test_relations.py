@@ -150,3 +150,10 @@ def test_a_package_may_conflict_with_what_it_provides_itself():
     index = archive("a 1; Provides: mail; Conflicts: mail", "c 1; Depends: c", "d 1; Depends: e")
     assert added(index, "a") == {"a 1"}
     assert added(index, "c") == {"c 1"}
+
+
+def test_a_choice_is_not_revised_but_the_spec_may_name_another_alternative_before():
+    index = archive("a 1; Depends: x | y, z", "x 1", "y 1", "z 1; Conflicts: x")
+    with pytest.raises(Unresolvable, match="z breaks x 1"):
+        added(index, "a")
+    assert added(index, "y", "a") == {"y 1", "a 1", "z 1"}

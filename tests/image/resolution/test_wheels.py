@@ -5,8 +5,16 @@ import itertools
 import pytest
 
 from capsule.experiment.errors import CapsuleError
+from capsule.image.cache import Cache
 from capsule.image.distribution import DEBIAN_12
-from capsule.image.resolution.wheels import ResolvedWheel, choose_wheel, read_pylock
+from capsule.image.resolution import wheels
+from capsule.image.resolution.sources import MachineSources
+from capsule.image.resolution.wheels import (
+    ResolvedWheel,
+    choose_wheel,
+    compile_wheels,
+    read_pylock,
+)
 from tests.image.package_index import make_wheel
 
 WHEELS = [
@@ -50,3 +58,19 @@ def test_pylock_without_digest_or_wheel(tmp_path):
     with pytest.raises(CapsuleError) as caught:
         read_pylock(DEBIAN_12, f'{text}sdist = {{ url = "https://x.example/beta-2.1.tar.gz" }}\n')
     assert caught.value.code == "CAP-L104"
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ("failed to write to the cache: No space left on device (os error 28)", "CAP-X003"),
+        ("because b was not found, a cannot be used", "CAP-L103"),
+        ("tcp connect error: Connection refused (os error 111)", "CAP-L103"),
+    ],
+)
+def test_a_full_disk_is_no_fault_of_the_requirements(tmp_path, monkeypatch, message, code):
+    monkeypatch.setattr(wheels, "_run_uv", lambda *_: message)
+    with pytest.raises(CapsuleError) as caught:
+        compile_wheels(DEBIAN_12, ["a"], [], MachineSources(), Cache(tmp_path), print)
+    assert caught.value.code == code
+    assert message in caught.value.message
