@@ -42,6 +42,12 @@ CODE = {"capsule/__init__.py": b'"""Tiny."""\n', "capsule/training/__init__.py":
 PIP_VARIABLES = ("INDEX_URL", "EXTRA_INDEX_URL", "FIND_LINKS", "NO_INDEX", "CERT", "TRUSTED_HOST")
 
 
+@pytest.fixture(autouse=True)
+def _without_trainers(monkeypatch):
+    """Hand-made indexes and locks have no torch."""
+    monkeypatch.setattr("capsule.image.lockfile.check_packages", lambda *_: None)
+
+
 def forget_pip_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take away what this machine's environment tells pip."""
     for name in PIP_VARIABLES:

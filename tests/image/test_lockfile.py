@@ -38,6 +38,7 @@ from capsule.image.recipe import recipe_for
 from capsule.image.resolution.debian import shipped_base
 from capsule.image.resolution.resolve import cuda_libraries
 from capsule.image.resolution.sources import machine_sources
+from capsule.image.resolution.tasks import check_packages
 from tests.image.conftest import SPEC
 from tests.image.package_index import CUDA, make_spec
 
@@ -192,6 +193,15 @@ def test_what_is_wrong_with_a_lock_is_named(path, old, new, reason):
     assert caught.value.code == "CAP-L002"
     assert str(path) in caught.value.message
     assert reason in caught.value.message
+
+
+def test_the_packages_of_trainers_are_checked_before_anything_is_made(cache, monkeypatch):
+    pins = Pins((wheel("old"),), DEBIAN, None)
+    monkeypatch.setattr(lockfile, "check_packages", check_packages)
+    monkeypatch.setattr(lockfile, "find_pins", lambda *_, **__: pins)
+    with pytest.raises(CapsuleError) as caught:
+        resolve(spec_of(), cache, progress=lambda _: None)
+    assert caught.value.code == "CAP-L112"
 
 
 @given(noise=st.binary(max_size=40))

@@ -159,7 +159,7 @@ def test_a_refresh_keeps_no_pins_of_any_lock(tmp_path, resolutions):
 
 
 def test_a_section_that_follows_its_field_takes_its_place(tmp_path, resolutions):
-    study = STUDY + "  other: {set: {seeds: {streams: {no-op: 1}}, image: {debian: [vim]}}}\n"
+    study = STUDY + "  other: {set: {seeds: {streams: {minibatch: 1}}, image: {debian: [vim]}}}\n"
     lock = locked(write(tmp_path, study + "set: {seeds.root: 3}\n"))
     specs = {member.name: lock.specs[member.spec] for member in lock.members}
     assert (specs["other.1"].seeds.root, specs["deterministic.1"].seeds.root) == (0, 3)
@@ -238,7 +238,7 @@ def test_a_lock_is_read_as_it_was_written_in_whatever_order_its_study_is(tmp_pat
         "  drawn:\n    sample:\n      count: 2\n      fields:\n"
         "        trainer.learning_rate: {uniform: [0.1, 1]}\n"
         "        trainer.discount: {choice: [0.1, 0.2]}\n"
-        "set: {trainer.target_interval: 64, seeds.root: 9, seeds: {streams: {no-op: 1}}}\n"
+        "set: {trainer.target_interval: 64, seeds.root: 9, seeds: {streams: {minibatch: 1}}}\n"
     )
     lock = locked(write(tmp_path, study))
     found = read(tmp_path, lock.document())

@@ -130,7 +130,7 @@ def test_a_study_that_cannot_be_read_is_called_a_study(tmp_path):
 
 
 def test_every_field_of_a_spec_can_be_set(tmp_path):
-    study = STUDY + "set: {determinism.tf32: false, seeds.streams.no-op: 3}\n"
+    study = STUDY + "set: {determinism.tf32: false, seeds.streams.minibatch: 3}\n"
     file = StudyFile.load(write(tmp_path, study, BASE))
     _, spec = next(file.member_specs(None))
-    assert spec.seeds.streams == {"no-op": 3}
+    assert spec.seeds.streams == {"minibatch": 3}
