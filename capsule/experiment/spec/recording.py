@@ -35,14 +35,14 @@ MAX_MINUTES = 366 * 24 * 60
 class LimitsSpec(Model):
     """The resources that a run may use. Exceeding a limit stops the run with an error."""
 
-    memory_mb: PositiveInt = Field(16_384, le=MAX_MEBIBYTES, description="Memory, in MB.")
+    memory_mb: PositiveInt = Field(16_384, le=MAX_MEBIBYTES, description="Memory, in MiB.")
     processes: PositiveInt = Field(
         256, le=MAX_PROCESSES, description="Number of processes and threads."
     )
     disk_mb: PositiveInt = Field(
-        32_768, le=MAX_MEBIBYTES, description="Size of the run directory, in MB."
+        32_768, le=MAX_MEBIBYTES, description="Size of the run directory, in MiB."
     )
     minutes: PositiveInt = Field(20_160, le=MAX_MINUTES, description="Wall-clock time, in minutes.")
     temporary_mb: PositiveInt = Field(
-        512, le=MAX_MEBIBYTES, description="Size of /tmp inside the container, in MB."
+        512, le=MAX_MEBIBYTES, description="Size of /tmp inside the container, in MiB."
     )
