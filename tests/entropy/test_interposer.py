@@ -453,6 +453,7 @@ def test_settings_that_cannot_be_right_stop_the_program(interposed, asked, tmp_p
     assert "replayed.profile is not an intact profile" in refused(interposed, mode="replay")
     assert "CAPSULE_CORES is '-4'" in refused(interposed, cores="-4")
     assert "CAPSULE_CLOCK_PASSED is '1s'" in refused(interposed, clock_passed="1s")
-    for damaged in (asked[:-1], asked[:-40] + b"x" + asked[-39:], b"x" + asked[1:], b""):
+    changed = asked[:-40] + bytes([asked[-40] ^ 1]) + asked[-39:]
+    for damaged in (asked[:-1], changed, b"x" + asked[1:], b""):
         said = refused(interposed, mode="replay", profile=damaged)
         assert "not an intact profile" in said
