@@ -42,7 +42,7 @@ def wrong_settings(spec: Spec) -> Iterator[Wrong]:
     task = spec.environment
     seen = task.observation if isinstance(task, GymnasiumEnvironment) else None
     if seen is not None and seen == getattr(task, "instruction", None):
-        yield _unused(
+        yield _wrong(
             "environment.observation",
             f" {seen!r} is the instruction, too",
             "Name the entry that is the image.",
@@ -52,16 +52,16 @@ def wrong_settings(spec: Spec) -> Iterator[Wrong]:
 def _randomness(spec: Spec) -> Iterator[Wrong]:
     entropy, seeds = spec.entropy, spec.seeds
     if seeds.random and isinstance(spec.trainer, CommandTrainer):
-        yield _unused(
+        yield _wrong(
             "seeds.random",
             " does not apply to trainer.command, which draws its seeds itself or takes '{seed}'",
         )
     if entropy.seed is not None and entropy.mode == "system":
-        yield _unused("entropy.seed", " does not apply to entropy.mode 'system'")
+        yield _wrong("entropy.seed", " does not apply to entropy.mode 'system'")
     if entropy.on_exhaustion != "fail" and entropy.mode != "recorded":
-        yield _unused("entropy.on_exhaustion", " applies to entropy.mode 'recorded' only")
+        yield _wrong("entropy.on_exhaustion", " applies to entropy.mode 'recorded' only")
     if "no-op" in seeds.streams and not getattr(spec.environment, "noop_max", 0):
-        yield _unused(
+        yield _wrong(
             "seeds.streams.no-op", ": the environment has no no-ops at the start of an episode"
         )
 
@@ -73,24 +73,24 @@ def _without_requests(
     for name in _OF_REQUESTS:
         if not getattr(determinism, name):
             reason = f" false does not apply to {whose}, which has no actors that send requests"
-            yield _unused(f"determinism.{name}", reason)
+            yield _wrong(f"determinism.{name}", reason)
 
 
 def _of_impala(trainer: ImpalaTrainer) -> Iterator[Wrong]:
     fields = type(trainer).model_fields
     if trainer.network == "residual" and trainer.hidden_units != fields["hidden_units"].default:
-        yield _unused(
+        yield _wrong(
             "trainer.hidden_units",
             f" {trainer.hidden_units} does not apply to trainer.network 'residual', which has 256",
         )
     epsilon = trainer.correction_epsilon
     if trainer.correction != "epsilon" and epsilon != fields["correction_epsilon"].default:
-        yield _unused(
+        yield _wrong(
             "trainer.correction_epsilon",
             f" {epsilon} does not apply to trainer.correction {trainer.correction!r}",
         )
     if trainer.replay is not None and trainer.replay.capacity < trainer.replay.unrolls:
-        yield _unused(
+        yield _wrong(
             "trainer.replay.capacity",
             f" {trainer.replay.capacity} is smaller than the {trainer.replay.unrolls} unrolls "
             "that a batch replays",
@@ -99,7 +99,7 @@ def _of_impala(trainer: ImpalaTrainer) -> Iterator[Wrong]:
     words = () if trainer.language is None else trainer.language.vocabulary
     for number, word in enumerate(() if words == "babyai" else words):
         if _WORD.fullmatch(word) is None or word != word.lower():
-            yield _unused(
+            yield _wrong(
                 f"trainer.language.vocabulary.{number}",
                 f": {word!r} is not one word in lower case",
                 "Split it at spaces, drop punctuation, and write it in lower case.",
@@ -113,7 +113,7 @@ def _kernels(spec: Spec, network: LayersSpec) -> Iterator[Wrong]:
     side = _SIDES[suite]
     for number, layer in enumerate(network.convolutions):
         if layer.kernel > side:
-            yield _unused(
+            yield _wrong(
                 f"trainer.network.convolutions.{number}",
                 f": this layer gets {side}x{side}, and its kernel has "
                 f"{layer.kernel}x{layer.kernel}",
@@ -123,6 +123,6 @@ def _kernels(spec: Spec, network: LayersSpec) -> Iterator[Wrong]:
         side = 1 + (side - layer.kernel) // layer.stride
 
 
-def _unused(field: str, reason: str, fix: str | None = None) -> Wrong:
+def _wrong(field: str, reason: str, fix: str | None = None) -> Wrong:
     path = tuple(int(part) if part.isdigit() else part for part in field.split("."))
     return Wrong(path, reason, f"Remove {field}." if fix is None else fix)
