@@ -6,7 +6,6 @@ requests silently, and Docker notices only when the container starts.
 
 from __future__ import annotations
 
-import math
 import re
 import shutil
 import subprocess
@@ -148,23 +147,25 @@ def outdated(components: Mapping[str, str]) -> list[str]:
     if TOOLKIT not in components:
         findings.append(f"{TOOLKIT} does not report its version")
     for name, number in components.items():
-        fixed = _FIXED[name]
-        found = _version(number)
-        branch = [first for first in map(_version, fixed) if first[:2] == found[:2]]
-        if found < (branch or [_version(fixed[-1])])[0]:
+        if not _is_repaired(number, _FIXED[name]):
+            repaired = " or ".join(_FIXED[name])
             findings.append(
-                f"{name} {number} has a known container escape; use {' or '.join(fixed)} or later"
+                f"{name} {number} has a known container escape; use {repaired} or later"
             )
     return findings
 
 
-def _version(number: str) -> tuple[float, ...]:
-    """Return a version in its order: a release candidate is before the release."""
-    match = re.match(r"(\d+)\.(\d+)\.(\d+)(?:[-~]rc\.?(\d+))?", number)
-    if match is None:
-        return ()
-    *numbers, candidate = match.groups()
-    return (*map(int, numbers), int(candidate) if candidate else math.inf)
+def _is_repaired(number: str, fixed: Sequence[str]) -> bool:
+    """Tell whether a version is not before the first repaired one of its branch."""
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        found = Version(number.replace("~", ""))  # Debian's 1.1.12~rc3 is before 1.1.12
+    except InvalidVersion:
+        return False
+    first = [Version(each) for each in fixed]
+    branch = [each for each in first if each.release[:2] == found.release[:2]]
+    return found >= (branch or first[-1:])[0]
 
 
 def require_driver() -> None:

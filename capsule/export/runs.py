@@ -24,6 +24,7 @@ from capsule.experiment.beneath import UnboundedError, entries_beneath, open_ben
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.lock import Lock
 from capsule.experiment.trainers import CommandTrainer
+from capsule.host.encoding import is_utf8
 from capsule.host.errors import CapsuleError
 from capsule.host.run_directory import LOCK, WORK, run_directories
 from capsule.image.lockfile import read_lock
@@ -305,18 +306,9 @@ def _recorded(lines: JsonLines) -> tuple[Metric, ...]:
 
 def line_values(line: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics in a line of a program's recorder."""
-    named = {name: value for name, value in line.items() if name != "step" and _is_text(name)}
+    named = {name: value for name, value in line.items() if name != "step" and is_utf8(name)}
     numbers = {name: _number(value) for name, value in named.items()}
     return {name: value for name, value in sorted(numbers.items()) if value is not None}
-
-
-def _is_text(name: str) -> bool:
-    """Tell whether a name can be written: JSON can have halves of surrogate pairs."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _number(value: Any) -> float | None:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from capsule.experiment.evaluation import StartSet
 from capsule.experiment.spec import Spec
+from capsule.host.encoding import is_utf8
 from capsule.host.errors import CapsuleError
 from capsule.host.folders import user_path
 from capsule.host.spec_checks import wrong_settings
@@ -76,7 +77,7 @@ def schema_document() -> dict[str, Any]:
 def _apply(overrides: Sequence[str], document: YamlDocument) -> None:
     """Set dotted fields as ``--set`` gives them."""
     for override in overrides:
-        if not _is_utf8(override):
+        if not is_utf8(override):
             raise CapsuleError(
                 "CAP-S004", f"override {override!a} is not UTF-8", fix="Write the value in UTF-8."
             )
@@ -90,15 +91,6 @@ def _apply(overrides: Sequence[str], document: YamlDocument) -> None:
         # By the rules of the file, so that a value means the same on the command line and in it.
         given = YamlDocument(f"value: {text}".encode(), f"--set {name}", "spec")
         document.set(name, given.tree["value"], "set on the command line")
-
-
-def _is_utf8(text: str) -> bool:
-    """Tell whether an argument of the command line, as the system gives it, is UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def read_start_set(path: Path, field: str = "start set") -> StartSet:

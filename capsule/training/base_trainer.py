@@ -128,7 +128,13 @@ class BaseTrainer:
         return self._train_state.tensors()
 
     def state(self) -> dict[str, Any]:
-        """Return a JSON-safe snapshot of everything but the tensors, streams and trace."""
+        """Return a JSON-safe snapshot of everything but the tensors, streams and trace.
+
+        Raises:
+            CapsuleError: CAP-T116, the GPU had too little memory: the process that resumes from
+                here could not know it.
+        """
+        check_memory(self.online.flat.device)
         return {
             "episodes": self.episodes,
             "returns": list(self.returns),

@@ -19,7 +19,13 @@ class EventLog:
     """Appends events to a file; progress about once a second."""
 
     def __init__(self, path: Path, learner: Trainer, total_steps: int) -> None:
-        """Continue the file, without the line that a killed process left unfinished."""
+        """Continue the file, without the line that a killed process left unfinished.
+
+        Args:
+            path: The file.
+            learner: The trainer.
+            total_steps: The step at which this process ends, which may be that of a prefix.
+        """
         self._path, self._learner, self._total = path, learner, total_steps
         self._last = (time.monotonic(), 0)
         drop_partial_line(path)

@@ -143,7 +143,7 @@ class TrainingAttempt:
                 job.replicas,
             )
         )
-        self._events = EventLog(directory / contract.EVENTS, self.learner, spec.trainer.total_steps)
+        self._events = EventLog(directory / contract.EVENTS, self.learner, self._end)
         self._evaluator = Evaluator(
             directory, spec, self.learner, seeds, self._streams["evaluation"], stop, evaluators
         )

@@ -161,6 +161,7 @@ def test_the_toolkit_says_its_version(monkeypatch):
         ("runc", "1.2.8", False),
         ("runc", "1.3.2", True),
         ("runc", "1.3.3", False),
+        ("runc", "1.2.8~rc1+ds1", True),
         ("runc", "1.4.0-rc.2", True),
         ("runc", "1.4.0-rc.3", False),
         ("runc", "1.4.0", False),

@@ -12,13 +12,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <wordexp.h>
+
+#include "descriptors.h"
 
 #define SIZE 8
 
@@ -83,24 +84,6 @@ int __openat64_2(int, const char *, int);
 ssize_t __read_chk(int, void *, size_t, size_t);
 ssize_t __pread64_chk(int, void *, size_t, off_t, size_t);
 
-static void show_pass(int fd) { /* through a socket: nobody told the library */
-    int ends[2];
-    char control[CMSG_SPACE(sizeof fd)] = {0}, byte = 0;
-    struct iovec part = {&byte, 1};
-    struct msghdr message = {.msg_iov = &part,
-                             .msg_iovlen = 1,
-                             .msg_control = control,
-                             .msg_controllen = sizeof control};
-    if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0) abort();
-    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-    *header = (struct cmsghdr){CMSG_LEN(sizeof fd), SOL_SOCKET, SCM_RIGHTS};
-    memcpy(CMSG_DATA(header), &fd, sizeof fd);
-    if (sendmsg(ends[0], &message, 0) != 1 || recvmsg(ends[1], &message, 0) != 1) abort();
-    memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof fd);
-    show_read("SCM_RIGHTS", fd);
-    close(fd), close(ends[0]), close(ends[1]);
-}
-
 static void descriptors(void) {
     uint8_t bytes[SIZE];
     int fd = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
@@ -127,7 +110,7 @@ static void descriptors(void) {
     show("preadv2", bytes);
     show_read("dup", dup(fd));
     show_read("F_DUPFD", fcntl(fd, F_DUPFD, 100));
-    show_pass(fd);
+    show_read("SCM_RIGHTS", pass(fd)); /* through a socket: nobody told the library */
 
     struct stat status;
     struct pollfd readable = {.fd = fd, .events = POLLIN};

@@ -9,6 +9,7 @@ import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from mlflow.tracking import MlflowClient
@@ -164,16 +165,21 @@ def test_no_link_of_a_program_is_followed(tmp_path, directory):
     assert len(told.events) == 2
 
 
-def test_a_full_disk_ends_the_metrics_and_not_the_run():
-    class Full:
-        def write(self, *_):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "No space left on device"),
+        (OverflowError("too large"), "too large"),
+        (CapsuleError("CAP-P204", "a name", fix=""), "a name"),
+    ],
+    ids=["full disk", "value", "name"],
+)
+def test_an_error_ends_the_metrics_and_not_the_run(error, reason):
     told = Told()
-    reporter = FollowingReporter(told, Full(), Path("work"))
+    reporter = FollowingReporter(told, Mock(write=Mock(side_effect=error)), Path("work"))
     for event in EVENTS:
         reporter.event(event)
-    assert told.notes == ["--metrics: no further metrics are written: No space left on device"]
+    assert told.notes == [f"--metrics: no further metrics are written: {reason}"]
     assert told.events == EVENTS
 
 
@@ -275,19 +281,6 @@ def test_values_that_no_tool_has_a_place_for_are_dropped(form, tmp_path, directo
         losses = {("training/loss", str(step)) for step in range(1, 5)}
         assert {(row["metric"], row["step"]) for row in found} == losses | {("training/score", "1")}
         assert {row["time"] for row in found} <= {"", "1.0"}
-
-
-def test_an_error_of_a_value_ends_the_metrics_and_not_the_run():
-    class Failing:
-        def write(self, *_):
-            raise OverflowError("too large")
-
-    told = Told()
-    reporter = FollowingReporter(told, Failing(), Path("work"))
-    for event in EVENTS:
-        reporter.event(event)
-    assert told.notes == ["--metrics: no further metrics are written: too large"]
-    assert told.events == EVENTS
 
 
 @pytest.fixture

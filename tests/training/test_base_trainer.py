@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError
+from capsule.training import base_trainer
 from tests.training.conftest import CARTPOLE, trainers_in
 
 pytestmark = pytest.mark.usefixtures("deterministic")
@@ -140,6 +141,16 @@ def test_a_record_after_an_update_has_its_loss_gradient_and_minibatch(open_train
     trainer.step += 1
     trainer.record()
     assert "minibatch" not in records(trainer)[-1]
+
+
+def test_neither_a_record_nor_a_state_follows_a_failed_allocation(shared, monkeypatch):
+    def fail(device):
+        raise CapsuleError("CAP-T116", str(device), fix="")
+
+    monkeypatch.setattr(base_trainer, "check_memory", fail)
+    for write in (shared.record, shared.state):
+        with pytest.raises(CapsuleError, match="CAP-T116"):
+            write()
 
 
 def test_a_loss_that_is_no_number_ends_the_run(open_trainer):

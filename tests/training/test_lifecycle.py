@@ -1,6 +1,7 @@
 """Whole runs in processes of their own: equal, killed, interrupted, cut short, failing."""
 
 import errno
+import json
 import random
 import shutil
 import signal
@@ -167,6 +168,8 @@ def test_a_prefix_repeats_the_start_of_the_run(cartpole_run, tmp_path):
     assert finish_run(prefix)[0] == 0
     result = read(prefix, contract.RESULT)
     assert (result["complete"], result["steps"]) == (False, 420)
+    events = (prefix / contract.EVENTS).read_text().splitlines()
+    assert {json.loads(line)["total_steps"] for line in events} == {420}
     assert not (prefix / contract.EVALUATION).exists()
     whole = read(cartpole_run, contract.CHECKPOINT_INDEX)["checkpoints"]
     assert read(prefix, contract.CHECKPOINT_INDEX)["checkpoints"] == whole[:1]

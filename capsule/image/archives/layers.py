@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Literal
 
 from capsule.experiment.canonical import open_regular
+from capsule.host.encoding import is_utf8
 from capsule.host.errors import CapsuleError
 from capsule.host.wording import counted
 
@@ -97,15 +98,6 @@ def plain_path(name: str) -> str:
     if any(len(part.encode()) > MAX_NAME_BYTES for part in parts):
         raise ValueError(f"a name in it has more than {MAX_NAME_BYTES} bytes")
     return "/".join(parts)
-
-
-def is_utf8(text: str) -> bool:
-    """Tell whether a path or the target of a link, as the system gives it, is UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def write_tar(entries: Iterable[TarEntry], write: Write) -> dict[str, str]:

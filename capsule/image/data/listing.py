@@ -23,9 +23,10 @@ from capsule.experiment.canonical import (
     sha256_hex,
 )
 from capsule.experiment.lock import LockedData
+from capsule.host.encoding import is_utf8
 from capsule.host.errors import CapsuleError
 from capsule.host.wording import counted
-from capsule.image.archives.layers import is_utf8, plain_path
+from capsule.image.archives.layers import plain_path
 
 Listing = dict[str, str]
 Progress = Callable[[str], None]

@@ -23,13 +23,13 @@ from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.lock import LockedGit, LockedProject
 from capsule.experiment.patterns import chosen
 from capsule.experiment.spec import CodeSpec
+from capsule.host.encoding import is_utf8
 from capsule.host.errors import CapsuleError
 from capsule.host.run_directory import LOCK, STUDY_LOCK
 from capsule.image.archives.layer_reader import read_layer
 from capsule.image.archives.layers import (
     TarEntry,
     file_chunks,
-    is_utf8,
     plain_path,
     rejected,
     write_tar,

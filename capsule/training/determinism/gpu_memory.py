@@ -26,5 +26,6 @@ def check_memory(device: torch.device) -> None:
             "CAP-T116",
             f"the GPU had too little memory {failures} times, so that torch may have computed "
             "other bits than with enough memory",
-            fix="End the other programs on this GPU, or take another one; then start a new run.",
+            fix="End the other programs on this GPU, or take another one; then resume the run from "
+            "its last saved state.",
         )
