@@ -16,6 +16,8 @@ from capsule.verification.verdict import Report
 
 Tone = Literal["good", "bad", "open"]
 
+MAX_UNCHECKED = 4  # files that a sentence names
+
 EXECUTED = ("reproduced", "not-reproduced")  # how verdicts begin that rest on a re-execution
 
 
@@ -102,7 +104,7 @@ def _shown(subject: ReportedRun) -> tuple[str, ...]:
     ran = what_ran(subject.lock.spec)
     facts = [
         f"{ran[:1].upper()}{ran[1:]}, on {machine_of(subject.observations)}.",
-        f"The {_unchanged(subject)}, and its documents agree with each other.",
+        f"The {_unchanged(subject)}, and {_agreeing(subject)} agree with each other.",
     ]
     if subject.signers:
         facts.append(f"It was signed with a trusted key: {', '.join(subject.signers)}.")
@@ -117,6 +119,10 @@ def _unchanged(subject: ReportedRun) -> str:
     if subject.signers:
         return "file is unchanged since it was signed"
     return "files are those that the bundle lists"
+
+
+def _agreeing(subject: ReportedRun) -> str:
+    return "those of its documents that were checked" if subject.unchecked else "its documents"
 
 
 def _of_report(name: str, report: Report) -> str:
@@ -139,6 +145,13 @@ def _not_shown(subject: ReportedRun, executed: bool) -> tuple[str, ...]:
         left.append(
             f"Who signed it. The bundle names {subject.fingerprint}, but no trusted key was given "
             "to check this."
+        )
+    if unchecked := subject.unchecked:
+        names = ", ".join(unchecked[:MAX_UNCHECKED])
+        more = len(unchecked) - MAX_UNCHECKED
+        left.append(
+            f"That these files follow from the run: {names}{f' and {more} more' * (more > 0)}. The "
+            "bundle states that another version of Capsule made it, so they were not checked."
         )
     if not executed:
         left.append("That the run took place, or that executing it again gives the same results.")

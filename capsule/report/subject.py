@@ -97,6 +97,8 @@ class ReportedRun:
         fingerprint: Fingerprint of the signer's key, as the bundle states it.
         signers: Trusted keys that signed the bundle, with identities if there are any.
         files: Every file of the manifest.
+        unchecked: Files that this Capsule cannot judge, because another one is said to have made
+            the bundle.
         evaluation: Claimed evaluations. For a program, those in its ``evaluation.jsonl``.
         series: Quantities that the run logged while it ran.
         unread: Number of lines of the log that could not be read.
@@ -111,6 +113,7 @@ class ReportedRun:
     fingerprint: str
     signers: tuple[str, ...]
     files: tuple[BundleFile, ...]
+    unchecked: tuple[str, ...]
     lock: Lock
     claims: TrainingClaims | ProgramClaims
     observations: Observations
@@ -146,7 +149,7 @@ def read_subject(
     lock, claims = run.lock, run.claims
     # What follows relies on this check: for example, the form of the SBOM and the requirements in
     # the lock.
-    check_consistency(run)
+    unchecked = check_consistency(run)
     evaluation, series, unread = _curves(bundle, claims)
     index = run_bundle.RUN + contract.CHECKPOINT_INDEX
     signed = [path for path in files if _is_signed(path)]
@@ -156,6 +159,7 @@ def read_subject(
         fingerprint=bundle.fingerprint,
         signers=tuple(str(each) for each in bundle.signers if each.rejection_reason is None),
         files=bundle.manifest.files,
+        unchecked=unchecked,
         lock=lock,
         claims=claims,
         observations=bundle.read(run_bundle.OBSERVATIONS, Observations),

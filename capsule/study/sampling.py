@@ -23,6 +23,7 @@ from capsule.image.cache import Cache
 from capsule.machine.compare import check_requirements, expected_of_unknown
 from capsule.machine.fingerprint import Fingerprint, take_fingerprint
 from capsule.study.results import MemberResult, StudyResults
+from capsule.verification.analysis.comparison import compare_claims
 from capsule.verification.execution.admission import (
     check_code,
     check_gpu_host,
@@ -135,7 +136,8 @@ def _compared(
     here: Fingerprint,
 ) -> VerifiedMember:
     name = result.identity.name
-    if found.claim_id() == claims.claim_id():
+    # Not the claim ids, which also differ if only one of the machines has namespaces for the run.
+    if not compare_claims(claims, found):
         return VerifiedMember(
             name, "reproduced-bitwise", "the re-execution reproduced every claim, bit for bit"
         )

@@ -17,7 +17,7 @@ from capsule.study.member_bundles import (
 from capsule.study.results import MemberResult, StudyResults
 from capsule.study.sampling import VerifiedMember, chance_to_notice, chosen_members, rerun
 from capsule.verification.request import Mode
-from capsule.verification.verdict import FAILURES
+from capsule.verification.verdict import exit_code_of
 
 SHARES = (0.05, 0.1, 0.2, 0.5)  # of what was forged, for which the chance to notice is stated
 
@@ -58,7 +58,8 @@ class CheckedStudy:
         """The status of the command: the worst that was found, tampering before differences."""
         challenged = self.challenge.members if self.challenge else ()
         everything = [*(self.bundles or ()), *self.sample, *challenged]
-        found = {FAILURES.get(each.agreement) for each in everything}
+        # As 'capsule verify' does by default: only equal bits agree.
+        found = {exit_code_of(each.agreement, "bitwise") for each in everything}
         worst = (ExitCode.TAMPERED, ExitCode.DIFFERS, ExitCode.INCONCLUSIVE)
         return next((code for code in worst if code in found), ExitCode.OK)
 

@@ -51,6 +51,14 @@ FAILURES: dict[Grade, ExitCode] = {
 }
 
 
+def exit_code_of(verdict: Grade, required: RequiredGrade) -> ExitCode:
+    """Return the exit status of a verdict where a grade is required."""
+    # A verdict that is not in ACCEPTED, such as that of a prefix, has the same status whatever
+    # grade is required.
+    weaker = list(ACCEPTED.values())[list(ACCEPTED).index(required) + 1 :]
+    return ExitCode.DIFFERS if verdict in weaker else FAILURES.get(verdict, ExitCode.OK)
+
+
 class Judgement(NamedTuple):
     """A verdict, and its reason in one sentence."""
 
@@ -505,9 +513,4 @@ class Report(Model):
     @property
     def exit_code(self) -> ExitCode:
         """The exit status of the verdict."""
-        # A verdict that is not in ACCEPTED, such as that of a prefix, has the same status whatever
-        # grade is required.
-        grades = list(ACCEPTED.values())
-        if self.verdict in grades[list(ACCEPTED).index(self.required) + 1 :]:
-            return ExitCode.DIFFERS
-        return FAILURES.get(self.verdict, ExitCode.OK)
+        return exit_code_of(self.verdict, self.required)

@@ -3,8 +3,10 @@
 import pytest
 from typer.testing import CliRunner
 
+from capsule.bundle import run_bundle
 from capsule.cli.main import app
 from capsule.report.story import tell
+from tests.hostile.genuine import edit_json, outside, packed
 from tests.report.conftest import make_report, read
 
 FORMS = {
@@ -106,6 +108,21 @@ def test_a_signed_voice_is_told_without_the_remark(bundles, receipt, saved):
     (report,) = saved(make_report(read(bundles["dqn"])))
     story = tell(read(bundles["dqn"], path, report, others=[bob]))
     assert (story.tone, story.headline) == ("good", "Reproduced, bit for bit")
+
+
+def test_files_that_could_not_be_checked_are_not_said_to_agree(tmp_path):
+    def by_another_capsule(files):
+        edit_json(files, run_bundle.OBSERVATIONS, lambda it: it.update(capsule_sha256="0" * 64))
+        edit_json(files, run_bundle.LEDGER, lambda it: it["rows"][0].update(evidence="invented"))
+
+    bundle = packed(outside("training"), tmp_path / "run.capsule.tar", by_another_capsule)
+    story = told(bundle, trusted=False)
+    assert not any("and its documents agree" in sentence for sentence in story.shown)
+    (said,) = [sentence for sentence in story.not_shown if "not checked" in sentence]
+    assert "another version of Capsule" in said
+    subject = read(bundle, trusted=False)
+    assert run_bundle.LEDGER in subject.unchecked
+    assert subject.ledger.rows[0].evidence == "invented"
 
 
 # --- the command --------------------------------------------------------------------------------

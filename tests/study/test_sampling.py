@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 import scipy.stats
 
-from capsule.bundle.claims import TraceClaim
+from capsule.bundle.claims import NO_NAMESPACES, TraceClaim
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import CudaAccelerator
 from capsule.study import sampling
@@ -57,6 +57,12 @@ def compared(spec=PORTABLE, here=None, **changes):
 @pytest.mark.parametrize("spec", [PORTABLE, NATIVE])
 def test_equal_claims_are_reproduced(spec):
     assert compared(spec).agreement == "reproduced-bitwise"
+
+
+@pytest.mark.parametrize("spec", [PORTABLE, NATIVE])
+def test_a_machine_without_namespaces_reproduces_a_member_of_one_that_has_them(spec):
+    relaxations = (*CLAIMS.relaxations, NO_NAMESPACES)
+    assert compared(spec, relaxations=relaxations).agreement == "reproduced-bitwise"
 
 
 def test_a_difference_is_named_with_its_claims():

@@ -105,6 +105,12 @@ def test_a_member_of_a_sample_without_a_bundle_is_run_from_its_lock(results, fol
     assert checked.exit_code == ExitCode.DIFFERS
 
 
+@pytest.mark.parametrize("agreement", ["reproduced-content", "reproduced-statistical"])
+def test_a_member_without_equal_bits_has_the_status_that_verify_gives_it(agreement):
+    sample = (VerifiedMember("a.1", agreement, ""), VerifiedMember("a.2", "reproduced-bitwise", ""))
+    assert CheckedStudy(2, None, sample, None).exit_code == ExitCode.DIFFERS
+
+
 def test_as_many_segments_are_executed_as_are_asked_for(results, folder):
     verifier = Verifier(segments="reproduced-segments")
     checked = check_study(results, folder, None, 5, verifier)

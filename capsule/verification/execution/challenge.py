@@ -41,9 +41,16 @@ from capsule.verification.execution.segment_states import (
     bad_state,
     check_state,
     lay_out,
+    other_memory,
     read_resume,
 )
-from capsule.verification.verdict import Challenge, FreshSeed, Judgement, ReexecutedSegment
+from capsule.verification.verdict import (
+    Challenge,
+    ComponentDifference,
+    FreshSeed,
+    Judgement,
+    ReexecutedSegment,
+)
 
 Note = Callable[[str], None]
 # No seed has more: in canonical JSON (RFC 8785) a number is a double.
@@ -139,12 +146,18 @@ def _segment(
     if index + 1 < len(checkpoints):
         steps = [checkpoint.step for checkpoint in checkpoints[: index + 1]]
         with temporary_folder("capsule-state-") as folder:
-            # Of the next segment's state, this document is enough: it has the digests of tensors
-            # and of the replay memory.
+            # Of the next segment's state, this document is enough: it has the digests of tensors,
+            # and other_memory() compares the replay memory in place.
             lay_out(recorded, steps, folder, only={RESUME})
             kept = read_resume(folder, run_bundle.state_members(end.step)[0])
         reached = read_beneath(directory, f"{contract.STATE}/{RESUME}", ResumeState)
         differences += compare_states(kept, reached)
+        differences += tuple(
+            ComponentDifference(
+                component=f"state.{path}", claimed="other blocks", found="those reached"
+            )
+            for path in other_memory(recorded, end.step, directory)
+        )
     return ReexecutedSegment(
         begins=mark.step,
         ends=end.step,

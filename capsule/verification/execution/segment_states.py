@@ -4,7 +4,9 @@ They are untrusted. Nothing in a state is taken on trust: its index must fit a c
 blocks their digests, its tensors the claimed checkpoint, its place in the trace the recorded chain
 and its random streams the claimed keys. What no claim covers (the replay memory, the
 environments) is what the training code makes of it, inside the container; that an honest run
-reaches it from the state before is shown by executing the segment that ends with it.
+reaches it from the state before is shown by executing the segment that ends with it. The digest of
+the replay memory in a state is XXH3-128, for which anyone can compute another memory of the same
+digest: that the memory is the one reached is therefore shown by the SHA-256 of its files' blocks.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from capsule.bundle.archive import create_file
 from capsule.bundle.claims import MAX_DOCUMENT_BYTES
 from capsule.bundle.manifest import parse_document
 from capsule.bundle.run_bundle import STREAMS, RecordedRun, state_members
+from capsule.experiment import contract
+from capsule.experiment.beneath import open_beneath
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.contract import Checkpoint, StreamProfiles
 from capsule.experiment.states import BLOCK_BYTES, RESUME, ResumeState, StateFile, StateIndex
@@ -25,6 +29,7 @@ from capsule.host.errors import CapsuleError
 from capsule.verification.integrity.layers import MAX_WINDOW_BYTES
 from capsule.verification.integrity.tensors import tensor_digests
 
+REPLAY = "replay/"  # the folder of a state with the files of the replay memory
 Places = dict[str, list[tuple[str, int]]]  # digest of a block to path and offset of each copy
 
 
@@ -78,6 +83,29 @@ def read_resume(directory: Path, name: str) -> ResumeState:
     if not path.is_file() or path.stat().st_size > MAX_DOCUMENT_BYTES:
         raise bad_state(name, f"has no {RESUME}, or one of more than {MAX_DOCUMENT_BYTES} bytes")
     return parse_document(path.read_bytes(), ResumeState, f"{RESUME} of {name}", "CAP-V061")
+
+
+def other_memory(run: RecordedRun, step: int, directory: Path) -> Iterator[str]:
+    """Yield the files of the replay memory in a state that are not those that an execution left.
+
+    Args:
+        run: The recorded run.
+        step: The state's.
+        directory: The run directory of the execution, which ended at this step.
+    """
+    index = run.bundle.read(state_members(step)[0], StateIndex)
+    for path, file in index.files.items():
+        if path.startswith(REPLAY) and not _is_file(file, directory, f"{contract.STATE}/{path}"):
+            yield path
+
+
+def _is_file(file: StateFile, directory: Path, path: str) -> bool:
+    try:
+        with open_beneath(directory, path) as stream:
+            equal = all(sha256_hex(stream.read(BLOCK_BYTES)) == block for block in file.blocks)
+            return equal and not stream.read(1)
+    except OSError:
+        return False
 
 
 def check_state(

@@ -38,6 +38,7 @@ from capsule.verification.request import Mode
 from tests.hostile.genuine import write_entropy_report
 from tests.training.conftest import ROOT
 from tests.verification.execution.files import Files
+from tests.verification.execution.xxh3 import BLOCK, with_the_same_digest
 from tests.verification.forked import FAILED, SPECS, Forks, lock_of, spec_of
 
 STEPS = {"dqn": [400, 800, 1_000], "r2d2": [300, 600, 900], "impala": [160, 320, 480]}
@@ -345,10 +346,38 @@ def test_a_poisoned_replay_memory_is_found_where_the_segment_before_ends(forks, 
     assert [segment.equal for segment in result.segments] == [False, True, True]
     assert result.segments[0].first_difference is None  # its trace and its checkpoint are honest
     assert [each.component for each in result.segments[0].differences] == [
-        "state.trainer.replay.digest"
+        "state.trainer.replay.digest",
+        "state.replay/rewards.bin",
     ]
     _, summary = judge_challenge(result, SimpleNamespace(contradictions=(), steps=1, seed=1))
     assert "has the recorded trace, but ends with another state.trainer.replay.digest" in summary
+
+
+def with_other_frames(files, folder):
+    """Return the files of a state in which other frames have the digest of the replay memory."""
+    replay = parse_canonical_json(files[RESUME])["trainer"]["replay"]
+    # Nothing was overwritten yet, so that the digest begins with this header and the first frame.
+    header = canonical_json(["frames", "<f4", [4], replay["count"], 0])
+    frames = bytearray(files["replay/frames.bin"])
+    block = slice(BLOCK - len(header), 2 * BLOCK - len(header))
+    frames[block] = with_the_same_digest(bytes(frames[block]), bytes(BLOCK))
+    changed = {**files, "replay/frames.bin": bytes(frames)}
+    assert digest_of_replay(changed, folder) == replay["digest"]
+    return changed
+
+
+def test_a_replay_memory_with_the_digest_of_the_honest_one_is_found(
+    run_of, opened, forks, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("capsule.verification.execution.challenge.choose", lambda *_: [0])
+    recorded = opened(run_of("dqn"), "dqn")
+    (folder := tmp_path / "files").mkdir()
+    files = with_other_frames(state_files(recorded, [400], folder), tmp_path / "replay")
+    put_state(recorded, 400, files, tmp_path / "lie")
+    (segment,) = challenge(recorded, 1, forks.execute, print).segments
+    assert segment.first_difference is None
+    assert [each.component for each in segment.differences] == ["state.replay/frames.bin"]
+    assert not segment.equal
 
 
 def test_one_segment_is_written_in_the_singular():
@@ -426,8 +455,9 @@ class Reciter:
             for digest in index.packed:
                 blocks[digest], data = data[: sizes[digest]], data[sizes[digest] :]
         index = StateIndex.model_validate_json(name.with_suffix(".json").read_bytes())
-        content = b"".join(blocks[digest] for digest in index.files[RESUME].blocks)
-        (directory / contract.STATE / RESUME).write_bytes(content)
+        for path, file in index.files.items():
+            content = b"".join(blocks[digest] for digest in file.blocks)
+            (directory / contract.STATE / path).write_bytes(content)
 
 
 def test_an_image_that_recites_fools_everything_but_a_fresh_seed(run_of, opened, tmp_path):
