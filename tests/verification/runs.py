@@ -22,7 +22,7 @@ from capsule.bundle.run_bundle import CLAIMS
 from capsule.engine.interface import Exit
 from capsule.experiment import contract
 from capsule.experiment.canonical import canonical_json, parse_canonical_json, sha256_hex
-from capsule.experiment.lock import Lock, LockedCode, LockedImage, LockedWheel
+from capsule.experiment.lock import Lock, LockedWheel
 from capsule.host.run_directory import LOCK, WORK
 from capsule.host.spec_file import parse_spec
 from capsule.image.cache import Cache
@@ -31,6 +31,7 @@ from capsule.native import native_part
 from capsule.report.progress import SilentReporter
 from tests.conftest import one_processor
 from tests.hostile.genuine import rederive
+from tests.locked_images import locked_image
 from tests.training.warm_start import SERVERS_OF_THIS_PROCESS
 
 PACKAGE = Path(capsule.__file__).parent
@@ -108,14 +109,11 @@ def make_lock(document, code="code", wheels=None):
     )
     return Lock(
         spec=parse_spec(json.dumps(document).encode(), "test"),
-        image=LockedImage(
-            assembler=1,
-            recipe="cpu",
+        image=locked_image(
+            sha256_hex(code.encode()),
+            capsule.__version__,
             recipe_sha256=sha256_hex(b"recipe"),
-            debian=(),
-            base="0" * 64,
             wheels=locked,
-            code=LockedCode(version=capsule.__version__, sha256=sha256_hex(code.encode())),
         ),
     )
 
