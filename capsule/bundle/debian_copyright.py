@@ -45,9 +45,6 @@ SPDX_IDS = {
 def declared_licences(text: str) -> tuple[str, ...] | None:
     """Return the licences of a copyright file's ``Files`` paragraphs, in order, each once.
 
-    Args:
-        text: The whole file.
-
     Returns:
         The first line of each ``License`` field, as it stands: a short name, or several that
         ``and``, ``or`` and ``with`` join. None if the file is not in the format, or if a paragraph

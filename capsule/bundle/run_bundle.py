@@ -79,13 +79,7 @@ _CYCLONEDX = "application/vnd.cyclonedx+json"
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """The run of an open bundle.
-
-    Attributes:
-        bundle: The bundle.
-        lock: What was run.
-        claims: What the run claims.
-    """
+    """The run of an open bundle."""
 
     bundle: OpenedBundle
     lock: Lock

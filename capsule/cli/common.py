@@ -53,7 +53,7 @@ def guarded(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
     return command
 
 
-def no_effect(option: str, beside: str, fix: str = "") -> CapsuleError:
+def no_effect(option: str, beside: str, fix: str) -> CapsuleError:
     """Return the error of an option that the command would ignore.
 
     Args:
@@ -64,7 +64,7 @@ def no_effect(option: str, beside: str, fix: str = "") -> CapsuleError:
     return CapsuleError(
         "CAP-X005",
         f"{option} has no effect with {beside}",
-        fix=f"Remove {option}. {fix}".strip(),
+        fix=f"Remove {option}. {fix}",
     )
 
 

@@ -74,15 +74,10 @@ def signing_key(
 def checked_key(
     named: Path | None, passphrase_file: Path | None, *, ask: bool = True
 ) -> Callable[[], tuple[Path, PrivateKey]]:
-    """Check the key that signs, and return a function that returns it.
+    """Check the key that :func:`signing_key` returns, and return a function that returns it.
 
     Only that function makes the default key, so that a command that fails before it needs the
     key leaves none behind.
-
-    Args:
-        named: As for :func:`signing_key`, as are ``passphrase_file`` and ``ask``.
-        passphrase_file: See above.
-        ask: See above.
 
     Raises:
         CapsuleError: What ``signing_key`` raises, now if there is a key and else when it is made.
@@ -119,12 +114,7 @@ def _make(path: Path) -> None:
 
 
 class Trusted(NamedTuple):
-    """Files of trusted keys.
-
-    Attributes:
-        keys: Public keys.
-        allowed_signers: Trust files.
-    """
+    """Files of trusted keys."""
 
     keys: Sequence[Path]
     allowed_signers: Sequence[Path]

@@ -67,11 +67,10 @@ def command(
     """
     from capsule.image.cache import Cache
 
-    for name, value in (("--older-than", older_than), ("--keep-size", keep_size)):
+    given = {"--older-than": older_than, "--keep-size": keep_size, "--all": everything or None}
+    for name, value in given.items():
         if value is not None and only not in ("all", "cache"):
             raise no_effect(name, f"--only {only}", "It is for files of the cache.")
-    if everything and only not in ("all", "cache"):
-        raise no_effect("--all", f"--only {only}", "It is for files of the cache.")
     cache = Cache()
     # A dry run writes nothing, not even the file on which processes lock the cache.
     with nullcontext() if dry_run else _held(cache):

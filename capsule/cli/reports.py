@@ -15,10 +15,6 @@ from capsule.host.errors import CapsuleError
 def require_writable(report: Path, inputs: Iterable[Path] = ()) -> None:
     """Check before anything runs that the report can be written afterwards.
 
-    Args:
-        report: The file.
-        inputs: Files that the command reads.
-
     Raises:
         CapsuleError: CAP-V082; CAP-X004, it is one of the inputs.
     """

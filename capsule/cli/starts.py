@@ -41,22 +41,19 @@ def command(
         # Write starts.json, then name it as evaluation.start_set in other specs.
         capsule starts run.capsule.tar --key alice.pub -o starts.json
     """
-    from capsule.bundle import run_bundle
     from capsule.bundle.bundle import open_bundle
-    from capsule.bundle.claims import claims_model
+    from capsule.bundle.run_bundle import RecordedRun
     from capsule.bundle.start_sets import start_set_of
     from capsule.bundle.trust import load_trusted
     from capsule.experiment.evaluation import digest_of_starts
-    from capsule.experiment.lock import Lock
     from capsule.host.errors import CapsuleError
     from capsule.host.outputs import require_file, write_file
 
     place = DEFAULT if output is None else output
     require_file(place, (bundle, *(keys or ())))
     with open_bundle(bundle, load_trusted(keys or [])) as opened:
-        lock = opened.read(run_bundle.LOCK, Lock)
-        claims = opened.read(run_bundle.CLAIMS, claims_model(lock))
-    found = start_set_of(lock, claims)
+        run = RecordedRun.read(opened)
+    found = start_set_of(run.lock, run.claims)
     data = found.model_dump_json(by_alias=True, indent=None).encode() + b"\n"
     if output is None and place.exists() and place.read_bytes() != data:
         raise CapsuleError(

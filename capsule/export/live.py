@@ -45,13 +45,6 @@ class FollowingReporter:
     """Passes everything on to another reporter, and metrics to a file."""
 
     def __init__(self, reporter: Reporter, sink: _Sink, work: Path) -> None:
-        """Follow a run.
-
-        Args:
-            reporter: Told about everything.
-            sink: Where metrics go.
-            work: The run directory of the contract.
-        """
         self._reporter = reporter
         self._sink: _Sink | None = sink
         self._recorded = _RecorderTail(work)

@@ -276,15 +276,12 @@ def _logged(open_file: Callable[[], BinaryIO]) -> tuple[Metric, ...]:
     try:
         with open_file() as stream:
             for line in sound_events(stream):
-                _add(values, contract.Event.model_validate_json(line))
+                event = contract.Event.model_validate_json(line)
+                for name, value in event_values(event).items():
+                    values[name][event.step] = Point(event.step, value, sound_time(event.time))
     except FileNotFoundError:  # the run has not begun
         return ()
     return _metrics(values)
-
-
-def _add(values: dict[str, dict[int, Point]], event: contract.Event) -> None:
-    for name, value in event_values(event).items():
-        values[name][event.step] = Point(event.step, value, sound_time(event.time))
 
 
 def event_values(event: contract.Event) -> dict[str, float]:

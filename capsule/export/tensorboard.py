@@ -50,12 +50,7 @@ class EventWriter:
     """Writes scalars to an event file."""
 
     def __init__(self, stream: BinaryIO, started: float) -> None:
-        """Begin the file.
-
-        Args:
-            stream: Where it goes.
-            started: Time of the run's start, in seconds since the epoch.
-        """
+        """Begin the file of a run that started at a time in seconds since the epoch."""
         self._stream = stream
         self._started = started
         stream.write(_record(_double(1, started) + _bytes(3, FILE_VERSION)))

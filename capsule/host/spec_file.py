@@ -45,12 +45,7 @@ def parse_spec(data: bytes, name: str, overrides: Sequence[str] = ()) -> Spec:
 
 
 def spec_of(document: YamlDocument, folder: Path, *, for_lock: bool = True) -> Spec:
-    """Return the spec of a document, whose paths are relative to ``folder``.
-
-    Args:
-        document: The document.
-        folder: The folder.
-        for_lock: As of :func:`load_spec`.
+    """Return the spec of a document, whose paths are relative to ``folder``; see :func:`load_spec`.
 
     Returns:
         The spec; the paths of ``image.sources.find_links`` are absolute.

@@ -180,12 +180,7 @@ def _reachable(
 
 
 def _runs_at_start(path: str, site: str) -> bool:
-    """Tell if every start of the image's interpreter executes a file, or whether it is one.
-
-    Args:
-        path: Path of the file.
-        site: Path of the packages.
-    """
+    """Tell if every start of the image's interpreter executes a file, or whether it is one."""
     folder, _, name = path.rpartition("/")
     # This folder is the first of PATH in every image (images/debian-12.yaml), so a file of such a
     # name would be started in place of Debian's interpreter.

@@ -102,10 +102,6 @@ def visible_devices(
 ) -> tuple[Device, ...]:
     """Return the devices that programs with these environment variables see, in their order.
 
-    Args:
-        devices: Those of the machine.
-        variables: Variables of the environment.
-
     Raises:
         CapsuleError: CAP-M008, an index could mean several devices.
     """

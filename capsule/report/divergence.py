@@ -52,14 +52,14 @@ def divergence_lines(found: Divergence) -> Iterator[tuple[str, str]]:
     yield from _tensors(found.checkpoint, found.tensors)
     for item in found.differences[:MAX_RESULTS]:
         yield "differs", f"{item.component}: {item.claimed} / {item.found}"
-    yield from _more("", len(found.differences) - MAX_RESULTS, "result", "results")
+    yield from _more(len(found.differences) - MAX_RESULTS, "result", "results")
     # Runs with equal results may have different pins, which then explain nothing.
     if not found.equal:
         for explanation in found.explanations[:MAX_EXPLANATIONS]:
             text = f"{explanation.what}: {explanation.a} / {explanation.b}; {explanation.why}"
             yield "possible reason", text
         left = len(found.explanations) - MAX_EXPLANATIONS
-        yield from _more("", left, "difference of the locks", "differences of the locks")
+        yield from _more(left, "difference of the locks", "differences of the locks")
 
 
 def _place(found: Divergence) -> Iterator[tuple[str, str]]:
@@ -143,6 +143,6 @@ def _tensors(step: int | None, found: Sequence[TensorDifference]) -> Iterator[tu
         )
 
 
-def _more(label: str, count: int, one: str, many: str) -> Iterator[tuple[str, str]]:
+def _more(count: int, one: str, many: str) -> Iterator[tuple[str, str]]:
     if count > 0:
-        yield label, f"and {counted(count, f'more {one}', f'more {many}')}"
+        yield "", f"and {counted(count, f'more {one}', f'more {many}')}"

@@ -7,15 +7,10 @@ the text takes from the run.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import shlex
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from statistics import quantiles
 from typing import NamedTuple
-
-from markupsafe import Markup
 
 from capsule.bundle.claims import ProgramClaims, TrainingClaims
 from capsule.host.wording import counted
@@ -48,7 +43,6 @@ from capsule.report.terminal import place_of
 from capsule.verification.vary import VaryReport
 from capsule.verification.verdict import DivergenceMap, Report
 
-STYLE = (Path(__file__).parent / "page.css").read_text(encoding="ascii")
 MAX_TASKS = 12
 TREATMENT_TONES = {"assumed": "open", "unsupported": "bad"}
 EFFECT_TONES = {"gate": "bad", "may differ": "open"}
@@ -65,8 +59,6 @@ Rows = Sequence[tuple[object, ...]]
 
 def report_page(subject: ReportedRun) -> str:
     """Return the page about a run."""
-    # A browser hashes the text between the tags of the style, to the byte.
-    digest = hashlib.sha256(STYLE.encode()).digest()
     differences = [_difference(n, *each) for n, each in enumerate(subject.reports)]
     fingerprint = subject.observations.fingerprint
     return TEMPLATES.get_template("page.html.jinja").render(
@@ -75,8 +67,6 @@ def report_page(subject: ReportedRun) -> str:
         # The page has commands to copy, in which a file name must stay one word.
         bundle=shlex.quote(subject.bundle),
         verify_options=verify_options(subject),
-        style=Markup(STYLE),  # noqa: S704 - of this package
-        style_digest=base64.b64encode(digest).decode(),
         charts=[*_evaluation_charts(subject), *_training_charts(subject)],
         evaluations=list(_evaluations(subject)),
         starts=starts(subject),

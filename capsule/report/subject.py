@@ -122,7 +122,6 @@ class ReportedRun:
     series: tuple[Series, ...]
     unread: int
     ancestry: contract.Ancestry | None
-    checkpoints: contract.CheckpointIndex | None
     inventory: Inventory
     reports: tuple[tuple[str, Report], ...]
     varied: tuple[tuple[str, VaryReport], ...]
@@ -151,7 +150,6 @@ def read_subject(
     # the lock.
     unchecked = check_consistency(run)
     evaluation, series, unread = _curves(bundle, claims)
-    index = run_bundle.RUN + contract.CHECKPOINT_INDEX
     signed = [path for path in files if _is_signed(path)]
     read = [(path.name, read_report(path, claims)) for path in files if path not in signed]
     return ReportedRun(
@@ -162,18 +160,13 @@ def read_subject(
         unchecked=unchecked,
         lock=lock,
         claims=claims,
-        observations=bundle.read(run_bundle.OBSERVATIONS, Observations),
+        observations=run.observations(),
         ledger=bundle.read(run_bundle.LEDGER, Ledger),
         evaluation=evaluation,
         series=series,
         unread=unread,
         ancestry=(
             bundle.read(run_bundle.POPULATION, contract.Ancestry) if has_population(lock) else None
-        ),
-        checkpoints=(
-            bundle.read(index, contract.CheckpointIndex)
-            if isinstance(claims, TrainingClaims)
-            else None
         ),
         inventory=read_inventory(bundle.content(run_bundle.IMAGE_SBOM), lock),
         reports=tuple((each, _control(report)) for each, report in read),

@@ -6,6 +6,8 @@ control and direction-changing characters.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +18,7 @@ from markupsafe import Markup
 from capsule.host.wording import counted
 from capsule.report.text import printable
 
+STYLE = (Path(__file__).parent / "page.css").read_text(encoding="ascii")
 MARKS = {"good": "✓", "bad": "✗", "open": "○"}
 _NUMBER = re.compile(r"-?[0-9][0-9,.]*(e[+-][0-9]+)?")
 
@@ -57,6 +60,13 @@ TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-TEMPLATES.globals |= {"code": code, "marks": MARKS}
+TEMPLATES.globals |= {
+    "code": code,
+    "marks": MARKS,
+    "style": Markup(STYLE),  # noqa: S704 - of this package
+    # The Content-Security-Policy of a page allows the style sheet with this digest only. A browser
+    # hashes the text between the tags of the style, to the byte.
+    "style_digest": base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode(),
+}
 TEMPLATES.tests |= {"a_number": _is_number, "wordy": _has_words}
 TEMPLATES.filters |= {"grouped": "{:,}".format, "counted": counted}

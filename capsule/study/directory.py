@@ -89,12 +89,7 @@ class MemberState(NamedTuple):
 
 
 class StudyDirectory:
-    """The folder of a study.
-
-    Attributes:
-        path: The folder.
-        lock: The study's lock.
-    """
+    """The folder of a study."""
 
     def __init__(self, path: Path, lock: StudyLock) -> None:
         self.path, self.lock = path, lock

@@ -36,11 +36,7 @@ exec {command} "$1" {options}
 
 @dataclass(frozen=True)
 class JobTemplate:
-    """The Job manifest of a user.
-
-    Attributes:
-        document: The manifest.
-    """
+    """The Job manifest of a user."""
 
     document: YamlDocument
 

@@ -50,15 +50,12 @@ class Local:
                 raise CapsuleError(
                     "CAP-Y028",
                     f"--on local:{self.processes} would run {counted(self.processes, 'member')} at "
-                    f"a time, each needs a GPU, and {_visible(len(gpus))}",
+                    f"a time, each needs a GPU, and "
+                    f"{counted(len(gpus), 'suitable GPU is visible', 'suitable GPUs are visible')}",
                     fix=f"Use --on local:{most}, or --on local.",
                 )
             processes = min(processes, most)
         run_locally(study, names, options, processes, on_poll, gpus)
-
-
-def _visible(gpus: int) -> str:
-    return counted(gpus, "suitable GPU is visible", "suitable GPUs are visible")
 
 
 def _accelerators(study: StudyDirectory, names: Sequence[str]) -> list[CudaAccelerator]:

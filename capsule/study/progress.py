@@ -40,11 +40,6 @@ class StudyProgress(NamedTuple):
     whole: GroupProgress
     failures: tuple[MemberState, ...]
 
-    @property
-    def complete(self) -> bool:
-        """Whether every member is done."""
-        return self.whole.counts["done"] == sum(self.whole.counts.values())
-
     def document(self) -> dict[str, Any]:
         """Return the progress as JSON values."""
         return {

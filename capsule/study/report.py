@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 import csv
-import hashlib
 import io
 import itertools
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
-from markupsafe import Markup
-
 from capsule.host.errors import CapsuleError
 from capsule.host.wording import agreeing, counted
 from capsule.report.charts import Band, Curve, LineChart, line_chart
-from capsule.report.page import STYLE
 from capsule.report.scores import NETWORKS, NOTE, percentage
 from capsule.report.templates import TEMPLATES, code
 from capsule.report.text import print_line, printable
@@ -230,8 +225,6 @@ def page_report(report: StudyReport, source: str, starts_of: str | None = None) 
         starts_of: A member whose single start states are drawn; None: none are.
     """
     results, tables = report.results, report.tables
-    # The Content-Security-Policy of the page allows the style sheet with this digest only.
-    digest = hashlib.sha256(STYLE.encode()).digest()
     planned = len(results.lock.members)
     check = (
         [f"capsule study verify {source} --key KEY.pub --sample 3"]
@@ -245,8 +238,6 @@ def page_report(report: StudyReport, source: str, starts_of: str | None = None) 
         missing=_missing(len(results.missing), planned) if results.missing else None,
         claim_id=report.claim_id,
         lock=results.lock.digest(),
-        style=Markup(STYLE),  # noqa: S704 - of this package
-        style_digest=base64.b64encode(digest).decode(),
         note=NOTE,
         scores=[_score_cells(row) for row in tables.groups],
         aggregates=[

@@ -45,12 +45,7 @@ Study claim id: {claim_id}
 
 
 class StudyBundle(NamedTuple):
-    """The contents of a study's bundle, which agree with one another.
-
-    Attributes:
-        claims: What the study claims.
-        results: What its members claim.
-    """
+    """The contents of a study's bundle, which agree with one another."""
 
     claims: StudyClaims
     results: StudyResults

@@ -3,13 +3,12 @@
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.lock import (
     Lock,
-    LockedCode,
     LockedDebianPackage,
-    LockedImage,
     LockedWheel,
 )
 from capsule.experiment.spec import GymnasiumEnvironment, Spec
 from capsule.experiment.trainers import DqnTrainer
+from tests.locked_images import locked_image
 
 
 def digest_of(name: str) -> str:
@@ -42,13 +41,12 @@ def make_lock(recipe="cpu", wheels=(), packages=(), **spec):
             trainer=DqnTrainer(algorithm="dqn", network="mlp"),
             **spec,
         ),
-        image=LockedImage(
-            assembler=1,
+        image=locked_image(
+            digest_of("code"),
             recipe=recipe,
             recipe_sha256=digest_of(recipe),
             debian=packages,
             base=digest_of("base"),
             wheels=wheels,
-            code=LockedCode(version="0.1.0", sha256=digest_of("code")),
         ),
     )

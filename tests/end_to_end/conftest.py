@@ -12,13 +12,8 @@ from typing import Any
 
 import pytest
 
-from capsule.bundle import run_bundle
-from capsule.bundle.bundle import Content, open_bundle, pack
-from capsule.bundle.claims import TrainingClaims
-from capsule.bundle.keys import load_private, load_public
-from capsule.experiment.canonical import canonical_json, parse_canonical_json, sha256_hex
 from tests.command_server import start_command
-from tests.hostile.genuine import rederive
+from tests.hostile.genuine import forged
 
 ROOT = Path(__file__).parents[2]
 
@@ -141,27 +136,4 @@ Change = Callable[[dict[str, bytes]], None]
 
 def forge(original: Run, change: Change, destination: Path, *, key: Path | None = None) -> Path:
     """Repack a bundle with changed files, signed by ``key``: a lie with a valid signature."""
-    with open_bundle(original.bundle, [load_public(original.public)]) as bundle:
-        files = {path: staged.read_bytes() for path, staged in bundle.files.items()}
-        facts = {file.path: (file.role, file.media_type) for file in bundle.manifest.files}
-    before = dict(files)
-    change(files)
-    rederive(files, before)
-    contents = {path: Content(data, *facts[path]) for path, data in files.items()}
-    claim_id = sha256_hex(files[run_bundle.CLAIMS])
-    return pack(contents, claim_id, load_private(key or original.key), destination)
-
-
-def edit_json(files: dict[str, bytes], name: str, edit: Callable[[Any], None]) -> None:
-    document = parse_canonical_json(files[name])
-    edit(document)
-    files[name] = canonical_json(document)
-
-
-def change_lock(files: dict[str, bytes], edit: Callable[[Any], None]) -> None:
-    """Change the spec of a bundle consistently: lock, job, and the lock digest in the claims."""
-    edit_json(files, run_bundle.LOCK, lambda lock: edit(lock["spec"]))
-    edit_json(files, run_bundle.JOB, lambda job: edit(job["spec"]))
-    digest = sha256_hex(files[run_bundle.LOCK])
-    edit_json(files, run_bundle.CLAIMS, lambda claims: claims.update(lock=digest))
-    TrainingClaims.model_validate_json(files[run_bundle.CLAIMS])
+    return forged(original.bundle, original.public, key or original.key, change, destination)

@@ -30,8 +30,9 @@ from capsule.report.terminal import show_report
 from capsule.verification.execution.admission import SIGNERS
 from capsule.verification.request import Mode, VerifyRequest
 from capsule.verification.verify import verify
-from tests.end_to_end.conftest import edit_json, forge, run
+from tests.end_to_end.conftest import forge, run
 from tests.end_to_end.hostile_program.attempts import ATTEMPTS, LISTENER, REFUSED, SECRET
+from tests.hostile.genuine import edit_json
 
 pytestmark = [pytest.mark.engine, pytest.mark.network, pytest.mark.xdist_group("programs")]
 

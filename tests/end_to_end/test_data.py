@@ -13,7 +13,8 @@ import pytest
 from capsule.experiment import contract
 from capsule.host.errors import ExitCode
 from capsule.image.cache import Cache
-from tests.end_to_end.conftest import capsule, edit_json, forge, run
+from tests.end_to_end.conftest import capsule, forge, run
+from tests.hostile.genuine import edit_json
 
 pytestmark = [pytest.mark.engine, pytest.mark.network, pytest.mark.xdist_group("programs")]
 

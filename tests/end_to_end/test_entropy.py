@@ -10,7 +10,8 @@ from capsule.bundle.keys import load_public
 from capsule.entropy.profile import parse
 from capsule.entropy.report import EntropyReport
 from capsule.experiment.canonical import sha256_hex
-from tests.end_to_end.conftest import edit_json, forge, run
+from tests.end_to_end.conftest import forge, run
+from tests.hostile.genuine import edit_json
 
 pytestmark = [pytest.mark.engine, pytest.mark.network]
 

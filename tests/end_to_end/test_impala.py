@@ -10,8 +10,9 @@ from capsule.bundle.bundle import open_bundle
 from capsule.bundle.claims import TrainingClaims
 from capsule.experiment.schedule_log import parse_schedule
 from tests.conftest import one_processor
-from tests.end_to_end.conftest import Run, capsule, edit_json, forge
+from tests.end_to_end.conftest import Run, capsule, forge
 from tests.end_to_end.test_run import containers, docker, resume, start, traced, wait_for
+from tests.hostile.genuine import edit_json
 
 pytestmark = [pytest.mark.engine, pytest.mark.network]
 

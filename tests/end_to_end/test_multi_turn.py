@@ -10,7 +10,8 @@ from capsule.bundle.bundle import open_bundle
 from capsule.bundle.keys import load_public
 from capsule.experiment.arrival_log import parse_arrivals
 from capsule.experiment.canonical import sha256_hex
-from tests.end_to_end.conftest import ROOT, edit_json, forge, run
+from tests.end_to_end.conftest import ROOT, forge, run
+from tests.hostile.genuine import edit_json
 
 pytestmark = [pytest.mark.network, pytest.mark.xdist_group("programs")]
 

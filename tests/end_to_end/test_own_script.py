@@ -20,7 +20,8 @@ from capsule.experiment.spec import CodeSpec
 from capsule.image.cache import Cache
 from capsule.image.resolution.project import capture_project
 from tests.conftest import one_processor
-from tests.end_to_end.conftest import capsule, edit_json, forge, run
+from tests.end_to_end.conftest import capsule, forge, run
+from tests.hostile.genuine import edit_json
 
 pytestmark = pytest.mark.network
 

@@ -10,7 +10,8 @@ from PIL import Image
 
 from capsule.bundle import run_bundle
 from capsule.experiment import contract
-from tests.end_to_end.conftest import capsule, edit_json, forge
+from tests.end_to_end.conftest import capsule, forge
+from tests.hostile.genuine import edit_json
 
 pytestmark = [pytest.mark.engine, pytest.mark.network]
 

@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from capsule.experiment.contract import TRACE
 from capsule.study.directory import MEMBERS, WORK, StudyDirectory
+from tests.conftest import wait_until
 from tests.end_to_end.conftest import capsule
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
@@ -103,7 +103,10 @@ def begun(folder, request):
     words = [sys.executable, "-m", "capsule", *command(output, *BOTH)]
     with subprocess.Popen(words, cwd=folder, stderr=subprocess.PIPE) as process:
         traces = [output / MEMBERS / name / WORK / TRACE for name in RUNS]
-        until(lambda: all(records(trace) >= RECORDS for trace in traces) or process.poll())
+        wait_until(
+            lambda: all(records(trace) >= RECORDS for trace in traces) or process.poll(),
+            seconds=600,
+        )
         assert process.poll() is None, process.stderr.read()
         yield process, StudyDirectory.open(output)
         process.kill()
@@ -111,11 +114,6 @@ def begun(folder, request):
 
 def records(trace):
     return trace.read_bytes().count(b"\n") if trace.exists() else 0
-
-
-def until(condition):
-    while not condition():
-        time.sleep(0.01)
 
 
 def children(pid):
@@ -161,7 +159,7 @@ def test_a_study_that_is_killed_is_resumed_to_the_same_claims(folder, whole, beg
     process.kill()
     process.wait()
     os.killpg(killed, signal.SIGKILL)  # the other run goes on without the study
-    until(lambda: all(directory.state(name).state != "running" for name in RUNS))
+    wait_until(lambda: all(directory.state(name).state != "running" for name in RUNS), seconds=600)
     finished = [name for name in RUNS if [*directory.folder(name).glob("*.capsule.tar")]]
     assert len(finished) == 1
     assert directory.missing() == list(directory.chosen([]))

@@ -13,7 +13,8 @@ from capsule.bundle.keys import load_public
 from capsule.experiment import contract
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
-from tests.end_to_end.conftest import capsule, change_lock, edit_json, forge
+from tests.end_to_end.conftest import capsule, forge
+from tests.hostile.genuine import edit_json, relock
 
 pytestmark = [pytest.mark.engine, pytest.mark.network]
 
@@ -85,10 +86,10 @@ def test_integrity_and_environment_execute_nothing(micro, tmp_path):
 
 
 def test_another_seed_differs_from_the_first_record_on_in_its_stream(micro, tmp_path):
-    def other_seed(spec):
-        spec["seeds"]["streams"]["exploration"] = 99
+    def other_seed(lock):
+        lock["spec"]["seeds"]["streams"]["exploration"] = 99
 
-    lie = forge(micro, lambda files: change_lock(files, other_seed), tmp_path / "lie.tar")
+    lie = forge(micro, lambda files: relock(files, other_seed), tmp_path / "lie.tar")
     done = micro.verify(lie, "--mode", "prefix:8", cwd=tmp_path)
     first = done.document["first_difference"]
     assert (done.status, done.document["verdict"]) == (1, "not-reproduced")
@@ -96,10 +97,10 @@ def test_another_seed_differs_from_the_first_record_on_in_its_stream(micro, tmp_
 
 
 def test_another_hyper_parameter_differs_in_the_arithmetic_and_not_before(micro, tmp_path):
-    def other_rate(spec):
-        spec["trainer"]["learning_rate"] = 0.0005
+    def other_rate(lock):
+        lock["spec"]["trainer"]["learning_rate"] = 0.0005
 
-    lie = forge(micro, lambda files: change_lock(files, other_rate), tmp_path / "lie.tar")
+    lie = forge(micro, lambda files: relock(files, other_rate), tmp_path / "lie.tar")
     done = micro.verify(lie, "--mode", "prefix:240", cwd=tmp_path)
     first = done.document["first_difference"]
     assert (done.status, done.document["verdict"]) == (1, "not-reproduced")
@@ -201,8 +202,8 @@ def test_a_machine_without_the_gpu_cannot_decide(micro, tmp_path):
     if shutil.which("nvidia-smi"):
         pytest.fail("this test shows the verdict of a machine without a GPU; run it on one")
 
-    def on_cuda(spec):
-        spec["accelerator"] = {
+    def on_cuda(lock):
+        lock["spec"]["accelerator"] = {
             "kind": "cuda",
             "cuda": "13.0",
             "cudnn": ">=9",
@@ -216,7 +217,7 @@ def test_a_machine_without_the_gpu_cannot_decide(micro, tmp_path):
         ours = json.loads(files[run_bundle.LOCK])["image"]["recipe_sha256"].encode()
         for name in (run_bundle.LOCK, run_bundle.IMAGE_SBOM):
             files[name] = files[name].replace(ours, b"0" * 64)
-        change_lock(files, on_cuda)
+        relock(files, on_cuda)
 
     lie = forge(micro, with_another_recipe, tmp_path / "gpu.tar")
     done = micro.verify(lie, cwd=tmp_path)

@@ -13,7 +13,7 @@ from capsule.engine.containers import ContainerEngine
 from capsule.engine.interface import Task
 from capsule.experiment.canonical import sha256_file
 from capsule.experiment.errors import CapsuleError
-from capsule.experiment.lock import Lock, LockedCode, LockedImage, LockedWheel
+from capsule.experiment.lock import Lock, LockedWheel
 from capsule.experiment.spec import LimitsSpec, SourcesSpec, Spec
 from capsule.image.archives.layers import TarEntry, file_entry, write_tar
 from capsule.image.assembly.assemble import Image
@@ -24,6 +24,7 @@ from capsule.image.distribution import DEBIAN_12
 from capsule.image.resolution.debian import shipped_base
 from capsule.image.resolution.fetch import fetch_debian
 from capsule.native import native_part
+from tests.locked_images import locked_image
 
 LIMITS = LimitsSpec(memory_mb=256, processes=32, disk_mb=64, minutes=5, temporary_mb=16)
 LABEL = "capsule.test"
@@ -217,17 +218,15 @@ def _lock(wheels=(), accelerator=CPU, code=None, debian=()):
     )
     return Lock(
         spec=spec,
-        image=LockedImage(
-            assembler=1,
+        image=locked_image(
+            code or training_code_digest(),
+            "1",
             recipe=spec.accelerator.kind,
-            recipe_sha256="0" * 64,
             debian=tuple(debian),
-            base="0" * 64,
             wheels=tuple(
                 LockedWheel(name=name, version="1", filename=f"{name}-1-py3-none-any.whl", sha256=h)
                 for name, h in wheels
             ),
-            code=LockedCode(version="1", sha256=code or training_code_digest()),
         ),
     )
 

@@ -19,6 +19,7 @@ from capsule.engine.containers import ContainerEngine, run_label, task_user
 from capsule.engine.select import open_engine
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.machine.devices import FIRST
+from tests.conftest import wait_until
 
 pytestmark = pytest.mark.engine
 
@@ -362,7 +363,10 @@ def start_host(engine, make_task, run_directory, make_lock, make_image, cache):
         limits = make_task("").limits.model_dump()
         facts = [engine.name, engine._image, str(run_directory), arguments, limits]
         hosts.append(subprocess.Popen([sys.executable, "-c", HOST, json.dumps(facts)]))
-        until(lambda: [each.status for each in containers_of(engine, run_directory)] == ["running"])
+        wait_until(
+            lambda: [each.status for each in containers_of(engine, run_directory)] == ["running"],
+            seconds=600,
+        )
         return hosts[-1]
 
     yield start
@@ -371,13 +375,6 @@ def start_host(engine, make_task, run_directory, make_lock, make_image, cache):
         host.wait()
     for container in containers_of(engine, run_directory):
         container.remove(force=True)
-
-
-def until(condition):
-    deadline = time.monotonic() + 600
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_the_next_capsule_removes_the_container_of_a_killed_one_and_no_other(

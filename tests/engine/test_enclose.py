@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
 from capsule.native import native_part
+from tests.conftest import wait_until
 
 NOBODY = 54_321  # a number without an account
 
@@ -108,10 +108,10 @@ def test_nothing_is_left_when_the_process_that_started_it_is_killed(tmp_path):
     command = [native_part("capsule-enclose"), f"--writable={tmp_path}=/out", "--", "sh", "-c"]
     starter = "import subprocess, sys; subprocess.run(sys.argv[1:])"
     started = subprocess.Popen([sys.executable, "-c", starter, *command, script])
-    _until(lambda: (tmp_path / "ready").exists() and len(_mentioning(marker)) >= 2)
+    wait_until(lambda: (tmp_path / "ready").exists() and len(_mentioning(marker)) >= 2, seconds=600)
     started.send_signal(signal.SIGKILL)
     started.wait()
-    _until(lambda: not _mentioning(marker))
+    wait_until(lambda: not _mentioning(marker), seconds=600)
 
 
 def _mentioning(text):
@@ -124,10 +124,3 @@ def _mentioning(text):
         if text.encode() in words:
             found.append(folder.name)
     return found
-
-
-def _until(condition):
-    deadline = time.monotonic() + 600
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

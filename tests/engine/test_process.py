@@ -30,6 +30,7 @@ from capsule.experiment.variables import environment_variables
 from capsule.image.cache import Cache
 from capsule.image.distribution import DEBIAN_12
 from capsule.image.resolution.project import capture_project
+from tests.conftest import wait_until
 from tests.engine.conftest import installations
 
 pytestmark = pytest.mark.network  # for the packages of the interpreter, unless they are cached
@@ -321,9 +322,9 @@ def test_the_task_ends_with_a_capsule_that_is_killed(lock, cache, run_directory)
     with host:
         host.stdin.write(lock.document())
         host.stdin.close()
-        _until((run_directory / "ready").exists)
+        wait_until((run_directory / "ready").exists, seconds=600)
         host.kill()
-    _until(lambda: _no_process_mentions(str(run_directory)))
+    wait_until(lambda: _no_process_mentions(str(run_directory)), seconds=600)
 
 
 def test_output_is_bounded(run, monkeypatch):
@@ -436,10 +437,3 @@ def _no_process_mentions(text):
             ):
                 return False
     return True
-
-
-def _until(condition):
-    deadline = time.monotonic() + 600
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from capsule.experiment.lock import Lock, LockedCode, LockedImage, LockedWheel, without_sources
+from capsule.experiment.lock import Lock, LockedWheel, without_sources
 from capsule.experiment.spec import CodeSpec
 from capsule.host.spec_file import load_spec, parse_spec
 from tests.experiment.specs import PROGRAM, make_spec
+from tests.locked_images import locked_image
 
 SPECS = Path(__file__).parents[2] / "specs"
 SMALL = (SPECS / "dqn-breakout-small.yaml").read_bytes()
@@ -16,16 +17,7 @@ def make_lock(spec):
     wheel = LockedWheel(
         name="torch", version="2.13.0", filename="torch-2.13.0-py3-none-any.whl", sha256=ZERO
     )
-    image = LockedImage(
-        assembler=1,
-        recipe="cpu",
-        recipe_sha256=ZERO,
-        debian=(),
-        base=ZERO,
-        wheels=(wheel,),
-        code=LockedCode(version="0", sha256=ZERO),
-    )
-    return Lock(spec=without_sources(spec), image=image)
+    return Lock(spec=without_sources(spec), image=locked_image(wheels=(wheel,)))
 
 
 def test_sources_are_no_part_of_a_lock():

@@ -24,7 +24,7 @@ from capsule.bundle.bundle import Content, open_bundle, pack
 from capsule.bundle.claims import Observations, claims_model
 from capsule.bundle.derived import derived_members
 from capsule.bundle.envelope import BundleStatement, sign
-from capsule.bundle.keys import PrivateKey
+from capsule.bundle.keys import PrivateKey, load_private, load_public
 from capsule.bundle.manifest import CHECKSUMS, ENVELOPE, MANIFEST
 from capsule.bundle.packing import FinishedRun, pack_run
 from capsule.bundle.run_bundle import Kind, members_of
@@ -158,6 +158,21 @@ def edit_json(files: Files, name: str, edit: Callable[[dict], object]) -> None:
     document = json.loads(files[name])
     edit(document)
     files[name] = canonical_json(document)
+
+
+def forged(
+    bundle: Path, public: Path, key: Path, change: Callable[[Files], object], destination: Path
+) -> Path:
+    """Repack a bundle with changed files, signed by ``key``: a lie with a valid signature."""
+    with open_bundle(bundle, [load_public(public)]) as opened:
+        files = {path: staged.read_bytes() for path, staged in opened.files.items()}
+        facts = {each.path: (each.role, each.media_type) for each in opened.manifest.files}
+    before = dict(files)
+    change(files)
+    rederive(files, before)
+    contents = {path: Content(data, *facts[path]) for path, data in files.items()}
+    claim_id = sha256_hex(files[run_bundle.CLAIMS])
+    return pack(contents, claim_id, load_private(key), destination)
 
 
 def relock(files: Files, edit: Callable[[dict], object]) -> None:

@@ -12,7 +12,7 @@ from capsule.bundle.packing import FinishedRun, pack_run
 from capsule.experiment import contract
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.contract import Evaluation, EvaluationPoint, Generation
-from capsule.experiment.lock import Lock, LockedCode, LockedImage
+from capsule.experiment.lock import Lock
 from capsule.experiment.trace import GENESIS, extend
 from capsule.host.spec_file import parse_spec
 from capsule.image.cache import Cache
@@ -20,6 +20,7 @@ from capsule.image.code import training_code_digest
 from capsule.machine.fingerprint import Cpu, Fingerprint, OperatingSystem
 from capsule.machine.gpu import Driver, Gpu
 from tests.hostile.genuine import write_entropy_report, write_ledger
+from tests.locked_images import locked_image
 
 DQN = {
     "name": "small-dqn",
@@ -65,15 +66,7 @@ def make_lock(document) -> Lock:
     spec = parse_spec(json.dumps({**common, **document}).encode(), "test")
     return Lock(
         spec=spec,
-        image=LockedImage(
-            assembler=1,
-            recipe="cpu",
-            recipe_sha256="0" * 64,
-            debian=(),
-            base="0" * 64,
-            wheels=(),
-            code=LockedCode(version="0.1.0", sha256=training_code_digest()),
-        ),
+        image=locked_image(training_code_digest()),
     )
 
 

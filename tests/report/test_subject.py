@@ -153,7 +153,6 @@ def test_a_subject_has_the_signer_the_files_and_the_documents_of_the_bundle(bund
     listed = {file.path: file.size for file in subject.files}
     assert listed.items() <= sizes.items()
     assert json.loads(subject.claims.document()) == claims
-    assert [each.step for each in subject.checkpoints.checkpoints] == [400]
     assert (subject.ancestry, subject.reports, subject.unread) == (None, (), 0)
 
 
@@ -163,10 +162,10 @@ def test_without_a_key_the_signer_is_stated_and_not_trusted(bundles):
     assert subject.fingerprint.startswith("SHA256:")
 
 
-def test_a_population_has_its_generations_and_a_program_has_no_checkpoints(subjects):
+def test_a_population_has_its_generations_and_a_program_has_no_evaluation(subjects):
     assert subjects["impala"].ancestry.generations == tuple(runs.GENERATIONS)
     own = subjects["own"]
-    assert (own.checkpoints, own.ancestry, own.evaluation) == (None, None, ())
+    assert (own.ancestry, own.evaluation) == (None, ())
 
 
 def test_a_training_has_its_claimed_evaluations_and_its_logged_quantities(subjects):

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from capsule.bundle.keys import generate
 from capsule.study.directory import MEMBERS, StudyDirectory
+from capsule.study.running import RunOptions
 from tests.study.corpus import CORPUS, results_of
 from tests.study.corpus import MEMBERS as CORPUS_MEMBERS
+from tests.study.short_runs import write_study
 from tests.study.small_studies import Resolutions, locked, write
 
 
@@ -62,3 +65,15 @@ def folder(tmp_path):
         source = CORPUS / "study.members" / f"{name}.capsule.tar"
         shutil.copyfile(source, tmp_path / name / "x.capsule.tar")
     return tmp_path
+
+
+@pytest.fixture
+def workplace(tmp_path):
+    """A folder with a study of short runs, and a key."""
+    generate(tmp_path / "alice")
+    return write_study(tmp_path)
+
+
+@pytest.fixture
+def options(workplace):
+    return RunOptions(workplace / "alice", engine="process")

@@ -6,13 +6,14 @@ from pathlib import Path
 from capsule.bundle.claims import CheckpointClaim, TraceClaim, TrainingClaims
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.contract import Evaluation, EvaluationPoint
-from capsule.experiment.lock import Lock, LockedCode, LockedImage, LockedProject
+from capsule.experiment.lock import Lock, LockedProject
 from capsule.host.spec_file import spec_of
 from capsule.host.yaml_document import YamlDocument
 from capsule.study.lock import LockedMember, SharedPins, StudyLock
 from capsule.study.results import MemberIdentity, StudyResults, member_result
 from capsule.study.spec import StudySpec
 from capsule.study.study_file import StudyFile
+from tests.locked_images import locked_image
 
 ZERO = "0" * 64
 BASE = {
@@ -26,15 +27,7 @@ GROUPS = {
     "exploration": {"vary": ["exploration"]},
     "rates": {"runs": 1, "grid": {"trainer.learning_rate": [0.1, 0.01, 0.001]}},
 }
-IMAGE = LockedImage(
-    assembler=1,
-    recipe="cpu",
-    recipe_sha256=ZERO,
-    debian=(),
-    base=ZERO,
-    wheels=(),
-    code=LockedCode(version="0.1.0", sha256=ZERO),
-)
+IMAGE = locked_image()
 TREE = LockedProject(sha256=ZERO, size=0, files={}, git=None)
 STEPS = (0, 4, 8)
 

@@ -35,7 +35,6 @@ def test_a_study_that_has_not_begun_waits(directory):
         "waiting": 4,
     }
     assert (progress.whole.steps_per_second, progress.whole.seconds_left) == (0.0, None)
-    assert not progress.complete
     assert progress.document() == {
         "schema": "capsule/study-progress/v1",
         "groups": {
@@ -89,11 +88,3 @@ def test_failures_are_shown_with_code_and_fix_and_no_control_characters(director
     assert "deterministic.2 failed: CAP-E007: out of " in text
     assert "fix: Buy more." in text
     assert "\x1b" not in text
-
-
-def test_a_study_is_complete_when_every_member_is_done(directory):
-    for name in directory.missing():
-        with directory.held(name) as (folder, _):
-            (folder / DONE.bundle).touch()
-            (folder / OUTCOME).write_bytes(DONE.document())
-    assert progress_of(directory).complete

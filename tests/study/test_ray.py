@@ -10,14 +10,12 @@ from unittest.mock import MagicMock, Mock
 
 import pytest
 
-from capsule.bundle.keys import generate
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.study.directory import StudyDirectory
 from capsule.study.ray import Ray
 from capsule.study.running import RunOptions, run_locally
 from capsule.training.impala.actors.ray import connection
 from tests.cluster.ray_cluster import cluster_of, ray_token
-from tests.study.short_runs import write_study
 from tests.study.studies import make_lock
 
 pytestmark = pytest.mark.xdist_group("ray")
@@ -34,20 +32,9 @@ def cluster():
 
 
 @pytest.fixture
-def workplace(tmp_path):
-    generate(tmp_path / "alice")
-    return write_study(tmp_path)
-
-
-@pytest.fixture
 def study(tmp_path):
     lock = make_lock(resources={"memory_mb": 512})
     return StudyDirectory.create(tmp_path / "study", lock, resume=False)
-
-
-@pytest.fixture
-def options(workplace):
-    return RunOptions(workplace / "alice", engine="process")
 
 
 def start(workplace, cluster, *arguments):

@@ -14,6 +14,7 @@ import pytest
 from capsule.host.errors import CapsuleError
 from capsule.study.directory import CONSOLE, OUTCOME
 from capsule.study.running import RunOptions, Runs, outcome_of, run_locally
+from tests.conftest import wait_until
 
 OPTIONS = RunOptions(Path("alice"), engine="process")
 ROOT = Path(__file__).parents[2]
@@ -38,11 +39,6 @@ def states(directory):
     return {member.name: directory.state(member.name).state for member in directory.lock.members}
 
 
-def until(condition):
-    while not condition():
-        time.sleep(0.01)
-
-
 @pytest.fixture
 def study_process(directory, planned):
     """Start a process that runs a study, whose members wait for a file 'go'."""
@@ -52,7 +48,7 @@ def study_process(directory, planned):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     waiting = [directory.folder(f"deterministic.{run}") for run in (1, 2)]
     with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE) as process:
-        until(lambda: all((folder / "began").exists() for folder in waiting))
+        wait_until(lambda: all((folder / "began").exists() for folder in waiting), seconds=600)
         yield process, waiting
         process.kill()
 
@@ -152,7 +148,7 @@ def test_an_interruption_interrupts_the_runs_and_starts_no_other(directory, plan
     waiting = [directory.folder(f"deterministic.{number}") for number in (1, 2)]
 
     def interrupt():
-        until(lambda: all((folder / "began").exists() for folder in waiting))
+        wait_until(lambda: all((folder / "began").exists() for folder in waiting), seconds=600)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -186,8 +182,8 @@ def test_the_runs_of_a_study_that_is_killed_keep_their_members_until_they_end(
     assert list(states(directory).values()) == ["running", "running", "done", "done"]
     for folder in waiting:
         (folder / "go").touch()
-    until(lambda: directory.state("deterministic.1").state != "running")
-    until(lambda: directory.state("deterministic.2").state != "running")
+    wait_until(lambda: directory.state("deterministic.1").state != "running", seconds=600)
+    wait_until(lambda: directory.state("deterministic.2").state != "running", seconds=600)
     assert directory.missing() == ["deterministic.1", "deterministic.2"]
     planned()
     run(directory)

@@ -11,13 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from capsule.bundle.keys import generate
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.study.directory import OUTCOME, Outcome, StudyDirectory
 from capsule.study.running import RunOptions, run_locally
 from capsule.study.slurm import Slurm, SlurmArray
 from tests.conftest import wait_until
-from tests.study.short_runs import write_study
 from tests.study.slurm_cluster import one_node_cluster, processes_of
 from tests.study.studies import BASE, make_lock
 
@@ -36,20 +34,9 @@ def cluster():
 
 
 @pytest.fixture
-def workplace(tmp_path):
-    generate(tmp_path / "alice")
-    return write_study(tmp_path)
-
-
-@pytest.fixture
 def study(tmp_path):
     lock = make_lock(resources={"memory_mb": 512, "minutes": 5})
     return StudyDirectory.create(tmp_path / "study", lock, resume=False)
-
-
-@pytest.fixture
-def options(workplace):
-    return RunOptions(workplace / "alice", engine="process")
 
 
 def start(workplace, *arguments):

@@ -15,14 +15,12 @@ import pytest
 
 import capsule
 from capsule import execution
-from capsule.bundle.bundle import Content, open_bundle, pack
-from capsule.bundle.keys import generate, load_private, load_public
+from capsule.bundle.keys import generate, load_private
 from capsule.bundle.packing import FinishedRun, pack_run
-from capsule.bundle.run_bundle import CLAIMS
 from capsule.engine.interface import Exit
 from capsule.experiment import contract
-from capsule.experiment.canonical import canonical_json, parse_canonical_json, sha256_hex
-from capsule.experiment.lock import Lock, LockedCode, LockedImage, LockedWheel
+from capsule.experiment.canonical import sha256_hex
+from capsule.experiment.lock import Lock, LockedWheel
 from capsule.host.run_directory import LOCK, WORK
 from capsule.host.spec_file import parse_spec
 from capsule.image.cache import Cache
@@ -30,7 +28,8 @@ from capsule.machine.fingerprint import take_fingerprint
 from capsule.native import native_part
 from capsule.report.progress import SilentReporter
 from tests.conftest import one_processor
-from tests.hostile.genuine import rederive
+from tests.hostile import genuine
+from tests.locked_images import locked_image
 from tests.training.warm_start import SERVERS_OF_THIS_PROCESS
 
 PACKAGE = Path(capsule.__file__).parent
@@ -108,14 +107,11 @@ def make_lock(document, code="code", wheels=None):
     )
     return Lock(
         spec=parse_spec(json.dumps(document).encode(), "test"),
-        image=LockedImage(
-            assembler=1,
-            recipe="cpu",
+        image=locked_image(
+            sha256_hex(code.encode()),
+            capsule.__version__,
             recipe_sha256=sha256_hex(b"recipe"),
-            debian=(),
-            base="0" * 64,
             wheels=locked,
-            code=LockedCode(version=capsule.__version__, sha256=sha256_hex(code.encode())),
         ),
     )
 
@@ -257,18 +253,4 @@ def bundled(run, key, folder):
 
 def forged(bundle, key, change, destination):
     """Repack a bundle with changed files, signed with the same key: a lie that looks like it."""
-    with open_bundle(bundle, [load_public(Path(f"{key}.pub"))]) as opened:
-        files = {path: staged.read_bytes() for path, staged in opened.files.items()}
-        facts = {each.path: (each.role, each.media_type) for each in opened.manifest.files}
-    before = dict(files)
-    change(files)
-    rederive(files, before)
-    contents = {path: Content(data, *facts[path]) for path, data in files.items()}
-    return pack(contents, sha256_hex(files[CLAIMS]), load_private(key), destination)
-
-
-def edit_json(files, name, edit):
-    """Edit a document among files by their names."""
-    document = parse_canonical_json(files[name])
-    edit(document)
-    files[name] = canonical_json(document)
+    return genuine.forged(bundle, Path(f"{key}.pub"), Path(key), change, destination)

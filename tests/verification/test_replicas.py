@@ -16,7 +16,7 @@ from capsule.bundle.tally import read_original, read_receipts
 from capsule.bundle.trust import load_policy
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.lock import Lock, LockedCode, LockedImage
+from capsule.experiment.lock import Lock
 from capsule.experiment.spec import Spec
 from capsule.image.cache import Cache
 from capsule.image.code import training_code_digest
@@ -26,6 +26,7 @@ from capsule.verification import verify as verification
 from capsule.verification.receipt import require_execution, sign_report
 from capsule.verification.request import Mode, VerifyRequest
 from tests.hostile.genuine import edit_json, rederive
+from tests.locked_images import locked_image
 from tests.verification.stand_ins import StandIn
 
 SPEC = {
@@ -59,15 +60,7 @@ SPEC = {
 }
 LOCK = Lock(
     spec=Spec.model_validate_json(json.dumps(SPEC)),
-    image=LockedImage(
-        assembler=1,
-        recipe="cpu",
-        recipe_sha256="0" * 64,
-        debian=(),
-        base="0" * 64,
-        wheels=(),
-        code=LockedCode(version="0.1.0", sha256=training_code_digest()),
-    ),
+    image=locked_image(training_code_digest()),
 )
 QUIET = SilentReporter()
 

@@ -78,7 +78,7 @@ def command(
     chosen = StudyDirectory(folder, lock).chosen(only or [])
     directory = StudyDirectory.create(folder, lock, resume=resume)
     key_file, _ = signing_key()  # before hours of work
-    names = [name for name in chosen if directory.bundle(name) is None]
+    names = directory.missing(only or [])
     if names:
         with nullcontext(lambda: None) if quiet else _live_table(directory) as poll:
             backend.run(directory, names, RunOptions(key_file, passphrase_file, engine), poll)

@@ -52,11 +52,7 @@ def is_credential_name(path: str) -> bool:
 
 
 def find_credential(chunks: Iterable[bytes]) -> str | None:
-    """Return what kind of credential is somewhere in some content; None if none is recognised.
-
-    Args:
-        chunks: The content, in order.
-    """
+    """Return what kind of credential is in consecutive chunks; None if none is recognised."""
     tail = b""
     for chunk in chunks:
         window = tail + chunk

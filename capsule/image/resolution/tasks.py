@@ -55,12 +55,6 @@ def check_tasks(
     Every ale-py has the games of Atari-57; for others, its wheel is fetched. Ids that modules or
     further packages could register are not checked here.
 
-    Args:
-        spec: The spec.
-        wheels: The pinned packages.
-        cache: Where fetched wheels go.
-        progress: Told about what is fetched.
-
     Raises:
         CapsuleError: CAP-L110 there is no such game or id, CAP-L111 its actions are continuous,
             CAP-I302 the wheel cannot be fetched.

@@ -45,12 +45,7 @@ Name = Literal["base", "code"]
 
 @dataclass(frozen=True)
 class LayerIdentity:
-    """The archive that a layer must unpack to.
-
-    Attributes:
-        sha256: Digest of the archive.
-        size: Its size in bytes.
-    """
+    """The archive that a layer must unpack to."""
 
     sha256: str
     size: int

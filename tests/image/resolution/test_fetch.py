@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from capsule.experiment.errors import CapsuleError
-from capsule.experiment.lock import LockedCode, LockedDebianPackage, LockedImage, LockedWheel
+from capsule.experiment.lock import LockedDebianPackage, LockedWheel
 from capsule.experiment.spec import SourcesSpec
 from capsule.image.cache import Cache
 from capsule.image.distribution import DEBIAN_12
@@ -18,6 +18,7 @@ from capsule.image.resolution.debian import shipped_base
 from capsule.image.resolution.fetch import fetch
 from capsule.image.resolution.mirrors import Downloader
 from tests.image.conftest import only_these_sources
+from tests.locked_images import locked_image
 
 
 def make_wheel(name: str, version: str, remark: str = "") -> bytes:
@@ -40,18 +41,6 @@ def lock_wheel(name: str, version: str, data: bytes) -> LockedWheel:
     )
 
 
-def lock_image(*, wheels=(), debian=()) -> LockedImage:
-    return LockedImage(
-        assembler=1,
-        recipe="cpu",
-        recipe_sha256="0" * 64,
-        debian=tuple(debian),
-        base="0" * 64,
-        wheels=tuple(wheels),
-        code=LockedCode(version="0", sha256="0" * 64),
-    )
-
-
 class Machine:
     """A machine with one package index and one folder of wheels, and nothing else."""
 
@@ -71,7 +60,7 @@ class Machine:
         return wheel
 
     def fetch(self, *wheels: LockedWheel) -> None:
-        image = lock_image(wheels=wheels)
+        image = locked_image(wheels=tuple(wheels))
         fetch(DEBIAN_12, image, self.cache, SourcesSpec(), progress=self.messages.append)
 
     def holds(self, data: bytes) -> bool:
@@ -216,7 +205,7 @@ def publish_deb(folder: Path, pool: str, data: bytes, name: str = "tiny") -> Loc
 
 def fetch_debs(cache: Cache, addresses: list[str], *packages: LockedDebianPackage) -> None:
     sources = SourcesSpec(debian=tuple(addresses))
-    fetch(DEBIAN_12, lock_image(debian=packages), cache, sources, progress=lambda _: None)
+    fetch(DEBIAN_12, locked_image(debian=tuple(packages)), cache, sources, progress=lambda _: None)
 
 
 def test_debian_packages_come_from_whichever_mirror_has_them(mirror, tmp_path):
@@ -285,7 +274,7 @@ def test_a_snapshot_has_what_mirrors_dropped_and_is_named(mirror, tmp_path):
     publish_deb(mirror.folder / dated, here.pool, b"here", "here")
     sources = SourcesSpec(debian=(f"{mirror.address}/{dated}", f"{mirror.address}/debian"))
     cache, messages = Cache(tmp_path / "cache"), []
-    fetch(DEBIAN_12, lock_image(debian=[here, gone]), cache, sources, progress=messages.append)
+    fetch(DEBIAN_12, locked_image(debian=(here, gone)), cache, sources, progress=messages.append)
     assert cache.path(gone.sha256).read_bytes() == b"gone"
     assert messages[-1].startswith(f"asking the snapshot {mirror.address}/{dated} for gone 1:1.0")
     # Of the snapshot nothing was asked for but what the mirror does not have.
@@ -306,7 +295,7 @@ def test_a_snapshot_is_trusted_no_more_than_a_mirror(mirror, tmp_path):
 @pytest.mark.network
 def test_the_shipped_base_can_be_fetched(tmp_path):
     cache = Cache(tmp_path)
-    image = lock_image(debian=shipped_base(DEBIAN_12).packages)
+    image = locked_image(debian=shipped_base(DEBIAN_12).packages)
     fetch(DEBIAN_12, image, cache, SourcesSpec(), progress=lambda _: None)
     for package in image.debian:
         assert cache.path(package.sha256).stat().st_size == package.size

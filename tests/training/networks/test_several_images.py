@@ -12,10 +12,11 @@ from capsule.experiment.errors import CapsuleError
 from capsule.experiment.trainers import ConvolutionSpec, LayersSpec, ModuleSpec
 from capsule.training.layers.backends import FIXED_ORDER, LIBRARY
 from capsule.training.networks.actor_critic import make_actor_critic_network
-from capsule.training.networks.feedforward import Parameters, initialize, make_network, unpacked
+from capsule.training.networks.feedforward import make_network, unpacked
 from capsule.training.networks.recurrent import make_recurrent_network
 from capsule.training.state.frames import FrameLayout
 from capsule.training.state.streams import Stream
+from tests.training.networks.test_packed_frames import initialized
 
 SHAPES, NUMBERS, STACK, BATCH = ((3, 7, 5), (6, 6)), 2, 2, 5
 LAYOUT = FrameLayout(SHAPES[0], NUMBERS, SHAPES[1:])
@@ -33,12 +34,6 @@ def common(products=FIXED_ORDER, layout=LAYOUT):
         "frame_stack": STACK, "layout": layout, "actions": 3, "hidden_units": 7,
         "products": products,
     }  # fmt: skip
-
-
-def initialized(shapes):
-    parameters = Parameters(shapes, torch.device("cpu"))
-    initialize(parameters, Stream("initialization", 0))
-    return parameters
 
 
 @pytest.fixture

@@ -23,12 +23,12 @@ from capsule.verification.analysis.divergence import compare_sides
 from capsule.verification.analysis.runs import ComparedRun, Training, directory_side, open_side
 from capsule.verification.verdict import Bisection, ComponentDifference
 from tests.bundle import locks
+from tests.hostile.genuine import edit_json
 from tests.verification.runs import (
     CARTPOLE,
     IMPALA,
     LOCK,
     Machine,
-    edit_json,
     forged,
     make_lock,
     merged,
