@@ -157,12 +157,14 @@ def outdated(components: Mapping[str, str]) -> list[str]:
 
 def _is_repaired(number: str, fixed: Sequence[str]) -> bool:
     """Tell whether a version is not before the first repaired one of its branch."""
-    from packaging.version import InvalidVersion, Version
+    from packaging.version import Version
 
-    try:
-        found = Version(number.replace("~", ""))  # Debian's 1.1.12~rc3 is before 1.1.12
-    except InvalidVersion:
+    # What distributions append to a release (1.3.3-0ubuntu1) comes after it. Candidates come
+    # before it; Debian writes 1.1.12~rc3.
+    match = re.match(r"v?(\d+(?:\.\d+)+)(?:[-~]?rc\.?(\d+))?", number)
+    if match is None:
         return False
+    found = Version(match[1] + f"rc{match[2]}" * (match[2] is not None))
     first = [Version(each) for each in fixed]
     branch = [each for each in first if each.release[:2] == found.release[:2]]
     return found >= (branch or first[-1:])[0]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from capsule.experiment.lock import Lock
 from capsule.experiment.trainers import CommandTrainer
 from capsule.host.encoding import is_utf8
 from capsule.host.errors import CapsuleError
-from capsule.host.run_directory import LOCK, WORK, run_directories
+from capsule.host.run_directory import LOCK, MEMBERS, WORK, run_directories
 from capsule.image.lockfile import read_lock
 from capsule.report.runs import RunState, read_run
 from capsule.report.subject import (
@@ -154,7 +155,9 @@ def read_runs(path: Path, policy: TrustPolicy) -> tuple[ExportedRun, ...]:
     """
     directories = sorted(run_directories(path)) if path.is_dir() else []
     if directories:
-        return tuple(map(read_directory, directories))
+        return _named_apart(
+            [(each.relative_to(path), read_directory(each)) for each in directories]
+        )
     if path.is_dir() or path.suffix in (".yaml", ".yml", ".json"):
         raise CapsuleError(
             "CAP-P201",
@@ -222,6 +225,17 @@ def _of_study(path: Path, policy: TrustPolicy) -> Iterator[ExportedRun]:
                     logged=(),
                     evaluation=points,
                 )
+
+
+def _named_apart(runs: Sequence[tuple[Path, ExportedRun]]) -> tuple[ExportedRun, ...]:
+    """Return runs at their places in one folder. Members of two studies may have equal names."""
+    counts = Counter(run.name for _, run in runs)
+    return tuple(
+        run
+        if counts[run.name] == 1
+        else replace(run, name=".".join(part for part in place.parts if part != MEMBERS))
+        for place, run in runs
+    )
 
 
 def read_directory(path: Path) -> ExportedRun:

@@ -42,12 +42,20 @@ def require_other(path: Path, inputs: Iterable[Path]) -> None:
     """
     for each in inputs:
         # A device such as /dev/stdin and /dev/tty is not replaced.
-        if path.exists() and each.exists() and path.samefile(each) and not is_device(path):
+        if _is_same(path, each) and not is_device(path):
             raise CapsuleError(
                 "CAP-X004",
                 f"the output {str(path)!a} would replace a file that the command reads",
                 fix="Name another place.",
             )
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    """Tell whether two paths lead to one file. What cannot be reached fails where it is used."""
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
 
 
 def require_folder(path: Path) -> None:

@@ -26,7 +26,8 @@ def load_spec(path: Path, overrides: Sequence[str] = (), *, for_lock: bool = Tru
         path: The file.
         overrides: ``section.field=value`` settings applied on top; values are YAML scalars.
         for_lock: Whether it may get a new lock. Otherwise it is the spec of an existing one, which
-            may have settings without an effect.
+            may have settings without an effect, and paths and addresses of another machine. These
+            are not used.
 
     Raises:
         CapsuleError: CAP-S001 unreadable file, CAP-S002 not YAML, CAP-S003 a field is wrong,
@@ -48,15 +49,16 @@ def spec_of(document: YamlDocument, folder: Path, *, for_lock: bool = True) -> S
     """Return the spec of a document, whose paths are relative to ``folder``; see :func:`load_spec`.
 
     Returns:
-        The spec; the paths of ``image.sources.find_links`` are absolute.
+        The spec; for a new lock, the paths of ``image.sources.find_links`` are absolute.
 
     Raises:
         CapsuleError: CAP-S003, CAP-S010 of :func:`load_spec`.
     """
     _pin_start_set(document.tree, folder)
     spec = validate(document, Spec)
-    wrong = [*_wrong_places(spec), *(wrong_settings(spec) if for_lock else ())]
-    if wrong:
+    if not for_lock:
+        return spec
+    if wrong := [*_wrong_places(spec), *wrong_settings(spec)]:
         raise rejected(document, wrong)
     return _with_absolute_links(spec, folder)
 
@@ -124,7 +126,7 @@ def _pin_start_set(tree: Any, folder: Path) -> None:
 
 
 def _wrong_places(spec: Spec) -> Iterator[Wrong]:
-    """Yield paths and addresses that lead nowhere on any machine."""
+    """Yield paths and addresses that cannot lead anywhere on this machine."""
     for path, text in _places(spec):
         try:
             if path[-1] == "path" or not urlsplit(text).scheme:

@@ -87,7 +87,8 @@ def corners(compiled):
 
 
 @pytest.mark.parametrize(
-    "way", ["many-systems", "cancel-open", "probe-clone3", "many-streams", "zone-alone"]
+    "way",
+    ["many-systems", "cancel-open", "probe-clone3", "many-streams", "zone-alone", "own-position"],
 )
 def test_what_programs_rarely_do_is_as_it_is_without_the_interposer(
     interposed, corners, way, tmp_path
@@ -140,6 +141,10 @@ def test_a_path_may_be_as_long_as_a_path_can_be(interposed, length):
 
 def test_the_system_mode_leaves_a_program_alone(interposed, probe):
     assert interposed(probe, mode="system").lines != interposed(probe, mode="system").lines
+
+
+def test_an_older_kernel_changes_no_error_number(interposed, corners):
+    assert interposed(corners, "old-kernel", mode="record").output == "well\n"
 
 
 def test_the_system_mode_gives_the_errors_of_the_kernel(interposed, corners):

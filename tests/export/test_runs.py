@@ -7,7 +7,9 @@ import pytest
 
 from capsule.bundle.trust import TrustPolicy
 from capsule.experiment.canonical import canonical_json
+from capsule.export.mlflow import export_mlflow
 from capsule.export.runs import _seconds, read_runs
+from capsule.export.tensorboard import export_tensorboard
 from capsule.host.errors import CapsuleError
 from tests.export.conftest import PROGRAM, STUDY, TRAINING, content, logged, returns
 
@@ -69,6 +71,21 @@ def test_a_folder_gives_each_run_in_it_and_in_its_studies(tmp_path):
     assert [run.name for run in runs] == ["a", "b", "grid.1"]
     assert len({run.id for run in runs}) == 3
     assert [run.name for run in read_runs(tmp_path / "study", NO_KEYS)] == ["grid.1"]
+
+
+def test_members_of_two_studies_with_one_name_stay_apart(tmp_path):
+    lock = content(TRAINING, "spec/lock.json")
+    places = ("seed.1", "one/members/seed.1", "two/members/seed.1", "two/members/seed.2")
+    for place in places:
+        (tmp_path / "runs" / place).mkdir(parents=True)
+        (tmp_path / "runs" / place / "lock.json").write_bytes(lock)
+    runs = read_runs(tmp_path / "runs", NO_KEYS)
+    names = ["one.seed.1", "seed.1", "seed.2", "two.seed.1"]
+    assert sorted(run.name for run in runs) == names
+    export_tensorboard(runs, tmp_path / "made")
+    assert sorted(path.name for path in (tmp_path / "made").iterdir()) == names
+    export_mlflow(runs, tmp_path / "store")
+    assert len([*(tmp_path / "store").glob("*/*/meta.yaml")]) == 4
 
 
 def test_no_link_of_a_run_directory_is_followed(program_directory, tmp_path):

@@ -62,6 +62,14 @@ def test_an_input_is_not_replaced(place, name):
     require_file(Path("/dev/null"), [Path("/dev/null")])
 
 
+def test_a_place_that_cannot_be_looked_up_is_named_beside_inputs(place):
+    long = place / ("x" * 300)
+    with pytest.raises(CapsuleError, match="cannot be written: File name too long") as caught:
+        require_file(long, [place / "file"])
+    assert caught.value.code == "CAP-X003"
+    require_file(place / "new", [long])  # reading it fails later, with its own error
+
+
 @pytest.mark.parametrize(
     ("name", "code", "reason"),
     [

@@ -296,6 +296,17 @@ def test_a_path_or_address_that_leads_nowhere_is_named(tmp_path, old, new, field
     assert caught.value.fix == f"Change {field}."
 
 
+def test_the_spec_of_an_existing_lock_may_have_places_of_another_machine(tmp_path):
+    """A verifier, who compares it with a bundle, need not know the home directory of its author."""
+    text = PROGRAM.replace("[]", "[], sources: {find_links: [~no-such-user/wheels]}")
+    for place in ("path: .", "path: x"):
+        text = text.replace(place, "path: ~no-such-user/x")
+    (tmp_path / "a.yaml").write_text(text)
+    spec = load_spec(tmp_path / "a.yaml", for_lock=False)
+    assert spec.code.path == spec.data["d"].path == "~no-such-user/x"
+    assert spec.image.sources.find_links == ("~no-such-user/wheels",)
+
+
 def test_an_override_that_is_not_utf_8_is_named():
     error = refused(SMALL, "name=\udcff")
     assert (error.code, error.message) == ("CAP-S004", r"override 'name=\udcff' is not UTF-8")

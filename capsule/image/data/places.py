@@ -19,6 +19,7 @@ from capsule.host.errors import CapsuleError
 from capsule.host.folders import user_path
 from capsule.image.cache import Cache
 from capsule.image.data.listing import (
+    MAX_LISTING_BYTES,
     Listing,
     Meter,
     Progress,
@@ -216,10 +217,13 @@ def read_listing(sha256: str, cache: Cache) -> Listing | None:
     """Return the listing with a digest, if it is in the cache.
 
     A damaged copy counts as missing: the data set is hashed again then. So does a file that was
-    downloaded, which the digest of an untrusted lock may name.
+    downloaded, whose digest a spec or an untrusted lock may name, and which may be of any size.
     """
     try:
-        data = cache.data.path(sha256).read_bytes()
+        path = cache.data.path(sha256)
+        if path.stat().st_size > MAX_LISTING_BYTES:
+            return None
+        data = path.read_bytes()
         return parse_listing(data) if sha256_hex(data) == sha256 else None
     except (FileNotFoundError, ValueError):
         return None

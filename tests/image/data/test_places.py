@@ -1,6 +1,7 @@
 """Finding data sets on a machine, and checking them before and after a run."""
 
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from capsule.experiment.canonical import sha256_file, sha256_hex
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
-from capsule.image.data.listing import list_data, pin_of
+from capsule.image.data.listing import MAX_LISTING_BYTES, list_data, pin_of
 from capsule.image.data.places import (
     find_data,
     parse_places,
@@ -145,6 +146,20 @@ def test_a_downloaded_file_is_no_listing(tmp_path, cache):
     digest = sha256_hex(b"any file")
     cache.data.add(tmp_path / "file", digest)
     assert read_listing(digest, cache) is None
+
+
+def test_a_downloaded_file_that_is_larger_than_any_listing_is_not_read(tmp_path, cache):
+    size = MAX_LISTING_BYTES + 1
+    with (tmp_path / "file").open("wb") as stream:
+        stream.truncate(size)
+    digest = sha256_file(tmp_path / "file")
+    cache.data.add(tmp_path / "file", digest)
+    tracemalloc.start()
+    try:
+        assert read_listing(digest, cache) is None
+        assert tracemalloc.get_traced_memory()[1] < size
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("text", ["digits", "=a", "digits=", ""])

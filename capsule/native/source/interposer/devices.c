@@ -217,28 +217,25 @@ EXPORT ssize_t readv(int fd, const struct iovec *parts, int count) {
     return is_late_device(fd, got) ? read_parts(parts, count, CALLER) : got;
 }
 
-static ssize_t read_parts_at(int fd, const struct iovec *parts, int count, off_t offset, int flags,
-                             const void *caller) {
-    ssize_t got = is_device(fd) ? 0
-                  : flags       ? real.preadv2(fd, parts, count, offset, flags)
-                                : real.preadv(fd, parts, count, offset);
-    return is_late_device(fd, got) ? read_parts(parts, count, caller) : got;
-}
-
 EXPORT ssize_t preadv(int fd, const struct iovec *parts, int count, off_t offset) {
-    return read_parts_at(fd, parts, count, offset, 0, CALLER);
+    ssize_t got = is_device(fd) ? 0 : real.preadv(fd, parts, count, offset);
+    return is_late_device(fd, got) ? read_parts(parts, count, CALLER) : got;
 }
 
 EXPORT ssize_t preadv64(int fd, const struct iovec *parts, int count, off64_t offset) {
-    return read_parts_at(fd, parts, count, offset, 0, CALLER);
+    ssize_t got = is_device(fd) ? 0 : real.preadv(fd, parts, count, offset);
+    return is_late_device(fd, got) ? read_parts(parts, count, CALLER) : got;
 }
 
+/* Unlike preadv, it reads at the descriptor's own position if the offset is -1. */
 EXPORT ssize_t preadv2(int fd, const struct iovec *parts, int count, off_t offset, int flags) {
-    return read_parts_at(fd, parts, count, offset, flags, CALLER);
+    ssize_t got = is_device(fd) ? 0 : real.preadv2(fd, parts, count, offset, flags);
+    return is_late_device(fd, got) ? read_parts(parts, count, CALLER) : got;
 }
 
 EXPORT ssize_t preadv64v2(int fd, const struct iovec *parts, int count, off64_t offset, int flags) {
-    return read_parts_at(fd, parts, count, offset, flags, CALLER);
+    ssize_t got = is_device(fd) ? 0 : real.preadv2(fd, parts, count, offset, flags);
+    return is_late_device(fd, got) ? read_parts(parts, count, CALLER) : got;
 }
 
 void __chk_fail(void) __attribute__((noreturn));

@@ -85,8 +85,11 @@ struct journal_header *journal_open(const char *directory) {
 static bool has_pages(const struct journal_header *journal, uint64_t at, uint64_t length) {
     uint64_t first = (at + PAGE - 1) / PAGE * PAGE;
     if (first >= at + length) return true;
+    int before = errno; /* of the program, which has called a function that succeeds */
     void *page = (char *)journal + first;
-    return madvise(page, at + length - first, MADV_POPULATE_WRITE) == 0 || errno != EFAULT;
+    bool has = madvise(page, at + length - first, MADV_POPULATE_WRITE) == 0 || errno != EFAULT;
+    errno = before;
+    return has;
 }
 
 /* Whether a record of `length` bytes fits at `at`, both of which a program may have written. */
