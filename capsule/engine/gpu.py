@@ -164,7 +164,7 @@ def _is_repaired(number: str, fixed: Sequence[str]) -> bool:
     match = re.match(r"v?(\d+(?:\.\d+)+)(?:[-~]?rc\.?(\d+))?", number)
     if match is None:
         return False
-    found = Version(match[1] + f"rc{match[2]}" * (match[2] is not None))
+    found = Version(match[1] + (f"rc{match[2]}" if match[2] else ""))
     first = [Version(each) for each in fixed]
     branch = [each for each in first if each.release[:2] == found.release[:2]]
     return found >= (branch or first[-1:])[0]

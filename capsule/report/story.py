@@ -148,10 +148,11 @@ def _not_shown(subject: ReportedRun, executed: bool) -> tuple[str, ...]:
         )
     if unchecked := subject.unchecked:
         names = ", ".join(unchecked[:MAX_UNCHECKED])
-        more = len(unchecked) - MAX_UNCHECKED
+        if (more := len(unchecked) - MAX_UNCHECKED) > 0:
+            names += f" and {more} more"
         left.append(
-            f"That these files follow from the run: {names}{f' and {more} more' * (more > 0)}. The "
-            "bundle states that another version of Capsule made it, so they were not checked."
+            f"That these files follow from the run: {names}. The bundle states that another "
+            "version of Capsule made it, so they were not checked."
         )
     if not executed:
         left.append("That the run took place, or that executing it again gives the same results.")

@@ -279,6 +279,11 @@ def recheckpointed(files: Files, edit: Callable[[list], object]) -> None:
     files |= {run_bundle.checkpoint_member(each.step): tensors for each in listed[-1:]}
 
 
+def other_parameters(files: Files) -> None:
+    for name in (RESULT, run_bundle.CLAIMS):
+        renamed(files, name, parameters="0" * 64)
+
+
 def other_starts_pinned(lock: dict) -> None:
     made = {"candidates": 1000, "shortlist": 250, "min_actions": 55, "max_actions": 95}
     of = {"run": "a" * 64, "task": "CartPole-v1", "full_action_set": False}
@@ -333,7 +338,7 @@ CONTRADICTIONS: dict[str, tuple[int, str, Change]] = {
         18,
         "CAP-V010",
         lambda files: edit_json(
-            files, INDEX, lambda index: index["checkpoints"][0]["tensors"].update(weight="0" * 64)
+            files, INDEX, lambda index: index["checkpoints"][0]["tensors"].update(bias="0" * 64)
         ),
     ),
     "run-without-a-checkpoint": (
@@ -361,6 +366,7 @@ CONTRADICTIONS: dict[str, tuple[int, str, Change]] = {
         "CAP-V010",
         lambda files: renamed(files, RESULT, complete=False),
     ),
+    "parameters-of-another-run": (18, "CAP-V010", other_parameters),
     "flags-of-another-run": (
         18,
         "CAP-V010",

@@ -425,8 +425,9 @@ def _training_files(run: Path, _lock: Lock) -> None:
     (run / contract.TRACE).write_bytes(b"".join(line + b"\n" for line in lines))
     traced = trace.trace_heads(run / contract.TRACE)
     (run / contract.CHECKPOINTS).mkdir()
-    (run / FINAL).write_bytes(safetensors({"weight": ("F32", [2, 2], weights)}))
-    tensors = {"weight": contract.tensor_digest("F32", (2, 2), weights)}
+    (run / FINAL).write_bytes(safetensors({"parameters/weight": ("F32", [2, 2], weights)}))
+    digest = contract.tensor_digest("F32", (2, 2), weights)
+    tensors = {"parameters/weight": digest}
     checkpoint = contract.Checkpoint(step=8, tensors=tensors, trace_head=traced.last)
     _write(run, contract.CHECKPOINT_INDEX, contract.CheckpointIndex(checkpoints=(checkpoint,)))
     point = contract.EvaluationPoint(step=8, returns=((9.0).hex(),), lengths=(9,))
@@ -439,7 +440,7 @@ def _training_files(run: Path, _lock: Lock) -> None:
         episodes=1,
         trace_records=traced.records,
         trace_head=traced.last,
-        parameters=sha256_hex(weights),
+        parameters=sha256_hex(canonical_json({"weight": digest})),
         seconds=1.0,
     )
     _write(run, contract.RESULT, result)

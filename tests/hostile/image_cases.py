@@ -181,13 +181,13 @@ def checkpoint(data: bytes) -> Change:
 def overlapping(files: Files) -> None:
     """Name the same bytes by two tensors, and claim both digests."""
     weights = files[FINAL][-16:]
-    header = {
-        name: {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]} for name in ("w", "weight")
-    }
+    names = ("parameters/w", "parameters/weight")
+    entry = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
+    header = dict.fromkeys(names, entry)
     data = json.dumps(header).encode()
     files[FINAL] = len(data).to_bytes(8, "little") + data + weights
     digest = contract.tensor_digest("F32", (2, 2), weights)
-    tensors = {"w": digest, "weight": digest}
+    tensors = dict.fromkeys(names, digest)
     edit_json(files, INDEX, lambda index: index["checkpoints"][0].update(tensors=tensors))
     document = contract.CheckpointIndex.model_validate_json(files[INDEX])
     claim = [{"step": 8, "digest": document.checkpoints[0].digest()}]

@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 from capsule.bundle.keys import generate, load_private
 from capsule.bundle.packing import FinishedRun, pack_run
 from capsule.experiment import contract
-from capsule.experiment.canonical import sha256_hex
+from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.contract import Evaluation, EvaluationPoint, Generation
 from capsule.experiment.lock import Lock
 from capsule.experiment.trace import GENESIS, extend
@@ -164,7 +164,7 @@ def _write_training(directory, lock, parts):
     total = lock.spec.trainer.total_steps
     name = contract.checkpoint_name(total)
     (directory / contract.CHECKPOINTS).mkdir()
-    save_file({"w": tensor}, directory / contract.CHECKPOINTS / f"{name}.safetensors")
+    save_file({"parameters/w": tensor}, directory / contract.CHECKPOINTS / f"{name}.safetensors")
     head, lines = GENESIS, []
     for step in range(100, STEPS + 1, 100):
         record = {"step": step, "loss": "aa"}
@@ -175,7 +175,9 @@ def _write_training(directory, lock, parts):
         lines.append(line + b"\n")
     (directory / contract.TRACE).write_bytes(b"".join(lines))
     digest = contract.tensor_digest("F32", (4,), tensor.tobytes())
-    checkpoint = contract.Checkpoint(step=total, tensors={"w": digest}, trace_head=head.hex())
+    checkpoint = contract.Checkpoint(
+        step=total, tensors={"parameters/w": digest}, trace_head=head.hex()
+    )
     _write(
         directory, contract.CHECKPOINT_INDEX, contract.CheckpointIndex(checkpoints=(checkpoint,))
     )
@@ -189,7 +191,7 @@ def _write_training(directory, lock, parts):
         episodes=12,
         trace_records=len(lines),
         trace_head=head.hex(),
-        parameters=digest,
+        parameters=sha256_hex(canonical_json({"w": digest})),
         seconds=80.0,
     )
     _write(directory, contract.RESULT, result)

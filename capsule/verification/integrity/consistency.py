@@ -6,7 +6,7 @@ What is neither checked nor made again here is listed as unchecked, and the verd
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -33,6 +33,7 @@ from capsule.entropy.profile import MAX_PROFILE_BYTES, parse
 from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
 from capsule.experiment.arrival_log import MAX_LOG_BYTES, parse_arrivals
+from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.mechanisms import Mechanisms
 from capsule.experiment.trace import read_trace, trace_heads
 from capsule.experiment.trainers import CommandTrainer, ImpalaTrainer
@@ -361,7 +362,7 @@ def _check_population(run: RecordedRun) -> None:
 
 
 def _check_checkpoints(run: RecordedRun, claims: TrainingClaims) -> None:
-    """Check the steps and digests of all checkpoints, and the tensors of the last one."""
+    """Check all checkpoints' steps and digests, and the last one's tensors and parameters."""
     checkpoints = run.checkpoints()
     training = run.lock.spec.training()
     interval, total = training.recording.checkpoint_interval, training.trainer.total_steps
@@ -381,6 +382,21 @@ def _check_checkpoints(run: RecordedRun, claims: TrainingClaims) -> None:
         tensors = digests_of(stream, run.bundle.files.signed(name).size, name)
     for tensor in sorted({*final.tensors, *tensors}):
         _equal(name, f"tensor {tensor!a}", final.tensors.get(tensor), tensors.get(tensor))
+    if claims.parameters not in _parameters(final):
+        raise _inconsistent(
+            "CAP-V010",
+            f"the bundle contradicts itself: the parameters in {name} are not those of claims.json",
+        )
+
+
+def _parameters(final: contract.Checkpoint) -> set[str]:
+    """Return the digest of the parameters in a checkpoint, for each member of a population."""
+    members: dict[str, dict[str, str]] = defaultdict(dict)
+    for name, digest in final.tensors.items():
+        member, group, tensor = name.rpartition("parameters/")
+        if group:
+            members[member][tensor] = digest
+    return {sha256_hex(canonical_json(tensors)) for tensors in members.values()}
 
 
 # --- what follows from the rest -----------------------------------------------------------------
