@@ -78,7 +78,8 @@ def starts(subject: ReportedRun) -> str | None:
     if spec.noop_max:
         made = "of 1 no-op" if spec.noop_max == 1 else f"of 1 to {spec.noop_max} no-ops"
     elif spec.start_set is not None:
-        made = f"ranked by the final network of the run {spec.start_set.run}"
+        # Nothing in the bundle shows it.
+        made = f"of a start set, which names the run {spec.start_set.run} as its origin"
     else:
         made = "ranked by the final network of this run"
     sequences = counted(len(evaluation.starts), "start sequence")

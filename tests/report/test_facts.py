@@ -37,7 +37,10 @@ from tests.report.conftest import make_report, read
         ({"noop_max": 30}, "of 1 to 30 no-ops"),
         ({"noop_max": 1}, "of 1 no-op"),
         ({}, "ranked by the final network of this run"),
-        ({"start_set": {"run": "b" * 64}}, f"ranked by the final network of the run {'b' * 64}"),
+        (
+            {"start_set": {"run": "b" * 64}},
+            f"of a start set, which names the run {'b' * 64} as its origin",
+        ),
     ],
 )
 def test_starts_are_told_with_what_made_them(subjects, evaluation, made):
