@@ -1,6 +1,7 @@
 """R2D2: one update against float64, its schedule, its processes, its variants, resumption."""
 
 import copy
+import math
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from capsule.experiment import contract
+from capsule.experiment.errors import CapsuleError
 from capsule.training.losses.r2d2 import importance_weights
 from tests.training.conftest import (
     ANY_GPU,
@@ -270,6 +272,17 @@ def test_first_priorities_are_those_of_the_errors_of_the_actors_own_values(make)
     weights = replay._priorities.tree.get(replay._priorities._leaves(actors, numbers))
     np.testing.assert_allclose(weights, expected, rtol=1e-4)
     assert len(pairs) > 20
+
+
+@pytest.mark.parametrize("step", [240, 330])  # the actors' values, before learning; the learner's
+def test_values_that_are_no_numbers_end_the_run_with_their_code(make, step):
+    learner = train(make(), step)
+    learner.online.flat.fill_(math.nan)
+    with pytest.raises(CapsuleError, match="difference is not finite at step") as failure:
+        train(learner, 600)
+    assert failure.value.code == "CAP-T151"
+    assert failure.value.message.endswith(f"at step {learner.step}")
+    assert "trainer.learning_rate" in failure.value.fix
 
 
 @pytest.mark.slow
