@@ -10,6 +10,7 @@ import torch
 from capsule.experiment import contract
 from capsule.experiment.contract import Evaluation
 from capsule.experiment.errors import CapsuleError
+from capsule.training import evaluator
 from capsule.training.evaluation.protocol import Reactive
 from capsule.training.evaluator import NETWORKS, Evaluator, evaluated_steps
 from capsule.training.networks.feedforward import Parameters
@@ -45,10 +46,10 @@ def run(tmp_path):
         stream = make_streams(SPEC.seeds)["evaluation"]
         return Evaluator(tmp_path, SPEC, learner, SPEC.seeds, stream, stop, workers=2)
 
-    evaluator = begin()
+    keeper = begin()
     for learner.step in range(0, 1_601, 400):
         learner.online.flat[0] = learner.step - 700
-        evaluator.keep_network()
+        keeper.keep_network()
     return SimpleNamespace(begin=begin, learner=learner, stop=stop, directory=tmp_path)
 
 
@@ -82,6 +83,16 @@ def test_an_interrupted_evaluation_continues_to_the_same_bytes(run):
     assert list(run.begin().evaluate()) == [1_600]
     assert run.learner.asked == [900]
     assert path.read_bytes() == whole
+
+
+def test_no_progress_is_saved_after_a_failed_allocation(run, monkeypatch):
+    def fail(device):
+        raise CapsuleError("CAP-T116", str(device), fix="")
+
+    monkeypatch.setattr(evaluator, "check_memory", fail)
+    with pytest.raises(CapsuleError, match="CAP-T116 cpu"):
+        next(run.begin().evaluate())
+    assert not (run.directory / contract.STATE / "evaluation.json").exists()
 
 
 def test_a_damaged_progress_is_refused(run):

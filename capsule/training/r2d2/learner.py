@@ -40,6 +40,7 @@ import torch
 from numpy.typing import NDArray
 
 from capsule.experiment.contract import StreamProfile
+from capsule.experiment.errors import CapsuleError
 from capsule.experiment.mechanisms import TrainerUse
 from capsule.experiment.spec import EnvironmentSpec
 from capsule.experiment.trainers import R2d2Trainer
@@ -67,6 +68,7 @@ from capsule.training.train_state import TrainState
 from capsule.training.trainer import TrainerContext
 
 _NO_STATE = np.zeros(0, np.float32)
+_DIVERGED = "Lower trainer.learning_rate or trainer.max_gradient_norm."
 
 
 class R2D2(BaseTrainer):
@@ -357,7 +359,20 @@ class R2D2(BaseTrainer):
         return targets[: self._trainer.sequence_length]
 
     def _priorities(self, errors: torch.Tensor, valid: torch.Tensor) -> NDArray[np.float64]:
-        return sequence_priorities(errors, valid, self._trainer.priority_maximum_share)
+        """Return the priorities of sequences by their errors.
+
+        Raises:
+            CapsuleError: CAP-T151, an error is not a finite number.
+        """
+        priorities = sequence_priorities(errors, valid, self._trainer.priority_maximum_share)
+        # Before the loss is looked at, and also of the actors' values before learning starts.
+        if not np.isfinite(priorities).all():
+            raise CapsuleError(
+                "CAP-T151",
+                f"a temporal difference is not finite at step {self.step}",
+                fix=_DIVERGED,
+            )
+        return priorities
 
     def _initial_states(self, batch: SequenceBatch) -> torch.Tensor:
         if self._stores:
@@ -366,8 +381,7 @@ class R2D2(BaseTrainer):
 
     def _update(self, shards: Sequence[_Shard]) -> None:
         """Descend the summed gradient, theta_k to theta_{k+1}."""
-        fix = "Lower trainer.learning_rate or trainer.max_gradient_norm."
-        self._take_loss([shard.loss for shard in shards], fix=fix)
+        self._take_loss([shard.loss for shard in shards], fix=_DIVERGED)
         # Outside the region, because a CUDA graph repeats the numbers of the host as they were at
         # its capture.
         self.optimizer.advance()

@@ -13,7 +13,7 @@ from capsule.experiment.trace import first_difference
 from capsule.training.dqn.learner import DeepQLearning
 from capsule.training.dqn.replay import ReplayMemory
 from capsule.training.environments import make_environment
-from capsule.training.state.streams import make_streams
+from capsule.training.state.streams import Stream, make_streams
 from capsule.training.state.trace import Trace
 from capsule.training.trainer import TrainerContext
 from tests.training.conftest import ANY_GPU, BREAKOUT, CARTPOLE, make_spec
@@ -118,6 +118,38 @@ def test_one_update_equals_a_float64_reference(make, tmp_path):
         expected = before[name] - 0.00025 * g / np.sqrt(square - mean**2 + 0.01)
         np.testing.assert_allclose(after[name], expected, rtol=1e-5, atol=2e-6)
         np.testing.assert_allclose(after[f"optimizer/mean/{tail}"], mean, rtol=1e-3, atol=1e-5)
+
+
+def test_a_transition_that_a_time_limit_ends_has_the_frame_that_followed(make, tmp_path):
+    """And the one after it in the memory shows nothing of its episode."""
+    learner = make(tmp_path / "trace", environment={"max_episode_steps": 6, "frame_stack": 2})
+    game, episodes = learner._environment, [[learner._frame]]
+    reset, step = game.reset, game.step
+
+    def noted_reset():
+        episodes.append([reset()])
+        return episodes[-1][0]
+
+    def noted_step(action):
+        transition = step(action)
+        assert not transition.terminal
+        episodes[-1].append(transition.frame)
+        return transition
+
+    game.reset, game.step = noted_reset, noted_step
+    train(learner, 200)
+    blank = np.zeros_like(episodes[0][0])
+    windows = {
+        frames[t].tobytes(): np.stack([frames[t - 1] if t else blank, *frames[t : t + 2]])
+        for frames in episodes
+        for t in range(len(frames) - 1)
+    }
+    drawn = learner.memory.sample_indices(Stream("minibatch", 0), 2_000)
+    batch = learner.memory.gather(np.unique(drawn))
+    for found in batch.frames:
+        np.testing.assert_array_equal(found, windows[found[1].tobytes()])
+    assert len(batch.frames) > 190  # of which each sixth is the last of an episode
+    assert not batch.terminals.any()
 
 
 @pytest.mark.slow

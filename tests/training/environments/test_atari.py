@@ -64,6 +64,23 @@ def test_later_episodes_equal_those_of_a_fresh_process(game):
     assert (done.stdout.strip(), done.stderr) == (first, "")
 
 
+def test_the_first_frames_of_an_episode_repeat_no_action_of_the_last_one():
+    """An episode depends on the streams' positions at its start, and on nothing before."""
+    spec = ATARI.model_copy(update={"noop_max": 0, "sticky_action_probability": 0.9})
+    played, streams = make(spec, 6)
+    played.reset()
+    fire = ale_py.Action.FIRE
+    while played._held != fire:
+        played.step(played._codes.index(fire))
+    fresh, others = make(spec, 6)
+    others["environment"].restore(streams["environment"].state())
+    for environment in (played, fresh):
+        environment.reset()
+    assert played.state() == fresh.state()
+    assert played.step(0).frame.tobytes() == fresh.step(0).frame.tobytes()
+    assert played._held == fresh._held != fire
+
+
 def bare_emulator(game, **floats):
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     ale = ale_py.ALEInterface()

@@ -30,6 +30,25 @@ def test_minatar_frames_are_the_games_channels():
     assert streams["environment"].draws == 1
 
 
+def test_minatar_games_become_more_difficult():
+    """Asterix is faster after 100 steps; with this seed, the player is still alive then."""
+    spec = MINATAR[0].model_copy(update={"sticky_action_probability": 0.0})
+    environment, _ = make(spec, 10)
+    environment.reset()
+    games = [_game_module("asterix").Env(ramping=ramping) for ramping in (True, False)]
+    for game in games:
+        game.random = np.random.RandomState(Stream("environment", 10).integer(2**32))
+        game.reset()
+    for action in some_actions(environment, 120):
+        transition = environment.step(action)
+        assert not transition.ended
+        for game in games:
+            game.act(action)
+    ramping, steady = (np.moveaxis(game.state(), 2, 0) for game in games)
+    np.testing.assert_array_equal(transition.frame, ramping)
+    assert (ramping != steady).any()
+
+
 def test_minatar_sticky_actions_follow_the_stream():
     spec = MINATAR[4].model_copy(update={"sticky_action_probability": 0.5})
     sticky, _ = make(spec, 5)

@@ -279,6 +279,18 @@ def test_an_action_sweep_follows_every_lost_life_but_the_last():
     assert [batch[0, :, 0].tolist() for batch in walk.batches[2:5]] == [[1, 2], [3, 3], [3, 4]]
 
 
+def test_no_action_sweep_follows_a_life_that_is_gained():
+    class Gift(Cliff):
+        def _advance(self, action):
+            transition = super()._advance(action)
+            self.lives += 2 * (self.place == 3)
+            return transition
+
+    walk, world = Network(lambda _: [0, 1, 0]), Gift(end=5)
+    evaluate(lambda _: world, ((),), protocol(action_sweep=True), Reactive(walk), 0)
+    assert world.noted == [1] * 5
+
+
 def test_without_an_action_sweep_a_lost_life_is_nothing_to_the_agent():
     walk, world = Network(lambda _: [0, 1, 0]), Cliff()
     evaluate(lambda _: world, ((),), protocol(), Reactive(walk), 0)

@@ -1,21 +1,24 @@
 """Experience replay of unrolls: what is kept, what is drawn, and how a batch is made of both."""
 
+import json
 import shutil
 from collections import Counter
 from itertools import chain
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
 from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError
+from capsule.experiment.schedule_log import parse_schedule
 from capsule.training.impala.actors.unrolls import Unroll
 from capsule.training.impala.replay import UnrollReplay
 from capsule.training.state.streams import Stream
-from tests.training.impala.conftest import train
-from tests.training.impala.test_learner import go_on, results, state_of
+from tests.training.impala.conftest import COUNTING, LIVE, log_of, train
+from tests.training.impala.test_learner import go_on, results, state_of, trace_of
 
 pytestmark = pytest.mark.usefixtures("deterministic", "importable")
 
@@ -105,6 +108,31 @@ def test_half_of_a_batch_is_new_and_half_is_drawn(make):
         assert len(batch) == 4
         assert set(batch[2:]) <= set(kept)
     assert any(set(batch[2:]) - set(batch[:2]) for batch in digests)
+
+
+def test_the_trace_says_which_unrolls_were_drawn(make):
+    learner = make(trainer=REPLAYED, recording={"trace_interval": 10})
+    sample, drawn = learner._replay.sample, []
+
+    def noted(*arguments):
+        indices, unrolls = sample(*arguments)
+        drawn.append(xxhash.xxh3_128_hexdigest(indices.tobytes()))
+        return indices, unrolls
+
+    learner._replay.sample = noted
+    train(learner, 60)
+    records = [json.loads(line) for line in trace_of(learner).read_text().splitlines()]
+    assert [record["indices"] for record in records] == drawn
+    assert len(set(drawn)) > 1
+
+
+@pytest.mark.slow
+def test_a_recorded_schedule_of_a_run_with_replay_is_followed_to_its_bits(make):
+    recorded = train(make(COUNTING, trainer=LIVE | REPLAYED))
+    log = log_of(recorded)
+    assert parse_schedule(log).batch == 2  # new unrolls
+    followed = make(COUNTING, workers=2, trainer=LIVE | REPLAYED, replay=log)
+    assert results(train(followed)) == results(recorded)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """R2D2: one update against float64, its schedule, its processes, its variants, resumption."""
 
 import copy
+import math
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from capsule.experiment import contract
+from capsule.experiment.errors import CapsuleError
 from capsule.training.losses.r2d2 import importance_weights
 from tests.training.conftest import (
     ANY_GPU,
@@ -141,26 +143,40 @@ def h_inverse(y):
     return torch.sign(y) * ((root / 2e-3) ** 2 - 1)
 
 
-def sequence_errors(learner, batch, column, online, target):
-    """Errors of the learned steps of one sequence, by the paper's equation."""
-    trainer = learner._trainer
-    first, length = trainer.burn_in, trainer.sequence_length
-    values = online.unroll(batch, column, first)
-    with torch.no_grad():
-        bootstraps = target.unroll(batch, column, first)
+def goals(trainer, batch, column, bootstraps):
+    """Targets of the learned steps of one sequence, by the paper's equation.
+
+    The bootstraps are the values of its states, from the first learned one on.
+    """
+    first = trainer.burn_in
     steps = int(batch.valid[first:, column].sum())
-    errors = []
-    for t in range(min(length, steps)):
+    found = []
+    for t in range(min(trainer.sequence_length, steps)):
         total, weight, ahead = 0.0, 1.0, 0
         while ahead < trainer.n_step and t + ahead < steps:
             total += weight * float(batch.rewards[first + t + ahead, column])
             weight *= 0.0 if batch.terminals[first + t + ahead, column] else trainer.discount
             ahead += 1
-        best = values[t + ahead].argmax()
-        goal = h(total + weight * h_inverse(bootstraps[t + ahead, best]))
-        action = int(batch.actions[first + t, column])
-        errors.append(goal.detach() - values[t, action])
-    return torch.stack(errors)
+        found.append(h(total + weight * h_inverse(bootstraps[t + ahead])))
+    return torch.stack(found)
+
+
+def sequence_errors(learner, batch, column, online, target):
+    """Errors of the learned steps of one sequence."""
+    trainer = learner._trainer
+    first = trainer.burn_in
+    values = online.unroll(batch, column, first)
+    with torch.no_grad():
+        best = values.argmax(1, keepdim=True)
+        bootstraps = target.unroll(batch, column, first).gather(1, best).squeeze(1)
+    found = goals(trainer, batch, column, bootstraps)
+    actions = torch.tensor(batch.actions[first : first + len(found), column])
+    return found - values[: len(found)].gather(1, actions.unsqueeze(1)).squeeze(1)
+
+
+def priority(errors):
+    sizes = errors.detach().abs()
+    return float(0.9 * sizes.max() + 0.1 * sizes.mean())
 
 
 @pytest.mark.slow
@@ -178,8 +194,7 @@ def test_one_update_equals_a_float64_reference(make, burn_in):
     for column, weight in enumerate(weights.tolist()):
         errors = sequence_errors(learner, batch, column, online, target)
         loss = loss + 0.5 * weight * errors.square().sum() / 8
-        sizes = errors.detach().abs()
-        priorities.append(float(0.9 * sizes.max() + 0.1 * sizes.mean()))
+        priorities.append(priority(errors))
     gradients = torch.autograd.grad(loss, list(online.weights.values()))
     stored = learner._replay.update_priorities
     given = []
@@ -240,6 +255,34 @@ def test_every_sequence_has_a_priority_of_the_actors(make):
     leaves = learner._replay._priorities.tree.leaves
     assert (leaves > 0).sum() == learner._replay.sequences > 20
     assert len(np.unique(leaves)) > 20
+
+
+def test_first_priorities_are_those_of_the_errors_of_the_actors_own_values(make):
+    learner = train(make(), 300)
+    replay, trainer = learner._replay, learner._trainer
+    finished = [int(count) for count in replay._sequences.counts]
+    pairs = [(actor, number) for actor in range(6) for number in range(finished[actor])]
+    actors, numbers = np.array(pairs).T
+    batch = replay.gather(numbers * 6 + actors, frames=False)
+    first, expected = trainer.burn_in, []
+    for column in range(len(pairs)):
+        taken, largest = torch.tensor(batch.values[first:, column], dtype=torch.float64).T
+        found = goals(trainer, batch, column, largest)
+        expected.append(max(priority(found - taken[: len(found)]), 1e-6) ** 0.9)
+    weights = replay._priorities.tree.get(replay._priorities._leaves(actors, numbers))
+    np.testing.assert_allclose(weights, expected, rtol=1e-4)
+    assert len(pairs) > 20
+
+
+@pytest.mark.parametrize("step", [240, 330])  # the actors' values, before learning; the learner's
+def test_values_that_are_no_numbers_end_the_run_with_their_code(make, step):
+    learner = train(make(), step)
+    learner.online.flat.fill_(math.nan)
+    with pytest.raises(CapsuleError, match="difference is not finite at step") as failure:
+        train(learner, 600)
+    assert failure.value.code == "CAP-T151"
+    assert failure.value.message.endswith(f"at step {learner.step}")
+    assert "trainer.learning_rate" in failure.value.fix
 
 
 @pytest.mark.slow
