@@ -2,13 +2,15 @@
 
 Same compiler, same sources, same flags: same bytes, whoever builds. Hatch calls
 :class:`NativeParts` for a wheel or an editable install; ``python hatch_build.py`` builds in place.
-With ``CAPSULE_WHEEL=pure``, the wheel has no native parts and fits every platform. An installer
-prefers the other one where it fits.
+On Linux with an x86-64 processor, the wheel has the native parts. Elsewhere, and there with
+``CAPSULE_WHEEL=pure``, it has none and fits every platform. An installer prefers the former where
+it fits.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -102,7 +104,9 @@ class NativeParts(BuildHookInterface):  # type: ignore[type-arg]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002
         """Build every part before the files of the wheel are collected. An sdist has sources."""
-        if self.target_name == "sdist" or os.environ.get("CAPSULE_WHEEL") == "pure":
+        # pip installs no wheel of another platform, and builds this one when it installs a clone.
+        elsewhere = (sys.platform, platform.machine()) != ("linux", "x86_64")
+        if self.target_name == "sdist" or elsewhere or os.environ.get("CAPSULE_WHEEL") == "pure":
             return
         build_all(PARTS)
         build_data["pure_python"] = False

@@ -134,10 +134,13 @@ def open_archive(path: Path) -> BufferedReader:
     try:
         return open_regular(path)
     except NotRegularError as error:
+        folder = path.is_dir()
         raise tampered(
             "CAP-B102",
-            f"{str(path)!a} is not a regular file",
-            fix="Save the bundle as a plain file and give its path.",
+            f"{str(path)!r} is {'a folder' if folder else 'not a regular file'}",
+            fix="Give the path of the .capsule.tar file. An unpacked bundle cannot be verified."
+            if folder
+            else "Save the bundle as a plain file and give its path.",
         ) from error
     except OSError as error:
         # The path "." has no parts, and no folder can be opened on Windows.
@@ -151,7 +154,7 @@ def open_archive(path: Path) -> BufferedReader:
             ) from error
         raise CapsuleError(
             "CAP-B101",
-            f"cannot open the bundle {str(path)!a}: {error.strerror}",
+            f"cannot open the bundle {str(path)!r}: {error.strerror}",
             fix="Give the path of a readable .capsule.tar file.",
         ) from error
 

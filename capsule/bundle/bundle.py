@@ -375,7 +375,7 @@ def _open_source(path: Path) -> BufferedReader:
     try:
         return open_regular(path, follow=False)
     except OSError as error:
-        raise _unreadable(f"cannot read {str(path)!a}: {error.strerror}") from error
+        raise _unreadable(f"cannot read {str(path)!r}: {error.strerror}") from error
 
 
 @contextmanager

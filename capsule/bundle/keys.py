@@ -169,7 +169,7 @@ def generate(
 
     if not path.name:
         fix = "Give the name of a file."
-        raise CapsuleError("CAP-B135", f"{str(path)!a} is not the name of a file", fix=fix)
+        raise CapsuleError("CAP-B135", f"{str(path)!r} is not the name of a file", fix=fix)
     key = (
         ed25519.Ed25519PrivateKey.generate()
         if algorithm == "ed25519"

@@ -350,7 +350,7 @@ def _read(path: Path) -> bytes:
 def _unreadable(path: Path, reason: str) -> CapsuleError:
     return CapsuleError(
         "CAP-B150",
-        f"cannot read {str(path)!a}: {reason}",
+        f"cannot read {str(path)!r}: {reason}",
         fix="Give the path of a readable trust file, revocation list or signature.",
     )
 

@@ -51,7 +51,7 @@ def refusal_of(error: OSError) -> CapsuleError | None:
     reason = error.strerror or ""
     if error.errno not in _REFUSALS and not reason.startswith(_NO_TEMPORARY_FOLDER):
         return None
-    where = f" at {error.filename!a}" if isinstance(error.filename, str) else ""
+    where = f" at {error.filename!r}" if isinstance(error.filename, str) else ""
     return CapsuleError(
         "CAP-X003",
         f"the operating system reported an error{where}: {reason}",

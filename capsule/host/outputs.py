@@ -45,7 +45,7 @@ def require_other(path: Path, inputs: Iterable[Path]) -> None:
         if _is_same(path, each) and not is_device(path):
             raise CapsuleError(
                 "CAP-X004",
-                f"the output {str(path)!a} would replace a file that the command reads",
+                f"the output {str(path)!r} would replace a file that the command reads",
                 fix="Name another place.",
             )
 
@@ -133,6 +133,6 @@ def _named(path: Path) -> Iterator[None]:
         reason = "it is a folder" if is_folder else error.strerror
         raise CapsuleError(
             "CAP-X004" if refusal_of(error) is None else "CAP-X003",
-            f"the output {str(path)!a} cannot be written: {reason}",
+            f"the output {str(path)!r} cannot be written: {reason}",
             fix="Name another place, in a folder that you may write to.",
         ) from error

@@ -26,6 +26,11 @@ MAX_FINDINGS = 20
 _ANY = "*"  # in the name of a field: a key that the user chooses, such as the name of a data set
 _M = TypeVar("_M", bound=Model)
 
+# What a file is according to its key 'schema', and which commands take it.
+_KINDS = {
+    "capsule/spec/v1": ("spec", "Name a study, or use the spec with 'capsule run'."),
+    "capsule/study/v1": ("study", "Name a spec, or use the study with 'capsule study run'."),
+}
 # Names that other libraries have for fields of the spec.
 _OTHER_NAMES = {
     "alpha": "learning_rate",
@@ -70,6 +75,7 @@ _OTHER_ALGORITHMS = (
     "Use one of these. A program of any other algorithm runs as your own program: put its command "
     "line into trainer.command (docs/own-program.md)."
 )
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?\Z")
 # A name in a message. What is in quotation marks is a value.
 _WORD = re.compile(r"(?<![\w'.])[a-z][a-z_0-9]*(?:\.[a-z_0-9]+)*(?![\w'])")
 
@@ -103,6 +109,12 @@ def validate(document: YamlDocument, model: type[_M]) -> _M:
         # Python.
         return model.model_validate_json(json.dumps(document.tree))
     except ValidationError as error:
+        schema = document.tree.get("schema")
+        if isinstance(schema, str) and schema in _KINDS:
+            kind, fix = _KINDS[schema]
+            if kind != document.kind:
+                wrong = Wrong(("schema",), f": this is a {kind}, not a {document.kind}", fix)
+                raise rejected(document, [wrong]) from error
         raise rejected(document, _explain(error, document, model)) from error
 
 
@@ -168,6 +180,8 @@ def _instead(path: FieldPath, kind: str, given: Any) -> str:
     field = next((part for part in reversed(path) if isinstance(part, str)), "")
     if kind in ("int_type", "int_from_float") and isinstance(given, float) and given.is_integer():
         return f"Write {int(given):_}, since YAML reads {given:g} as a floating-point number."
+    if kind in ("int_type", "float_type") and isinstance(given, str) and _NUMBER.match(given):
+        return f"Write {given} without quotation marks."
     if kind in ("list_type", "tuple_type") and isinstance(given, str):
         try:
             words = shlex.split(given)

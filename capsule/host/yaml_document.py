@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import copy
 import io
 import math
@@ -66,6 +67,13 @@ class YamlDocument:
                 f"cannot read {kind} {path}: {error.strerror}",
                 fix="Name an existing file." + " Or write one: capsule init" * (kind == "spec"),
             ) from error
+        # Text in UTF-16 has such bytes, too, but is text, and gets advice of its own.
+        if b"\0" in data and not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise CapsuleError(
+                "CAP-S002",
+                f"{path} is not a text file",
+                fix=f"Name the YAML file of a {kind}. 'capsule show' describes a bundle.",
+            )
         if len(data) > MAX_BYTES:
             raise CapsuleError(
                 "CAP-S001",
@@ -131,7 +139,12 @@ class _Reader:
         except MarkedYAMLError as error:
             mark = error.problem_mark
             where = f"{mark.line + 1}:{mark.column + 1}: " if mark else ""
-            self._reject(f"{where}{error.problem or error.context}", "Correct the YAML.")
+            problem = str(error.problem or error.context)
+            tab = r"'\t'" in problem
+            self._reject(
+                f"{where}{problem}",
+                "Indent with spaces instead of tabs." if tab else "Correct the YAML.",
+            )
         except (YAMLError, RecursionError, ValueError) as error:
             self._reject(str(error), "Correct the YAML.")
         if node is None:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from capsule import __version__
-from capsule.experiment.canonical import write_atomic
 from capsule.experiment.lock import (
     Lock,
     LockedCode,
@@ -22,6 +21,7 @@ from capsule.experiment.lock import (
 )
 from capsule.experiment.spec import Spec
 from capsule.host.errors import CapsuleError
+from capsule.host.outputs import write_file
 from capsule.host.platform import require_execution
 from capsule.host.run_directory import LOCK
 from capsule.image.assembly.base import locked_base
@@ -102,8 +102,12 @@ def read_lock(path: Path) -> Lock:
 
 
 def write_lock(path: Path, lock: Lock) -> None:
-    """Write a lock file atomically: canonical JSON and a newline."""
-    write_atomic(path, lock.document() + b"\n")
+    """Write a lock file atomically: canonical JSON and a newline.
+
+    Raises:
+        CapsuleError: CAP-X003 or CAP-X004, it cannot be written.
+    """
+    write_file(path, lock.document() + b"\n")
 
 
 def obtain_lock(

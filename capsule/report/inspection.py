@@ -6,6 +6,7 @@ as its signer states them.
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -49,13 +50,18 @@ class Inspected(NamedTuple):
 
 
 def show_rows(rows: Iterable[Row], console: Console) -> None:
-    """Print rows in at most 80 columns, each value in at most three lines; words stay whole."""
-    width = min(console.width, COLUMNS) - LABEL
+    """Print rows in at most 80 columns, each value in at most three lines; words stay whole.
+
+    A narrower terminal gets more lines, because the end of a value may be what limits it.
+    """
+    widest = COLUMNS - LABEL
+    width = max(min(console.width, COLUMNS) - LABEL, 1)
+    max_lines = MAX_LINES * math.ceil(widest / width)
     for label, value in rows:
         lines = textwrap.wrap(
             printable(value),
             width,
-            max_lines=MAX_LINES,
+            max_lines=max_lines,
             placeholder=" …",
             break_on_hyphens=False,
             break_long_words=False,  # paths and digests are copied

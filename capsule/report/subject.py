@@ -220,6 +220,13 @@ def read_report(path: Path, claims: Claims) -> Report | VaryReport:
             f"{path.name} is neither a report nor a receipt of capsule verify: {reason}",
             fix="Give files that 'capsule verify --report FILE' or --sign wrote.",
         ) from error
+    if report.claim_id is None:
+        raise CapsuleError(
+            "CAP-P102",
+            f"{path.name} is about no claim id: verify did not read the claims of "
+            f"{report.bundle}, with the verdict {report.verdict}",
+            fix="Give a report of a verification that read the claims of this bundle.",
+        )
     if report.claim_id != claims.claim_id():
         raise CapsuleError(
             "CAP-P102",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from capsule.host.wording import counted
 from capsule.report.divergence import divergence_lines, show_lines
 from capsule.report.returns import returns_rows
-from capsule.report.text import printable
+from capsule.report.text import print_line, printable
 from capsule.verification.verdict import (
     OutputComparison,
     OutputDifference,
@@ -61,9 +61,9 @@ def show_report(report: Report, console: Console) -> None:
     console.print()
     console.print(report.verdict, style=_STYLES[report.verdict], end="", markup=False)
     cause = "" if report.error is None else f"{report.error['code']}: "
-    console.print(f"  {cause}{printable(report.summary)}", markup=False, highlight=False)
+    print_line(console, f"  {cause}{printable(report.summary)}")
     if report.error is not None:
-        console.print(f"fix: {printable(report.error['fix'])}", markup=False, highlight=False)
+        print_line(console, f"fix: {printable(report.error['fix'])}")
 
 
 def _facts(report: Report) -> list[tuple[str, str]]:

@@ -348,6 +348,7 @@ def test_a_bundle_is_a_regular_file(make, tmp_path):
     with pytest.raises(CapsuleError) as caught:
         open_archive(tmp_path / "bundle")  # a pipe without a writer must not block
     assert (caught.value.code, caught.value.exit_code) == ("CAP-B102", ExitCode.TAMPERED)
+    assert ("is a folder" in caught.value.message) == (make is _directory)
 
 
 def test_a_folder_that_cannot_be_opened_is_a_usage_error(monkeypatch):

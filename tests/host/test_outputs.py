@@ -53,6 +53,12 @@ def test_a_file_that_cannot_be_written_is_named(place, write, name, code, status
     assert len(list(place.rglob("*"))) == len(before) + 1
 
 
+def test_letters_of_other_languages_are_shown_as_they_are(tmp_path):
+    (tmp_path / "Läufe").touch()
+    with pytest.raises(CapsuleError, match="Läufe/x' cannot be written"):
+        write_file(tmp_path / "Läufe" / "x", b"")
+
+
 @pytest.mark.parametrize("name", ["file", "link", "folder/../file"])
 def test_an_input_is_not_replaced(place, name):
     with pytest.raises(CapsuleError, match="would replace a file that the command reads") as caught:

@@ -79,7 +79,7 @@ def test_the_full_spec_is_the_protocol_of_the_papers():
             "replay_start: '2000'",
             "18:3",
             "trainer.replay_start: must be a valid integer, not '2000'",
-            "Change trainer.replay_start.",
+            "Write 2000 without quotation marks.",
         ),
         ("  game: breakout\n", "", "9:1", "environment.game is missing", "Add environment.game."),
         (
@@ -119,6 +119,12 @@ def test_what_is_not_strict_yaml_is_refused(text, message):
     error = refused(text)
     assert error.code == "CAP-S002"
     assert message in error.message
+
+
+def test_tabs_are_to_be_replaced_by_spaces():
+    error = refused("trainer:\n\talgorithm: dqn\n")
+    assert error.message.startswith("spec.yaml:2:1: ")
+    assert error.fix == "Indent with spaces instead of tabs."
 
 
 def test_a_comment_may_stand_between_a_key_and_its_value():

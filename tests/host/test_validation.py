@@ -2,8 +2,12 @@
 
 import pytest
 
+from capsule.experiment.spec import Spec
 from capsule.host.errors import CapsuleError
 from capsule.host.spec_file import parse_spec
+from capsule.host.validation import validate
+from capsule.host.yaml_document import YamlDocument
+from capsule.study.spec import StudySpec
 
 SPEC = """\
 schema: capsule/spec/v1
@@ -152,3 +156,26 @@ def test_a_wrong_field_is_the_only_complaint_where_a_default_depends_on_it():
         "s.yaml:5:9: image.base: must be 'debian-12', 'debian-13' or 'ubuntu-24.04', not 'ubuntu'"
     )
     assert caught.value.fix == "Change image.base."
+
+
+def test_a_number_in_quotation_marks_is_to_be_written_without_them():
+    with pytest.raises(CapsuleError) as caught:
+        parse_spec(SPEC.replace("dqn", 'dqn, total_steps: "1200"').encode(), "s.yaml")
+    assert "trainer.total_steps: must be a valid integer, not '1200'" in caught.value.message
+    assert caught.value.fix == "Write 1200 without quotation marks."
+
+
+@pytest.mark.parametrize(
+    ("schema", "kind", "model", "command"),
+    [
+        ("capsule/study/v1", "spec", Spec, "capsule study run"),
+        ("capsule/spec/v1", "study", StudySpec, "capsule run"),
+    ],
+)
+def test_a_file_of_another_kind_is_the_only_complaint(schema, kind, model, command):
+    text = f"# comment\nschema: {schema}\nname: x\nother: 1\n"
+    with pytest.raises(CapsuleError) as caught:
+        validate(YamlDocument(text.encode(), "f.yaml", kind), model)
+    other = "study" if kind == "spec" else "spec"
+    assert caught.value.message == f"f.yaml:2:1: schema: this is a {other}, not a {kind}"
+    assert f"'{command}'" in caught.value.fix

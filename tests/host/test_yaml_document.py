@@ -112,3 +112,21 @@ def test_a_file_that_cannot_be_read_is_called_by_its_kind(tmp_path):
         with pytest.raises(CapsuleError, match=message) as caught:
             YamlDocument.load(path, "study")
         assert caught.value.code == "CAP-S001"
+
+
+@pytest.mark.parametrize("size", [3, MAX_BYTES])
+def test_a_bundle_in_the_place_of_a_spec_is_no_text_file(tmp_path, size):
+    path = tmp_path / "run.capsule.tar"
+    path.write_bytes(b"manifest.json" + bytes(size))
+    with pytest.raises(CapsuleError) as caught:
+        YamlDocument.load(path, "spec")
+    assert (caught.value.code, caught.value.message) == ("CAP-S002", f"{path} is not a text file")
+    assert "'capsule show'" in caught.value.fix
+
+
+def test_text_in_another_encoding_is_to_be_saved_as_utf_8(tmp_path):
+    path = tmp_path / "s.yaml"
+    path.write_text("name: x", encoding="utf-16")
+    with pytest.raises(CapsuleError, match="is not UTF-8") as caught:
+        YamlDocument.load(path, "spec")
+    assert caught.value.fix == "Save the file as UTF-8."

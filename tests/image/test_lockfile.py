@@ -270,6 +270,13 @@ def test_a_locked_image_has_the_rules_and_the_code_of_this_capsule():
 # --- obtaining a lock -----------------------------------------------------------------------------
 
 
+def test_a_lock_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(CapsuleError, match=r"x\.lock\.json' cannot be written") as caught:
+        write_lock(tmp_path / "file" / "x.lock.json", lock_of(spec_of()))
+    assert caught.value.code in {"CAP-X003", "CAP-X004"}
+
+
 def test_a_new_lock_is_written_once(obtain, path, resolved):
     lock, said = obtain(spec_of())
     assert said == [f"wrote {path}"]

@@ -1,16 +1,19 @@
 """What 'capsule show' says of bundles, run directories and locks."""
 
+import io
 import json
 import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from capsule.bundle.bundle import open_bundle
 from capsule.cli import main
 from capsule.host.run_directory import LOCK
 from capsule.image.lockfile import write_lock
+from capsule.report.inspection import show_rows
 from tests.report import runs
 
 CORPUS = Path(__file__).parents[1] / "corpus"
@@ -81,3 +84,15 @@ def test_a_lock_shows_its_packages(tmp_path):
     assert "ale-py 0.12.1" in text
     assert "22 wheels, 25 Debian packages" in text
     assert json.loads(show(tmp_path / "dqn.lock.json", "--json"))["digest"] in text
+
+
+def test_a_narrow_terminal_loses_no_word_that_a_wide_one_shows():
+    text = " ".join(f"word{number}" for number in range(26))
+
+    def shown(width):
+        stream = io.StringIO()
+        show_rows([("signer", text)], Console(file=stream, width=width))
+        return stream.getvalue()
+
+    assert shown(80).split() == ["signer", *text.split()]
+    assert shown(40).split() == shown(80).split()

@@ -87,6 +87,14 @@ def test_a_report_on_another_run_is_refused(bundles, subjects, saved):
     assert caught.value.code == "CAP-P102"
 
 
+def test_a_report_of_a_verification_that_read_no_claims_is_refused(bundles, subjects, saved):
+    with pytest.raises(CapsuleError) as caught:
+        read(bundles["dqn"], *saved(make_report(subjects["dqn"], "tampered", claim_id=None)))
+    assert caught.value.code == "CAP-P102"
+    assert "with the verdict tampered" in caught.value.message
+    assert "None" not in caught.value.message
+
+
 def test_a_claimed_return_that_is_no_number_is_refused(tmp_path):
     points = runs.evaluation().points
     bad = points[0].model_copy(update={"returns": ("one",) * 4})

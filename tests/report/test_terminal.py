@@ -462,3 +462,13 @@ def test_an_analysis_leaves_less_room_for_the_machines(analysed, most):
     text = shown(verified(environment=environment, divergence=divergence))
     assert sum(line.rstrip().endswith("gate") for line in text.splitlines()) == most
     assert f"… and {10 - most} more differing facts in the report" in text
+
+
+def test_the_verdict_is_one_line_however_narrow_the_terminal():
+    stream = io.StringIO()
+    error = {"code": "CAP-V009", "message": "m", "fix": "pass --engine process " * 5}
+    report = verified().model_copy(update={"summary": "a long sentence " * 9, "error": error})
+    show_report(report, Console(file=stream, width=80))
+    *_, verdict, fix = stream.getvalue().splitlines()
+    assert verdict.startswith("reproduced-bitwise  CAP-V009: a long")
+    assert fix.startswith("fix: pass")

@@ -103,6 +103,7 @@ def read_report(path: Path) -> StudyReport:
         CapsuleError: CAP-Y005, CAP-Y015 to CAP-Y018, CAP-B…: the results are not sound.
     """
     from capsule.bundle.trust import TrustPolicy
+    from capsule.host.errors import CapsuleError
     from capsule.study.directory import StudyDirectory
     from capsule.study.report import StudyReport
     from capsule.study.results import StudyResults
@@ -110,6 +111,12 @@ def read_report(path: Path) -> StudyReport:
 
     if path.is_dir():
         return StudyReport.of(StudyResults.of(StudyDirectory.open(path)))
+    if not path.exists():
+        raise CapsuleError(
+            "CAP-Y005",
+            f"{path} does not exist",
+            fix="Name the folder that 'capsule study run' made, or the bundle of a study.",
+        )
     with open_study(path, TrustPolicy.of([])) as (_, bundle):
         # open_study() has computed these tables from the claims again.
         return StudyReport(bundle.results, bundle.claims.tables, bundle.claim_id)

@@ -49,3 +49,9 @@ def test_a_place_that_cannot_be_written_is_named(packed, tmp_path, place):
     done = study("report", packed, "--format", "csv", "-o", tmp_path / place)
     assert done.exit_code in (ExitCode.USAGE, ExitCode.INCONCLUSIVE)
     assert f": the output '{tmp_path / place}' cannot be written: " in done.stderr
+
+
+def test_what_is_missing_is_named_as_a_study(tmp_path):
+    done = study("report", str(tmp_path / "nothing"))
+    assert done.exit_code == ExitCode.USAGE
+    assert f"CAP-Y005: {tmp_path / 'nothing'} does not exist" in done.stderr
