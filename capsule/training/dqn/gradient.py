@@ -8,13 +8,14 @@ once, and is still in the cache when it does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 import torch
 
 from capsule.training.layers.backends import LayerBackend
-from capsule.training.networks.feedforward import WIDE, Parameters, flatten
+from capsule.training.networks.feedforward import WIDE, Parameters
 from capsule.training.optimizers.centred_rmsprop import Piece
 from capsule.training.sharded_gradient import added
 
@@ -26,13 +27,13 @@ class FactoredShard(NamedTuple):
 
     Attributes:
         loss: Scalar.
-        small: Parameter name to gradient, of all tensors but the wide one.
+        small: Gradient of all parameters but the wide ones, float32 ``[size]``, in memory order.
         inputs: float32 ``[rows, in]``, what went into the wide layer.
         outputs: float32 ``[rows, out]``, the gradient of what came out of it.
     """
 
     loss: torch.Tensor
-    small: Mapping[str, torch.Tensor]
+    small: torch.Tensor
     inputs: torch.Tensor
     outputs: torch.Tensor
 
@@ -55,11 +56,15 @@ class FactoredGradient:
         """Keep what the shards gave, in their order."""
         self.losses = [shard.loss for shard in shards]
         self._products = products
-        self._names = list(parameters.views)
         self._shards = shards
-        self._inputs = torch.cat([shard.inputs for shard in shards])
-        self._outputs = torch.cat([shard.outputs for shard in shards])
-        self._shape = parameters.views[WIDE].shape
+        self._inputs = _joined([shard.inputs for shard in shards])
+        self._outputs = _joined([shard.outputs for shard in shards])
+        wide = parameters.views[WIDE]
+        before = takewhile(lambda name: name != WIDE, parameters.views)
+        self._start = sum(parameters.views[name].numel() for name in before)
+        self._end = self._start + wide.numel()
+        self._size = parameters.flat.numel()
+        self._shape = wide.shape
         rows, columns = self._shape
         on_cpu = parameters.flat.device.type == "cpu"
         # By the shapes alone: a library may order its sums by the size of a product, so the number
@@ -71,24 +76,26 @@ class FactoredGradient:
 
         A piece's memory is used again for the next one.
         """
-        wide = self._names.index(WIDE)
         rows, columns = self._shape
         product = torch.empty((self._rows, columns), device=self._inputs.device)
         for start in range(part * self._rows, rows, parts * self._rows):
             units = self._outputs[:, start : start + self._rows]
             out = product[: units.shape[1]]
             values = self._products.outer(units, self._inputs, out).view(-1)
-            yield Piece(wide, start * columns, start * columns + len(values), [values])
-        for tensor in range(part, len(self._names), parts):
-            if tensor != wide:
-                name = self._names[tensor]
-                shards = [flatten(shard.small[name]) for shard in self._shards]
-                yield Piece(tensor, 0, len(shards[0]), shards)
+            first = self._start + start * columns
+            yield Piece(first, first + len(values), [values])
+        around = [(0, self._start, 0), (self._end, self._size, self._start)]
+        for first, end, place in around[part::parts]:
+            shards = [shard.small[place : place + end - first] for shard in self._shards]
+            yield Piece(first, end, shards)
 
-    def whole(self) -> list[torch.Tensor]:
-        """Return the gradient of every parameter tensor, float32 ``[size]``, in memory order."""
-        found: dict[int, list[torch.Tensor]] = {}
+    def whole(self) -> torch.Tensor:
+        """Return the gradient of every parameter, float32 ``[size]``, in memory order."""
+        flat = self._inputs.new_empty(self._size)
         for piece in self.pieces(0, 1):
-            # A copy, because pieces() uses the memory of a piece again for the next one.
-            found.setdefault(piece.tensor, []).append(added(piece.parts).clone())
-        return [torch.cat(found[tensor]) for tensor in range(len(self._names))]
+            flat[piece.start : piece.end] = added(piece.parts)
+        return flat
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([*parts]) if len(parts) > 1 else parts[0]

@@ -59,19 +59,22 @@ from capsule.training.determinism.cuda_graph import FixedTensors, Region
 from capsule.training.dqn.gradient import FactoredGradient, FactoredShard
 from capsule.training.dqn.replay import Batch, ReplayMemory
 from capsule.training.environments import Environment, make_environment
-from capsule.training.evaluation.protocol import EvaluatedPolicy, Reactive
+from capsule.training.evaluation.protocol import EvaluatedPolicy, QValues, Reactive
 from capsule.training.layers.backends import backend_for
 from capsule.training.losses.q_learning import (
     bootstrap_targets,
     clipped_error_loss,
+    clipped_errors,
     exploration_rate,
 )
 from capsule.training.networks.feedforward import (
     WIDE,
     Network,
     Parameters,
+    flatten,
     make_network,
 )
+from capsule.training.networks.passes import ForwardPass, GradientPass, PassesOfAnySize, has_passes
 from capsule.training.optimizers.adam import Adam
 from capsule.training.optimizers.centred_rmsprop import CentredRmsProp
 from capsule.training.sharded_gradient import Threads, split
@@ -122,6 +125,8 @@ class DeepQLearning(BaseTrainer):
         self._leaves = self.online.leaves()
         del self._leaves[WIDE]  # its gradient is never written out
         self._windows = self._make_windows()
+        self._passes = self._make_passes()
+        self._values = value_function(self.network, self.online)
         self._fixed = [FixedTensors(self._device) for _ in self._windows]
         self._inputs: dict[int, _Inputs] = {}  # by shard
         graph = context.graphed
@@ -159,20 +164,6 @@ class DeepQLearning(BaseTrainer):
             steps=self._trainer.exploration_steps,
         )
 
-    def q_values(
-        self, observations: NDArray[Any], parameters: Parameters | None = None
-    ) -> NDArray[np.float32]:
-        """Return Q-values of observations ``[batch, frame_stack, *frame_shape]``.
-
-        Args:
-            observations: uint8 or float32.
-            parameters: Other parameters than theta.
-
-        Returns:
-            float32 ``[batch, actions]``.
-        """
-        return q_values(self.network, parameters or self.online, observations)
-
     def policy(self, parameters: Parameters) -> EvaluatedPolicy:
         """Return the policy of ``parameters``, for evaluations."""
         return network_policy(self.network, parameters)
@@ -207,7 +198,7 @@ class DeepQLearning(BaseTrainer):
         uniform, random_action = stream.uniform(), stream.integer(self._environment.actions)
         if uniform < self.exploration():
             return random_action
-        return int(self.q_values(self._replay.stack(self._frame)[None]).argmax())
+        return int(self._values(self._replay.stack(self._frame)[None]).argmax())
 
     def _finish_episode(self) -> None:
         self._count_episodes([self._return])
@@ -256,7 +247,7 @@ class DeepQLearning(BaseTrainer):
         if gradient is None:
             raise AssertionError("a gradient comes before its descent")
         if isinstance(optimizer, Adam):  # its norm is that of the whole gradient
-            mean = torch.cat(gradient.whole()) / self._trainer.batch_size
+            mean = gradient.whole() / self._trainer.batch_size
             optimizer.descend(mean, self._trainer.max_gradient_norm or math.inf)
             return
 
@@ -284,17 +275,18 @@ class DeepQLearning(BaseTrainer):
     def _gather_and_differentiate(
         self, shard: tuple[int, NDArray[np.int64]]
     ) -> tuple[Batch, FactoredShard]:
-        batch = self._gather(*shard)
-        return batch, self._differentiate_shard(self._inputs[shard[0]])
+        return self._gather(*shard), self._differentiate_shard(shard[0])
 
     def _differentiate(self) -> FactoredGradient:
         """Compute the gradient of all shards at theta_k."""
-        shards = [self._differentiate_shard(self._inputs[n]) for n in range(len(self._windows))]
+        shards = [self._differentiate_shard(number) for number in range(len(self._windows))]
         return FactoredGradient(shards, self.online, self.network.products)
 
-    def _differentiate_shard(self, inputs: _Inputs) -> FactoredShard:
+    def _differentiate_shard(self, number: int) -> FactoredShard:
         """Compute loss and gradient of one shard of the minibatch at theta_k."""
-        windows, actions, rewards, terminals = inputs
+        if self._passes:
+            return self._differentiate_by_passes(self._inputs[number], *self._passes[number])
+        windows, actions, rewards, terminals = self._inputs[number]
         with torch.no_grad():
             next_values = self.network.values(
                 self.target.views, self.network.inputs(windows[:, 1:])
@@ -308,8 +300,33 @@ class DeepQLearning(BaseTrainer):
         values = self.network.head(views, outputs)
         loss = clipped_error_loss(values, actions, targets)
         *small, returned = torch.autograd.grad(loss, [*self._leaves.values(), outputs])
-        gradients = dict(zip(self._leaves, small, strict=True))
-        return FactoredShard(loss.detach(), gradients, features.detach(), returned)
+        flat = torch.cat([flatten(each) for each in small])
+        return FactoredShard(loss.detach(), flat, features.detach(), returned)
+
+    @torch.no_grad()
+    def _differentiate_by_passes(
+        self, inputs: _Inputs, online: GradientPass, target: ForwardPass
+    ) -> FactoredShard:
+        """Do what :meth:`_differentiate_shard` does, with the same bits."""
+        windows, actions, rewards, terminals = inputs
+        next_values = target.values(windows[:, 1:])
+        targets = bootstrap_targets(rewards, terminals, next_values, self._trainer.discount)
+        values = online.values(windows[:, :-1])
+        loss = clipped_error_loss(values, actions, targets)
+        online.differentiate(clipped_errors(values, actions, targets))
+        return FactoredShard(loss, online.small.flat, online.features, online.returned)
+
+    def _make_passes(self) -> list[tuple[GradientPass, ForwardPass]]:
+        """Lay out the passes of each shard, through theta and theta^-, if the network has any."""
+        if not has_passes(self.network):
+            return []
+        return [
+            (
+                GradientPass(self.network, self.online, rows),
+                ForwardPass(self.network, self.target, rows),
+            )
+            for rows in self._trainer.micro_batches
+        ]
 
     def _make_windows(self) -> list[torch.Tensor]:
         """Return a buffer for the frames of each shard's transitions, pinned for a GPU.
@@ -328,7 +345,7 @@ class DeepQLearning(BaseTrainer):
     # Recording
 
     def _gradient_tensors(self) -> Sequence[torch.Tensor] | None:
-        return None if self._factored is None else self._factored.whole()
+        return None if self._factored is None else self.online.split(self._factored.whole())
 
     def state(self) -> dict[str, Any]:
         """See :meth:`BaseTrainer.state`."""
@@ -393,19 +410,23 @@ def make_q_network(
     )
 
 
-def q_values(
-    network: Network, parameters: Parameters, observations: NDArray[Any]
-) -> NDArray[np.float32]:
-    """See :meth:`DeepQLearning.q_values`."""
-    with torch.inference_mode():
-        inputs = network.inputs(torch.from_numpy(observations).to(parameters.flat.device))
-        values: NDArray[np.float32] = network.values(parameters.views, inputs).cpu().numpy()
+def value_function(network: Network, parameters: Parameters) -> QValues:
+    """Return a function that gives Q-values at parameters as they are when it is called."""
+    if has_passes(network):
+        return PassesOfAnySize(network, parameters)
+
+    def values(observations: NDArray[Any]) -> NDArray[np.float32]:
+        with torch.inference_mode():
+            inputs = network.inputs(torch.from_numpy(observations).to(parameters.flat.device))
+            found: NDArray[np.float32] = network.values(parameters.views, inputs).cpu().numpy()
+        return found
+
     return values
 
 
 def network_policy(network: Network, parameters: Parameters) -> EvaluatedPolicy:
     """Return the policy of a network with these parameters, for evaluations."""
-    return Reactive(lambda observations: q_values(network, parameters, observations))
+    return Reactive(value_function(network, parameters))
 
 
 def _make_optimizer(trainer: DqnTrainer, parameters: Parameters) -> Adam | CentredRmsProp:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -62,6 +63,7 @@ _SIGNATURES = {  # of the C functions: the types of their arguments, a letter ea
     "matrix_product": "pppnnn",
     "narrow_dense": "pppppnnnn",
     "outer": "pnppnnn",
+    "rectify": "ppnn",
     "relu_backward": "ppppnn",
     "rmsprop": "ppppn" + 6 * "f",
     "sum_of_squares": "pn",
@@ -313,13 +315,16 @@ def log_softmax_backward(
     return result
 
 
-def interleave(images: torch.Tensor, scale: float) -> torch.Tensor:
+def interleave(
+    images: torch.Tensor, scale: float, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """Return images channels-last, as numbers.
 
     Args:
         images: uint8 ``[batch, channels, height, width]``; copied first unless each channel of an
             image is contiguous. Frame stacks may share their frames.
         scale: Factor of every number.
+        out: Memory for the result; new memory by default.
 
     Returns:
         float32 ``[batch, height, width, channels]``.
@@ -327,7 +332,7 @@ def interleave(images: torch.Tensor, scale: float) -> torch.Tensor:
     batch, channels, height, width = images.shape
     if images.stride()[2:] != (width, 1):
         images = images.contiguous()
-    result = _empty(batch, height, width, channels)
+    result = _empty(batch, height, width, channels) if out is None else out
     _library.capsule_interleave(
         _pointer(images),
         batch,
@@ -391,11 +396,10 @@ def convolution(
     """
     shape = _convolution(images.shape, filters.shape, stride)
     result = convolved(images, filters, stride) if out is None else out
-    # Room for the transposed filters.
-    scratch = _empty(filters.numel())
     _library.capsule_convolution(
         ctypes.byref(shape),
-        *map(_pointer, (images, filters, bias, result, scratch)),
+        *map(_pointer, (images, filters, bias, result)),
+        _scratch(filters.numel()),  # for the transposed filters
         rectified,
     )
     return result
@@ -416,23 +420,40 @@ def convolved(
     return _empty(shape.rows if rows is None else rows, shape.down, shape.across, shape.filters)
 
 
+def rectify(values: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Set ``values``, ``[rows, units]``, to ``max(values + bias, 0)``, and return it.
+
+    Args:
+        values: Changed in place.
+        bias: ``[units]``.
+    """
+    _library.capsule_rectify(_pointer(values), _pointer(bias), *values.shape)
+    return values
+
+
 def relu_backward(
-    gradient: torch.Tensor, outputs: torch.Tensor, bias: torch.Tensor
+    gradient: torch.Tensor,
+    outputs: torch.Tensor,
+    bias: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Differentiate a rectifier and the bias before it.
 
     Args:
-        gradient: Gradient with respect to ``outputs``, ``[rows, down, across, filters]``.
-        outputs: Results of the rectifier, of the same shape.
-        bias: Gradient with respect to the bias, ``[filters]``: the sum over earlier rows, to which
-            these rows are added in place.
+        gradient: Gradient with respect to ``outputs``.
+        outputs: Results of the rectifier, ``[rows, down, across, filters]`` or ``[rows, units]``.
+        bias: Gradient with respect to the bias, ``[filters]`` or ``[units]``: the sum over earlier
+            rows, to which these rows are added in place.
+        out: Memory for the result; new memory by default.
 
     Returns:
         The gradient with respect to the rectifier's inputs, of the shape of ``outputs``.
     """
-    through = _empty(*outputs.shape)
+    through = _empty(*outputs.shape) if out is None else out
+    *rows, columns = outputs.shape
     _library.capsule_relu_backward(
-        *map(_pointer, (gradient, outputs, through, bias)), *outputs.flatten(0, -2).shape
+        *map(_pointer, (gradient, outputs, through, bias)), math.prod(rows), columns
     )
     return through
 
@@ -456,7 +477,12 @@ def conv2d_weight_grad(
 
 
 def conv2d_input_grad(
-    gradient: torch.Tensor, filters: torch.Tensor, images: torch.Size, stride: int
+    gradient: torch.Tensor,
+    filters: torch.Tensor,
+    images: torch.Size,
+    stride: int,
+    *,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the gradient of a convolution with respect to its images.
 
@@ -465,19 +491,35 @@ def conv2d_input_grad(
         filters: Its filters, ``[filters, size, size, channels]``.
         images: Shape of its images, which is that of the result.
         stride: In both directions.
+        out: Memory for the result; new memory by default.
     """
-    result, scratch = _empty(*images), _empty(filters.numel())
+    result = _empty(*images) if out is None else out
     shape = _convolution(images, filters.shape, stride)
     _library.capsule_conv2d_input_grad(
-        ctypes.byref(shape), *map(_pointer, (gradient, filters, result, scratch))
+        ctypes.byref(shape),
+        *map(_pointer, (gradient, filters, result)),
+        _scratch(filters.numel()),  # for the filters in another order
     )
     return result
 
 
-def dense(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return ``inputs weight^T + bias``, ``[rows, units]``, of ``[rows, in]``, ``[units, in]``."""
+def dense(
+    inputs: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return ``inputs weight^T + bias``, ``[rows, units]``.
+
+    Args:
+        inputs: ``[rows, in]``.
+        weight: ``[units, in]``.
+        bias: ``[units]``, or none.
+        out: Memory for the result; new memory by default.
+    """
     (rows, fan_in), units = inputs.shape, weight.shape[0]
-    result = _empty(rows, units)
+    result = _empty(rows, units) if out is None else out
     tensors = inputs, weight, bias, result
     # With few rows or units the transposed product fills the vectors. Each element is the same
     # chain of multiply-adds in both, and so has the same bits.
@@ -485,17 +527,23 @@ def dense(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None)
         _library.capsule_dense(*map(_pointer, tensors), rows, fan_in, units)
     else:
         lanes = _lanes(rows)
-        scratch = _empty((fan_in + units) * lanes)
-        _library.capsule_narrow_dense(
-            *map(_pointer, (*tensors, scratch)), rows, fan_in, units, lanes
-        )
+        scratch = _scratch((fan_in + units) * lanes)
+        _library.capsule_narrow_dense(*map(_pointer, tensors), scratch, rows, fan_in, units, lanes)
     return result
 
 
-def matrix_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Return ``left right``, ``[rows, columns]``, of ``[rows, steps]`` and ``[steps, columns]``."""
+def matrix_product(
+    left: torch.Tensor, right: torch.Tensor, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return ``left right``, ``[rows, columns]``.
+
+    Args:
+        left: ``[rows, steps]``.
+        right: ``[steps, columns]``.
+        out: Memory for the result; new memory by default.
+    """
     (rows, steps), columns = left.shape, right.shape[1]
-    result = _empty(rows, columns)
+    result = _empty(rows, columns) if out is None else out
     _library.capsule_matrix_product(*map(_pointer, (left, right, result)), rows, columns, steps)
     return result
 
@@ -521,9 +569,14 @@ def outer(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor | None = No
     return result
 
 
-def column_sums(matrix: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the rows of ``[rows, columns]``, first to last: ``[columns]``."""
-    result = _empty(matrix.shape[1])
+def column_sums(matrix: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the sum of the rows of ``[rows, columns]``, first to last: ``[columns]``.
+
+    Args:
+        matrix: The rows.
+        out: Memory for the result; new memory by default.
+    """
+    result = _empty(matrix.shape[1]) if out is None else out
     _library.capsule_column_sums(_pointer(matrix), _pointer(result), *matrix.shape)
     return result
 
@@ -546,6 +599,23 @@ def _empty(*shape: int) -> torch.Tensor:
     # numpy promises less alignment than this.
     start = -memory.data_ptr() % ALIGNMENT // 4
     return memory[start : start + size].view(shape)
+
+
+class _Scratch(threading.local):
+    """Memory that a call of this thread may fill, and that no later one reads."""
+
+    def __init__(self) -> None:
+        self.memory = _empty(0)
+
+
+_scratch_memory = _Scratch()
+
+
+def _scratch(size: int) -> int | None:
+    """Return where there is room for ``size`` numbers until the next call."""
+    if _scratch_memory.memory.numel() < size:
+        _scratch_memory.memory = _empty(size)
+    return _pointer(_scratch_memory.memory)
 
 
 def _pointer(tensor: torch.Tensor | None) -> int | None:

@@ -45,6 +45,15 @@ def clipped_error_loss(
     return functional.huber_loss(chosen, targets, reduction="sum", delta=1.0)
 
 
+def clipped_errors(
+    values: torch.Tensor, actions: torch.Tensor, targets: torch.Tensor
+) -> torch.Tensor:
+    """Return the gradient of :func:`clipped_error_loss` by ``values``, of their shape."""
+    chosen = actions.unsqueeze(1)
+    errors = (values.gather(1, chosen) - targets.unsqueeze(1)).clamp(-1.0, 1.0)
+    return torch.zeros_like(values).scatter(1, chosen, errors)
+
+
 def exploration_rate(step: int, *, initial: float, final: float, steps: int) -> float:
     """Return epsilon at ``step``: linear from ``initial`` at 0 to ``final`` at ``steps``."""
     if step >= steps:

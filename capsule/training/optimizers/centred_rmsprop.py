@@ -32,18 +32,16 @@ from capsule.training.networks.feedforward import Parameters
 
 
 class Piece(NamedTuple):
-    """The gradient of a run of one tensor's elements.
+    """The gradient of a run of elements.
 
     Attributes:
-        tensor: Index of the parameter tensor.
-        start: First element, in memory order.
-        stop: One past the last.
-        parts: float32 ``[stop - start]`` each; their sum in this order is the gradient.
+        start: First element, in the memory order of the parameters.
+        end: One past the last.
+        parts: float32 ``[end - start]`` each; their sum in this order is the gradient.
     """
 
-    tensor: int
     start: int
-    stop: int
+    end: int
     parts: list[torch.Tensor]
 
 
@@ -66,9 +64,7 @@ class CentredRmsProp:
     ) -> None:
         self.mean = parameters.zeros_like()
         self.square = parameters.zeros_like()
-        self._segments = list(
-            zip(parameters.segments, self.mean.segments, self.square.segments, strict=True)
-        )
+        self._updated = parameters.flat, self.mean.flat, self.square.flat
         self._rate = learning_rate
         self._decay = gradient_momentum
         self._square_decay = squared_gradient_momentum
@@ -77,7 +73,7 @@ class CentredRmsProp:
 
     def update(self, piece: Piece) -> None:
         """Update the elements of ``piece``; pieces that share none may run in several threads."""
-        w, m, v = (values[piece.start : piece.stop] for values in self._segments[piece.tensor])
+        w, m, v = (values[piece.start : piece.end] for values in self._updated)
         if self._fused:
             kernels.centred_rmsprop(
                 w,

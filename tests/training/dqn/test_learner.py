@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from capsule.experiment import contract
 from capsule.experiment.trace import first_difference
+from capsule.training.dqn import learner as dqn
 from capsule.training.dqn.learner import DeepQLearning
 from capsule.training.dqn.replay import ReplayMemory
 from capsule.training.environments import make_environment
@@ -267,6 +268,17 @@ def test_threads_change_nothing(make, tmp_path):
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
     for name, array in alone.tensors().items():
         assert np.array_equal(array, shared.tensors()[name]), name
+
+
+@pytest.mark.parametrize("document", [CARTPOLE, BREAKOUT])
+def test_passes_without_autograd_change_nothing(make, tmp_path, monkeypatch, document):
+    fast = train(make(tmp_path / "fast", document), 240)
+    assert fast._passes
+    monkeypatch.setattr(dqn, "has_passes", lambda _: False)
+    slow = train(make(tmp_path / "slow", document), 240)
+    assert not slow._passes
+    assert (tmp_path / "fast").read_bytes() == (tmp_path / "slow").read_bytes()
+    assert torch.equal(fast.online.flat, slow.online.flat)
 
 
 def test_an_error_in_the_helper_thread_is_raised(make, tmp_path):

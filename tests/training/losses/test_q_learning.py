@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from capsule.training.losses.q_learning import (
     bootstrap_targets,
     clipped_error_loss,
+    clipped_errors,
     exploration_rate,
 )
 
@@ -44,6 +45,17 @@ def test_gradient_is_the_clipped_error(errors):
     loss = clipped_error_loss(values, actions, torch.zeros(len(errors)))
     (gradient,) = torch.autograd.grad(loss, values)
     assert gradient.squeeze(1).tolist() == [max(-1.0, min(1.0, error)) for error in errors]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 2**31))
+def test_the_clipped_errors_are_the_gradient_of_the_loss(rows, actions, seed):
+    generator = torch.Generator().manual_seed(seed)
+    values = 2 * torch.randn((rows, actions), generator=generator).requires_grad_()
+    chosen = torch.randint(0, actions, (rows,), generator=generator)
+    targets = torch.randn(rows, generator=generator)
+    (gradient,) = torch.autograd.grad(clipped_error_loss(values, chosen, targets), values)
+    assert torch.equal(clipped_errors(values.detach(), chosen, targets), gradient)
 
 
 def test_exploration_schedule_by_hand():

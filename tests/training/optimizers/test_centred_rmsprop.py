@@ -39,11 +39,10 @@ def gradient(seed):
 
 
 def pieces(*shards, size=1_000_000):
-    flat = [[flatten(tensor) for tensor in shard.values()] for shard in shards]
-    for tensor, parts in enumerate(zip(*flat, strict=True)):
-        for start in range(0, len(parts[0]), size):
-            values = [part[start : start + size] for part in parts]
-            yield Piece(tensor, start, start + len(values[0]), values)
+    parts = [torch.cat([flatten(tensor) for tensor in shard.values()]) for shard in shards]
+    for start in range(0, len(parts[0]), size):
+        values = [part[start : start + size] for part in parts]
+        yield Piece(start, start + len(values[0]), values)
 
 
 def step(optimizer, *shards):
@@ -61,11 +60,11 @@ def test_two_steps_by_hand():
         squared_gradient_momentum=0.5,
         min_squared_gradient=0.25,
     )
-    optimizer.update(Piece(0, 0, 1, [torch.tensor([2.0])]))
+    optimizer.update(Piece(0, 1, [torch.tensor([2.0])]))
     # m = 0.25 * 2 = 0.5; v = 0.5 * 4 = 2; w = 1 - 0.5 * 2 / sqrt(2 - 0.25 + 0.25)
     first = 1 - 1 / math.sqrt(2)
     assert parameters.flat.item() == pytest.approx(first, rel=1e-6)
-    optimizer.update(Piece(0, 0, 1, [torch.tensor([-1.0])]))
+    optimizer.update(Piece(0, 1, [torch.tensor([-1.0])]))
     # m = 0.375 - 0.25 = 0.125; v = 1 + 0.5 = 1.5; w = w + 0.5 / sqrt(1.5 - 1/64 + 0.25)
     second = first + 0.5 / math.sqrt(1.5 - 1 / 64 + 0.25)
     assert parameters.flat.item() == pytest.approx(second, rel=1e-6)
@@ -78,7 +77,7 @@ def test_a_mean_that_follows_faster_than_the_mean_square_gives_no_nan(momentum):
     settings = SETTINGS | {"squared_gradient_momentum": 0.95, "gradient_momentum": momentum}
     optimizer = CentredRmsProp(parameters, **settings)
     for gradients in ([0.01, 1.0], [0.01, 1.0], [1.0, 50.0]):
-        optimizer.update(Piece(0, 0, 2, [torch.tensor(gradients)]))
+        optimizer.update(Piece(0, 2, [torch.tensor(gradients)]))
     mean, square = optimizer.mean.flat, optimizer.square.flat
     assert bool((square - mean * mean < -SETTINGS["min_squared_gradient"]).any()) == (
         momentum < 0.9
