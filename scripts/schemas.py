@@ -25,7 +25,7 @@ from capsule.experiment.lock import Lock
 from capsule.experiment.schedule_log import Header
 from capsule.experiment.spec import Spec
 from capsule.experiment.trace import COMPONENTS
-from capsule.host.spec_file import schema_document
+from capsule.host.spec_file import close_patterns, schema_document
 from capsule.machine.fingerprint import Fingerprint
 from capsule.study.directory import Outcome
 from capsule.study.lock import StudyLock
@@ -154,15 +154,16 @@ def trace_schema() -> dict[str, Any]:
 def schema_of(name: str) -> dict[str, Any]:
     """Return the JSON Schema of a document.
 
-    A spec and an event may leave out whatever has a default. Every other document spells its fields
-    out, but for those that were added after version 1, which it leaves out where they have the
-    value ``absent``.
+    A spec, a study and an event may leave out whatever has a default. Every other document spells
+    its fields out, but for those that were added after version 1, which it leaves out where they
+    have the value ``absent``.
     """
     trace = name == "trace"
     schema = trace_schema() if trace else MODELS[name].model_json_schema(by_alias=True)
     if name == "spec":
         schema = schema_document()  # which knows what a spec file names by its path
-    if name not in ("spec", "event", "trace"):
+    close_patterns(schema)
+    if name not in ("spec", "study", "event", "trace"):
         for definition in (schema, *schema.get("$defs", {}).values()):
             _spell_out(definition)
     return {"$schema": DIALECT, "$id": f"{IDENTIFIERS}/{name}-v1.json"} | schema
@@ -171,6 +172,9 @@ def schema_of(name: str) -> dict[str, Any]:
 def _spell_out(definition: dict[str, Any]) -> None:
     if properties := definition.get("properties"):
         definition["required"] = [key for key, field in properties.items() if "absent" not in field]
+        for field in properties.values():
+            if "absent" in field:
+                field["not"] = {"const": field["absent"]}
 
 
 def text_of(name: str) -> str:

@@ -68,7 +68,23 @@ def schema_document() -> dict[str, Any]:
     schema = Spec.model_json_schema(by_alias=True)
     # In a spec file, the start set is a path, whose content takes its place when the file is read.
     schema["$defs"]["EvaluationSpec"]["properties"]["start_set"]["anyOf"].append({"type": "string"})
+    close_patterns(schema)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def close_patterns(node: Any) -> None:
+    """Reject, in a JSON Schema, the keys of mappings that have none of the patterns for keys.
+
+    pydantic rejects such keys when it reads a document, but the schemas that it writes allow them.
+    """
+    if isinstance(node, dict):
+        if "patternProperties" in node:
+            node["additionalProperties"] = False
+        for child in node.values():
+            close_patterns(child)
+    elif isinstance(node, list):
+        for child in node:
+            close_patterns(child)
 
 
 def _apply(overrides: Sequence[str], document: YamlDocument) -> None:

@@ -162,7 +162,9 @@ class ResourcesSpec(Model):
 
     cores: PositiveInt = Field(1, le=4096, description="Number of processor cores.")
     memory_mb: PositiveInt | None = Field(
-        None, le=MAX_MEBIBYTES, description="Memory in MiB; default: limits.memory_mb of the spec."
+        None,
+        le=MAX_MEBIBYTES,
+        description="Memory in MiB; default: the largest limits.memory_mb of the members, and 512.",
     )
     gpus: Annotated[int, Field(ge=0, le=1)] = Field(
         0, description="Number of GPUs, of which a run uses at most one."
@@ -170,7 +172,7 @@ class ResourcesSpec(Model):
     minutes: PositiveInt | None = Field(
         None,
         le=MAX_MINUTES,
-        description="Wall-clock time in minutes; default: limits.minutes of the spec.",
+        description="Time in minutes; default: the largest limits.minutes of the members.",
     )
 
 

@@ -139,15 +139,25 @@ def tensor_digest(dtype, shape, elements):
     return sha256(rfc8785.dumps({"dtype": dtype, "shape": shape}) + elements)
 
 
+def elements_of(safetensors):
+    """Return the elements of each tensor, by name."""
+    return {name: elements for name, (_, elements) in parsed(safetensors).items()}
+
+
 def tensors_of(safetensors):
+    """Return the digest of each tensor, by name."""
+    return {
+        name: tensor_digest(header["dtype"], header["shape"], elements)
+        for name, (header, elements) in parsed(safetensors).items()
+    }
+
+
+def parsed(safetensors):
     (length,) = struct.unpack("<Q", safetensors[:8])
     listed = json.loads(safetensors[8 : 8 + length])
     listed.pop("__metadata__", None)
     data = safetensors[8 + length :]
-    return {
-        name: tensor_digest(each["dtype"], each["shape"], data[slice(*each["data_offsets"])])
-        for name, each in listed.items()
-    }
+    return {name: (each, data[slice(*each["data_offsets"])]) for name, each in listed.items()}
 
 
 def check_training(files, claims):
@@ -160,6 +170,15 @@ def check_training(files, claims):
     last = checkpoints[-1]
     tensors = tensors_of(files[f"checkpoints/step-{last['step']:012d}.safetensors"])
     demand(tensors == last["tensors"], "the tensors of the last checkpoint")
+    group = "parameters/"
+    parameters = {n.removeprefix(group): digest for n, digest in tensors.items() if group in n}
+    demand(sha256(rfc8785.dumps(parameters)) == claims["parameters"], "the parameters")
+
+
+def stream_key(stream):
+    name, _, index = stream["name"].partition("/")
+    key = ["capsule/stream/v1", stream["seed"], name, int(index or 0)]
+    return sha256(rfc8785.dumps(key))[:32]
 
 
 def check_program(files, claims):

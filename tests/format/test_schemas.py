@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from jsonschema import Draft202012Validator, ValidationError
 
 from scripts import schemas
@@ -126,9 +127,22 @@ def test_what_is_signed_fits(tmp_path):
     assert packed(training(), tmp_path / "b").stat().st_size > 0
 
 
+@pytest.mark.parametrize(("name", "folder"), [("spec", "specs"), ("study", "specs/studies")])
+def test_files_that_users_write_fit(name, folder):
+    paths = [*(ROOT / folder).glob("*.yaml")]
+    assert paths
+    for path in paths:
+        validator(name).validate(yaml.safe_load(path.read_text()))
+
+
 @pytest.mark.parametrize(
     "change",
     [
+        # Keys of mappings whose keys have a pattern.
+        lambda lock: lock.update(data={"A B": {"files": 1, "sha256": "0" * 64, "size": 1}}),
+        # A stored document omits a field that was added later if it has the value of its absence.
+        lambda lock: lock.update(data=None),
+        lambda lock: lock["spec"]["accelerator"].update(cuda_build=False),
         lambda lock: lock.update(schema="capsule/lock/v2"),
         lambda lock: lock["spec"].pop("seeds"),
         lambda lock: lock.update(more=1),
