@@ -6,6 +6,7 @@ temporary folder belongs to its process for as long as that lives.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +90,8 @@ class Pruning:
                 if not engine.remove(image):
                     note(f"{engine.engine} keeps {image.id}, which a container has")
         for place in {folder.parent for folder, _ in self.folders}:
-            remove_abandoned(place)
+            # All other places are in the cache, which no process of any machine uses now.
+            remove_abandoned(place, anywhere=place != Path(tempfile.gettempdir()))
 
 
 def removable_images() -> Iterator[tuple[EngineImages, list[EngineImage]]]:
@@ -102,7 +104,10 @@ def removable_images() -> Iterator[tuple[EngineImages, list[EngineImage]]]:
 def abandoned_folders(cache: Cache) -> list[tuple[Path, int]]:
     """Return the temporary folders of killed processes, with their sizes in bytes.
 
-    They are in the system's folder for temporary files, and in the cache.
+    They are in the system's folder for temporary files, and in the cache. Those of other machines
+    are among them only in the cache, as no process uses it while it is pruned.
     """
-    places = (None, *scratch_folders(cache))
-    return [(folder, disk_bytes(folder)) for place in places for folder in abandoned(place)]
+    found = list(abandoned())
+    for place in scratch_folders(cache):
+        found += abandoned(place, anywhere=True)
+    return [(folder, disk_bytes(folder)) for folder in found]

@@ -40,7 +40,8 @@ def temporary(tmp_path, monkeypatch):
     """A folder for temporary files, in which a killed process left one."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    left = tmp_path / "capsule-verify-x.capsule-held"
+    with temporary_folder("capsule-verify-") as left:
+        pass
     left.mkdir()
     (left / "file").write_bytes(bytes(5000))
     return left
@@ -64,6 +65,18 @@ def test_what_a_killed_build_left_in_the_cache_is_deleted(temporary, tmp_path, s
     Pruning(folders=found).delete(pytest.fail)
     assert not left.exists()
     assert not temporary.exists()
+
+
+def test_folders_that_another_machine_left_are_deleted_in_the_cache_alone(temporary, tmp_path):
+    """All machines see who uses the cache, but not who holds a folder in /tmp."""
+    cache, name = Cache(tmp_path / "cache"), "x.01234567.capsule-held"
+    elsewhere, left = tmp_path / name, cache.root / "scratch" / name
+    elsewhere.mkdir()
+    left.mkdir(parents=True)
+    found = abandoned_folders(cache)
+    assert [folder for folder, _ in found] == [temporary, left]
+    Pruning(folders=found).delete(pytest.fail)
+    assert (elsewhere.exists(), left.exists()) == (True, False)
 
 
 def test_rows_count_each_kind_and_skip_what_is_not_there(tmp_path):

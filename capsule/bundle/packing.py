@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from capsule.bundle.claims import (
     Claims,
     Observations,
     ProgramClaims,
+    TraceClaim,
     TrainingClaims,
     collect_claims,
     has_population,
@@ -32,6 +34,7 @@ from capsule.bundle.sbom_checks import validate_sbom
 from capsule.experiment import contract
 from capsule.experiment.beneath import open_beneath
 from capsule.experiment.lock import Lock
+from capsule.experiment.trace import trace_heads
 from capsule.host.code import package_digest
 from capsule.host.errors import CapsuleError
 from capsule.host.owner import temporary_folder
@@ -85,8 +88,9 @@ def pack_run(
     of the claim id.
 
     Raises:
-        CapsuleError: The run directory breaks the contract (CAP-B090), or the file cannot be
-            written; nothing is left behind then.
+        CapsuleError: The run directory breaks the contract (CAP-B090), what came out was changed
+            since the run ended (CAP-B142), or the file cannot be written; nothing is left behind
+            then.
     """
     from capsule.bundle.sshsig import sign_by_ssh_keygen
 
@@ -167,6 +171,7 @@ def _run_files(run: FinishedRun, claims: Claims) -> Sources:
         return files | _program_files(directory, claims)
     if isinstance(claims, TrainingClaims) and claims.schedule is not None:
         files[run_bundle.SCHEDULE] = directory / contract.SCHEDULE
+    _require_trace(directory, claims)
     return files | _training_files(directory)
 
 
@@ -202,25 +207,52 @@ def _program_files(directory: Path, claims: ProgramClaims) -> Sources:
     if claims.arrivals is not None:
         files[run_bundle.ARRIVALS] = directory / contract.ARRIVALS
     if claims.standard_output is not None:
-        files[run_bundle.STANDARD_OUTPUT] = directory / contract.STANDARD_OUTPUT
+        name = contract.STANDARD_OUTPUT
+        files[run_bundle.STANDARD_OUTPUT] = _written(directory, name, claims.standard_output)
     for path, name in run_bundle.claimed_outputs(claims).items():
-        files[name] = _written(directory / contract.WORKSPACE, path)
+        files[name] = _written(directory / contract.WORKSPACE, path, claims.outputs[path])
     return files
 
 
-def _written(workspace: Path, path: str) -> Path:
-    """Return where an output is, if no link leads from there to a file of this machine."""
+def _written(folder: Path, path: str, claimed: contract.Output) -> Path:
+    """Return where an output is, if it is the claimed one.
+
+    No link may lead from there to a file of this machine. Nothing of the program runs any more that
+    could exchange the path. But a program does not sync its files, so a machine that loses power
+    may lose their content, although their digests were kept; and a user may have changed them.
+    """
     try:
-        # A probe is enough, because nothing of the program runs any more that could exchange the
-        # path.
-        open_beneath(workspace, path).close()
+        with open_beneath(folder, path) as stream:
+            found = hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise CapsuleError(
             "CAP-B142",
             f"the program says that it wrote {path!a}, which cannot be read: {error.strerror}",
             fix="Do not trust this program; look at its output.log.",
         ) from error
-    return workspace / path
+    if found != claimed.sha256:
+        raise _changed(path)
+    return folder / path
+
+
+def _require_trace(directory: Path, claims: Claims) -> None:
+    """Check that the trace is the claimed one, of which the run's result names the head."""
+    try:
+        heads = trace_heads(directory / contract.TRACE)
+    except CapsuleError as error:  # it is no trace any more
+        raise _changed(contract.TRACE) from error
+    if isinstance(claims, TrainingClaims) and claims.trace != TraceClaim(
+        records=heads.records, head=heads.last
+    ):
+        raise _changed(contract.TRACE)
+
+
+def _changed(path: str) -> CapsuleError:
+    return CapsuleError(
+        "CAP-B142",
+        f"{path!a} is not what it was when the run ended, so a bundle would contradict its claims",
+        fix="Put the file back as it was, or start a new run.",
+    )
 
 
 def _training_files(directory: Path) -> Sources:

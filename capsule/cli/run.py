@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from capsule.engine.select import EngineChoice
     from capsule.experiment.lock import Lock
     from capsule.experiment.spec import SourcesSpec, Spec
+    from capsule.host.errors import CapsuleError
     from capsule.host.reporter import Reporter
     from capsule.image.cache import Cache
     from capsule.machine.fingerprint import Fingerprint
@@ -237,9 +238,10 @@ def _directory(
 
     Raises:
         CapsuleError: CAP-E008, another process runs in the one to resume; CAP-S006, the overrides
-            would make it another experiment.
+            would make it another experiment, or its outputs were listed without them.
     """
     from capsule.engine.supervise import exclusive
+    from capsule.experiment.contract import RESULT
     from capsule.experiment.spec import SourcesSpec
     from capsule.image.lockfile import read_lock, write_lock
 
@@ -253,8 +255,11 @@ def _directory(
         with exclusive(resume / WORK):
             pass
     lock = read_lock(resume / LOCK)
-    if overrides:
-        lock = _with_other_outputs(lock, overrides)
+    if overrides and (changed := _with_other_outputs(lock, overrides)) != lock:
+        # Outputs are not listed again, so the bundle would claim those of the other choice.
+        if (resume / WORK / RESULT).exists():
+            raise _not_overridden(overrides, f"the run in {resume}, which has finished")
+        lock = changed
         # _started() takes the start of the run from the modification time, which writing changes.
         started = _started(resume).timestamp()
         write_lock(resume / LOCK, lock)
@@ -318,7 +323,6 @@ def _with_other_outputs(lock: Lock, overrides: list[str]) -> Lock:
     The choice does not affect the program, which may have ended already.
     """
     from capsule.experiment.trainers import CommandTrainer
-    from capsule.host.errors import CapsuleError
     from capsule.host.spec_file import parse_spec
 
     document = lock.spec.model_dump_json(by_alias=True).encode()
@@ -328,13 +332,21 @@ def _with_other_outputs(lock: Lock, overrides: list[str]) -> Lock:
         trainer = trainer.model_copy(update={"outputs": spec.trainer.outputs})
     # Under any other setting, the states in the folder would be those of another experiment.
     if spec != lock.spec.model_copy(update={"trainer": trainer}):
-        raise CapsuleError(
-            "CAP-S006",
-            f"--set {' '.join(overrides)} is not supported for a run that is resumed, where only "
-            "trainer.outputs of a program may change",
-            fix="Start a new run, without --resume.",
+        raise _not_overridden(
+            overrides,
+            "a run that is resumed, where only trainer.outputs of a program may change",
         )
     return lock.model_copy(update={"spec": spec})
+
+
+def _not_overridden(overrides: list[str], what: str) -> CapsuleError:
+    from capsule.host.errors import CapsuleError
+
+    return CapsuleError(
+        "CAP-S006",
+        f"--set {' '.join(overrides)} is not supported for {what}",
+        fix="Start a new run, without --resume.",
+    )
 
 
 def _new_directory(output: Path, name: str) -> Path:

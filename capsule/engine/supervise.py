@@ -167,6 +167,10 @@ def supervise(
         if _disk_exceeded(task):
             return Exit(_kill(running), "disk-full")
     on_poll()
+    # Schedulers and shutdowns send a signal to all processes at once, so the task may end before
+    # this process stops it.
+    if status != 0 and interruptions.count:
+        return Exit(status, "interrupted")
     # Engines may report this although only a child was killed and the task continued, as a
     # status of 0 shows.
     if status != 0 and running.was_out_of_memory():

@@ -2,8 +2,9 @@
 
 A process is named so that no later one is taken for it: by its number and start time, its process
 id namespace, the boot of its machine, and its user. Temporary folders are held by a lock, which the
-kernel releases when the process ends. On Windows, which has no locks on folders, those of a killed
-process stay.
+kernel releases when the process ends. Their names contain the machine, because NFS and Lustre do
+not tell other machines of the lock on a folder. On Windows, which has no locks on folders, those of
+a killed process stay.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from capsule.experiment.beneath import remove_folder
+from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.files import FOLDERS_OPEN, flags_of, lock_file
 from capsule.host.locks import lock_open
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _HELD = ".capsule-held"  # only of folders that a process holds by a lock
-_SUFFIX = _HELD if FOLDERS_OPEN else ""
+_MACHINE_ID = Path("/etc/machine-id")  # machine-id(5); empty or missing in some containers
 _FOLDER = flags_of("RDONLY DIRECTORY CLOEXEC")
 
 
@@ -48,7 +50,7 @@ def temporary_folder(
 ) -> Iterator[Path]:
     """Give an empty folder that only this user can enter; it is removed at the end.
 
-    The next :func:`remove_abandoned` removes the folder if this process is killed.
+    The next :func:`remove_abandoned` on this machine removes the folder if this process is killed.
 
     Args:
         prefix: Prefix of its name.
@@ -59,9 +61,8 @@ def temporary_folder(
         CapsuleError: CAP-Y020, the file system has no locks.
         OSError: It cannot be made; or it cannot be removed, and there is no ``note``.
     """
-    while (
-        held := _held(Path(tempfile.mkdtemp(prefix=prefix, suffix=_SUFFIX, dir=parent)))
-    ) is None:
+    suffix = _suffix() if FOLDERS_OPEN else ""
+    while (held := _held(Path(tempfile.mkdtemp(prefix=prefix, suffix=suffix, dir=parent)))) is None:
         pass  # it was taken for an abandoned one before it was locked
     folder, descriptor = held
     try:
@@ -102,22 +103,27 @@ def _held(folder: Path) -> tuple[Path, int | None] | None:
     return None
 
 
-def remove_abandoned(parent: Path | None = None) -> None:
+def remove_abandoned(parent: Path | None = None, *, anywhere: bool = False) -> None:
     """Remove folders of this user that :func:`temporary_folder` made for a process that is gone.
 
     What cannot be removed stays for the next time.
+
+    Args:
+        parent: Where to look; the system's folder for temporary files by default.
+        anywhere: Whether to remove those of other machines, too. The caller knows that no process
+            there uses ``parent``.
     """
-    for folder in abandoned(parent):
+    for folder in abandoned(parent, anywhere=anywhere):
         with suppress(OSError):
             remove_folder(folder)
 
 
-def abandoned(parent: Path | None = None) -> Iterator[Path]:
+def abandoned(parent: Path | None = None, *, anywhere: bool = False) -> Iterator[Path]:
     """Yield the folders that :func:`remove_abandoned` removes; each is held while it is yielded."""
     if not FOLDERS_OPEN:
         return
     where = Path(tempfile.gettempdir()) if parent is None else parent
-    for folder in where.glob(f"*{_HELD}"):
+    for folder in where.glob(f"*{_HELD if anywhere else _suffix()}"):
         try:
             # No link: another user could put one into /tmp that leads to a folder of this user.
             descriptor = os.open(folder, _FOLDER | os.O_NOFOLLOW)
@@ -128,6 +134,12 @@ def abandoned(parent: Path | None = None) -> Iterator[Path]:
                 yield folder
         finally:
             os.close(descriptor)
+
+
+def _suffix() -> str:
+    """Return the end of the names of folders that processes of this machine hold."""
+    number = _MACHINE_ID.read_bytes() if _MACHINE_ID.exists() else b""
+    return f".{sha256_hex(os.fsencode(os.uname().nodename) + number)[:8]}{_HELD}"
 
 
 def _is_abandoned(descriptor: int) -> bool:

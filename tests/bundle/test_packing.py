@@ -171,6 +171,28 @@ def test_a_file_of_the_machine_is_not_packed_as_an_output(program, tmp_path, cac
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "path", "shown"),
+    [
+        ("program", f"{contract.WORKSPACE}/model.bin", "model.bin"),
+        ("program", contract.STANDARD_OUTPUT, contract.STANDARD_OUTPUT),
+        ("training", contract.TRACE, contract.TRACE),
+    ],
+)
+@pytest.mark.parametrize("left", [0, 1, -1])
+def test_what_changed_since_the_run_ended_is_not_signed(
+    kind, path, shown, left, tmp_path, cache, alice, request
+):
+    """A machine that lost power leaves such files, and no verifier would accept the bundle."""
+    run = request.getfixturevalue(kind)
+    file = run.directory / path
+    file.write_bytes(file.read_bytes()[:left] if left >= 0 else file.read_bytes() + b"\n")
+    bundles = tmp_path / "bundles"
+    with pytest.raises(CapsuleError, match=f"CAP-B142 '{shown}' is not what it was"):
+        pack_run(run, alice, bundles, cache, embed_image=False)
+    assert not bundles.exists()
+
+
 def test_outputs_are_packed_under_their_names_and_links_are_only_listed(program, packed):
     workspace = program.directory / contract.WORKSPACE
     (workspace / "latest").symlink_to("model.bin")

@@ -255,7 +255,8 @@ def test_lately_used_layers_stay(cache):
 
 
 def test_folders_of_killed_processes_are_deleted_and_others_stay(cache, tmp_path):
-    left = tmp_path / "capsule-verify-x.capsule-held"
+    with temporary_folder("capsule-verify-") as left:
+        pass
     left.mkdir()
     (left / "file").write_bytes(bytes(5000))
     with temporary_folder("capsule-verify-") as held:

@@ -7,7 +7,8 @@ import pytest
 from capsule.bundle.keys import generate
 from capsule.cli import run
 from capsule.engine.supervise import exclusive
-from capsule.experiment.contract import LEDGER
+from capsule.experiment.contract import LEDGER, RESULT
+from capsule.host.errors import CapsuleError
 from capsule.host.run_directory import FINGERPRINT, LOCK, WORK
 from capsule.image.lockfile import write_lock
 from capsule.machine.fingerprint import take_fingerprint
@@ -36,6 +37,20 @@ def test_a_run_that_another_process_executes_is_not_resumed(directory, tmp_path)
     assert "CAP-E008: another Capsule process is running" in done.output
     assert (directory / LOCK).read_bytes() == before
     assert not (tmp_path / "metrics.csv").exists()
+
+
+@pytest.mark.parametrize("outputs", ["[other]", "[one]"])
+def test_the_outputs_of_a_finished_run_are_not_chosen_anew(directory, outputs):
+    """They were listed by the choice in the lock, and are not listed again."""
+    (directory / WORK / RESULT).touch()
+    before, words = (directory / LOCK).read_bytes(), [f"trainer.outputs={outputs}"]
+    asked = (directory, None, words, None, None, None)
+    if outputs == "[one]":  # as in the lock
+        assert run._directory(*asked)[0] == directory
+    else:
+        with pytest.raises(CapsuleError, match=r"CAP-S006 .* which has finished"):
+            run._directory(*asked)
+    assert (directory / LOCK).read_bytes() == before
 
 
 def began_in(directory, engine):

@@ -127,6 +127,24 @@ def test_a_terminal_that_was_closed_does_not_keep_a_task_from_saving(make_task):
     running.kill.assert_not_called()
 
 
+@pytest.mark.parametrize(("status", "reason"), [(143, "interrupted"), (0, "exited")])
+def test_a_task_that_the_signal_reached_first_was_interrupted(make_task, status, reason):
+    """Schedulers and shutdowns send SIGTERM to every process, and bwrap ends by it at once."""
+    interruptions, running = supervise.Interrupts(), Mock()
+
+    def wait(_seconds):
+        interruptions.received(signal.SIGTERM, None)
+        return status
+
+    running.wait.side_effect = wait
+    running.was_out_of_memory.return_value = False
+    ended = supervise.supervise(
+        running, make_task(""), interruptions, on_poll=lambda: None, poll_seconds=0
+    )
+    assert ended == Exit(status, reason)
+    running.terminate.assert_not_called()
+
+
 def test_other_threads_can_run_tasks_too():
     counts = []
 

@@ -54,6 +54,28 @@ def test_a_killed_process_is_gone_and_its_folders_are_removed(owner, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("same", ["host name", "machine id", "nothing"])
+def test_folders_of_another_machine_are_left_alone(owner, tmp_path, monkeypatch, same):
+    """NFS and Lustre do not tell this machine of the other's lock on its folder."""
+    import capsule.host.owner as module
+
+    (folder,) = tmp_path.iterdir()
+    monkeypatch.setattr(module, "lock_file", lambda *_, **__: True)
+    if same != "host name":
+        there = os.uname_result(("Linux", "another-node", "6.1", "#1", "x86_64"))
+        monkeypatch.setattr(os, "uname", lambda: there)
+    if same != "machine id":
+        number = tmp_path.parent / f"machine-id-of-{tmp_path.name}"
+        number.write_text("0123456789abcdef0123456789abcdef\n")
+        monkeypatch.setattr(module, "_MACHINE_ID", number)
+    remove_abandoned(tmp_path)
+    assert folder.exists()
+    owner[0].kill()
+    owner[0].wait()
+    remove_abandoned(tmp_path, anywhere=True)
+    assert not folder.exists()
+
+
 def test_another_process_with_its_number_is_not_taken_for_it():
     place, number, started = this_process().rsplit("/", 2)
     assert is_gone(f"{place}/{number}/{int(started) - 1}")
@@ -101,7 +123,7 @@ def test_only_folders_of_this_form_are_removed(tmp_path):
     (tmp_path / "file.capsule-held").touch()
     (tmp_path / "target").mkdir()
     (tmp_path / "link.capsule-held").symlink_to(tmp_path / "target")
-    remove_abandoned(tmp_path)
+    remove_abandoned(tmp_path, anywhere=True)
     assert len(list(tmp_path.iterdir())) == 5
 
 
