@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -107,7 +108,10 @@ def find_runs(folder: Path) -> list[FoundRun]:
             f"{folder} is not a folder",
             fix="Name the folder that 'capsule run --output' was given; by default, it is 'runs'.",
         )
-    found = [read_run(path) for path in run_directories(folder)]
+    found = []
+    for path in run_directories(folder):
+        with suppress(FileNotFoundError):  # it has been removed meanwhile
+            found.append(read_run(path))
     return sorted(found, key=lambda run: (run.started, run.path), reverse=True)
 
 

@@ -102,6 +102,12 @@ def test_a_damaged_run_does_not_hide_the_others(tmp_path, name):
     assert found["damaged"].problem.startswith("CAP-")
 
 
+def test_a_run_that_is_removed_meanwhile_is_left_out(tmp_path, monkeypatch):
+    kept, removed = make_run(tmp_path, "kept"), tmp_path / "removed"
+    monkeypatch.setattr("capsule.report.runs.run_directories", lambda _: [removed, kept])
+    assert [run.path for run in find_runs(tmp_path)] == [kept]
+
+
 def test_files_that_a_program_put_in_the_place_of_others_are_not_read(tmp_path):
     directory = make_run(tmp_path, "one")
     (directory / WORK).mkdir()
