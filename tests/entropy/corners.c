@@ -106,6 +106,29 @@ static void lost_environment(void) {
     if (environ) abort();
 }
 
+static bool has(const char *name, const char *value) {
+    return getenv(name) && !strcmp(getenv(name), value);
+}
+
+/* Variables that the C library sets while its shells have our settings. */
+static void assigned_words(void) {
+    wordexp_t words;
+    setenv("EMPTY", "", 1);
+    setenv("KEPT", "kept", 1);
+    unsetenv("LD_PRELOAD");
+    if (wordexp("${EMPTY:=full}", &words, 0) != 0) abort();
+    bool well = has("EMPTY", "full");
+    if (wordexp("${KEPT:=lost} ${NEW:=new} $(echo \"$NEW\")", &words, 0) != 0) abort();
+    well = well && words.we_wordc == 3 && !strcmp(words.we_wordv[2], "new");
+    well = well && has("NEW", "new") && has("KEPT", "kept") && !getenv("LD_PRELOAD");
+    setenv("AFTER", "after", 1);
+    well = well && has("NEW", "new") && has("AFTER", "after");
+    clearenv();
+    if (wordexp("${NEW:=x}", &words, 0) != 0) abort();
+    well = well && has("NEW", "x") && environ[0] && !environ[1];
+    puts(well ? "well" : "a variable is lost");
+}
+
 /* ---- threads ---- */
 
 static int draw_in_thread(void *value) {
@@ -267,6 +290,7 @@ int main(int count, char **words) {
     else if (!strcmp(what, "reused-number")) reused_number(words[0]);
     else if (!strcmp(what, "stale-numbers")) stale_numbers(words[0]);
     else if (!strcmp(what, "lost-environment")) lost_environment();
+    else if (!strcmp(what, "assigned-words")) assigned_words();
     else if (!strcmp(what, "many-streams")) many_streams();
     else if (!strcmp(what, "zone-alone")) zone_alone();
     else if (!strcmp(what, "bad-pointer")) bad_pointer();
