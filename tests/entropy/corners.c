@@ -220,6 +220,13 @@ static void zone_alone(void) {
     puts(well ? "well" : "it is an error");
 }
 
+static void no_folder(void) {
+    DIR *volatile none = NULL;
+    bool well = closedir(none) == -1 && errno == EINVAL;
+    well = well && !fdopendir(-1) && errno == EBADF && !opendir("") && errno == ENOENT;
+    puts(well ? "well" : "it was closed");
+}
+
 static void own_position(const char *self) {
     char bytes[8];
     struct iovec part = {bytes, sizeof bytes};
@@ -293,6 +300,7 @@ int main(int count, char **words) {
     else if (!strcmp(what, "assigned-words")) assigned_words();
     else if (!strcmp(what, "many-streams")) many_streams();
     else if (!strcmp(what, "zone-alone")) zone_alone();
+    else if (!strcmp(what, "no-folder")) no_folder();
     else if (!strcmp(what, "bad-pointer")) bad_pointer();
     else if (!strcmp(what, "own-position")) own_position(words[0]);
     else if (!strcmp(what, "old-kernel")) old_kernel();
