@@ -238,6 +238,15 @@ EXPORT ssize_t preadv64v2(int fd, const struct iovec *parts, int count, off64_t 
     return is_late_device(fd, got) ? read_parts(parts, count, CALLER) : got;
 }
 
+long read_by_number(long number, const long a[6], const void *caller) {
+    int fd = (int)a[0];
+    bool whole = number == SYS_read || number == SYS_pread64;
+    long got = is_device(fd) ? 0 : checked(system_call(number, a[0], a[1], a[2], a[3], a[4], a[5]));
+    if (!is_late_device(fd, got)) return got;
+    return whole ? read_device((void *)a[1], (size_t)a[2], caller)
+                 : read_parts((const struct iovec *)a[1], (int)a[2], caller);
+}
+
 void __chk_fail(void) __attribute__((noreturn));
 
 EXPORT ssize_t __read_chk(int fd, void *buffer, size_t size, size_t room) {
