@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -258,7 +259,22 @@ static void old_kernel(void) {
 }
 
 static void bad_pointer(void) {
-    bool well = getrandom((void *)8, 16, 0) == -1 && errno == EFAULT;
+    char *pages = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *bad = (void *)8;
+    int device = open("/dev/urandom", O_RDONLY);
+    struct iovec parts[] = {{pages, 8}, {bad, 8}};
+    bool well = getrandom(bad, 16, 0) == -1 && errno == EFAULT;
+    errno = 0;
+    well = well && getentropy(bad, 16) == -1 && errno == EFAULT;
+    errno = 0;
+    well = well && syscall(SYS_getrandom, bad, 16, 0) == -1 && errno == EFAULT;
+    errno = 0;
+    well = well && read(device, bad, 16) == -1 && errno == EFAULT;
+    errno = 0;
+    well = well && readv(device, parts + 1, 1) == -1 && errno == EFAULT;
+    well = well && readv(device, parts, 2) == 8 && getrandom(bad, 0, 0) == 0;
+    if (mprotect(pages + 4096, 4096, PROT_READ) != 0) abort();
+    well = well && getrandom(pages + 4080, 64, 0) == 16;
     puts(well ? "well" : "it was written to");
 }
 

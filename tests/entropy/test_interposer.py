@@ -90,7 +90,7 @@ def corners(compiled):
     "way",
     [
         *("many-systems", "cancel-open", "probe-clone3", "many-streams", "zone-alone"),
-        *("own-position", "assigned-words", "no-folder"),
+        *("own-position", "assigned-words", "no-folder", "bad-pointer"),
     ],
 )
 def test_what_programs_rarely_do_is_as_it_is_without_the_interposer(

@@ -172,9 +172,7 @@ EXPORT int dup3(int fd, int to, int flags) {
 /* ---- reading ---- */
 
 static ssize_t read_device(void *buffer, size_t size, const void *caller) {
-    if (size > MOST_BYTES) size = MOST_BYTES;
-    if (size > 0) draw(SOURCE_DEVICE, buffer, size, caller);
-    return (ssize_t)size;
+    return draw_checked(SOURCE_DEVICE, buffer, size, caller);
 }
 
 /* Whether what gave no bytes is a device that took the number of a file closed without notice. */
@@ -207,8 +205,12 @@ EXPORT ssize_t pread64(int fd, void *buffer, size_t size, off_t offset) {
 
 static ssize_t read_parts(const struct iovec *parts, int count, const void *caller) {
     ssize_t total = 0;
-    for (int i = 0; i < count; i++)
-        total += read_device(parts[i].iov_base, parts[i].iov_len, caller);
+    for (int i = 0; i < count; i++) {
+        ssize_t got = read_device(parts[i].iov_base, parts[i].iov_len, caller);
+        if (got < 0) return total > 0 ? total : got;
+        total += got;
+        if ((size_t)got < parts[i].iov_len) break;
+    }
     return total;
 }
 

@@ -151,6 +151,10 @@ void number_child(char child[CAPSULE_PATH_SIZE]);
 void become_process(const char *process);
 bool was_forked_unseen(void);
 
+/* sources.c: draw with the kernel's limits: at most MOST_BYTES, and only up to the first page that
+ * cannot be written. The number of bytes, or -1 and errno if that is the first one. */
+ssize_t draw_checked(enum source source, void *buffer, size_t size, const void *caller);
+
 /* devices.c: let the program read a device that it was given as its standard input; a descriptor
  * is about to be closed; answer a system call that reads. */
 void open_standard_input(void);

@@ -10,6 +10,23 @@
 #define LEAST_CLONE3_SIZE 64 /* the kernel refuses less, by which programs find out what it has */
 #define GRND_FLAGS (GRND_NONBLOCK | GRND_RANDOM | 4 /* GRND_INSECURE */)
 
+/* How many of `size` bytes can be written, as the kernel finds when it fills one of each page. */
+static size_t writable_size(const uint8_t *buffer, size_t size) {
+    const uintptr_t page = 4096;
+    size_t fits = 0;
+    while (fits < size && system_call(SYS_getrandom, (long)(buffer + fits), 1, 0,
+                                      (long)CAPSULE_OWN_CALL, 0, 0) != -EFAULT)
+        fits += page - (uintptr_t)(buffer + fits) % page;
+    return fits < size ? fits : size;
+}
+
+ssize_t draw_checked(enum source source, void *buffer, size_t size, const void *caller) {
+    if (size > MOST_BYTES) size = MOST_BYTES;
+    size_t fits = writable_size(buffer, size);
+    if (fits > 0) draw(source, buffer, fits, caller);
+    return checked(fits == 0 && size > 0 ? -EFAULT : (long)fits);
+}
+
 /* As the kernel checks and limits it. */
 static ssize_t checked_getrandom(enum source source, void *buffer, size_t size, unsigned flags,
                                  const void *caller) {
@@ -21,9 +38,7 @@ static ssize_t checked_getrandom(enum source source, void *buffer, size_t size, 
         errno = EINVAL;
         return -1;
     }
-    if (size > MOST_BYTES) size = MOST_BYTES;
-    if (size > 0) draw(source, buffer, size, caller);
-    return (ssize_t)size;
+    return draw_checked(source, buffer, size, caller);
 }
 
 EXPORT ssize_t getrandom(void *buffer, size_t size, unsigned flags) {
@@ -35,8 +50,7 @@ EXPORT int getentropy(void *buffer, size_t size) {
         errno = EIO;
         return -1;
     }
-    if (size > 0) draw(SOURCE_GETENTROPY, buffer, size, CALLER);
-    return 0;
+    return draw_checked(SOURCE_GETENTROPY, buffer, size, CALLER) == (ssize_t)size ? 0 : -1;
 }
 
 static uint32_t draw_word(enum source source, const void *caller) {
