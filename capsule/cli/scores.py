@@ -72,7 +72,7 @@ def _scores(path: Path, keys: Sequence[PublicKey]) -> list[RunScores]:
 
 
 def _check_different(runs: Sequence[RunScores]) -> None:
-    """Reject a run that is given twice: equal claims are one result, on whichever machine.
+    """Reject a run that is given twice: it is one result, on whichever machine and engine.
 
     Args:
         runs: The scores of each bundle in one of its tasks.
@@ -81,14 +81,14 @@ def _check_different(runs: Sequence[RunScores]) -> None:
 
     bundles: dict[str, str] = {}
     for run in runs:
-        if run.claim_id in bundles:
+        if run.training in bundles:
             raise CapsuleError(
                 "CAP-S013",
-                f"{bundles[run.claim_id]} and {run.bundle} have the same claim id, and so are one "
-                "run",
-                fix="Give each run once.",
+                f"{bundles[run.training]} and {run.bundle} are one run: their spec, seeds and "
+                "results are the same",
+                fix="Give each run once. A repetition on another machine or engine adds no result.",
             )
-        bundles[run.claim_id] = run.bundle
+        bundles[run.training] = run.bundle
 
 
 def _document(runs: Sequence[RunScores], groups: Sequence[GroupScores]) -> dict[str, Any]:

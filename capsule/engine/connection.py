@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from capsule.engine.docker_context import context_address
 from capsule.host.errors import CapsuleError
 from capsule.host.platform import require_execution
 
@@ -21,9 +22,9 @@ _CONNECT_SECONDS = 10
 _REQUEST_SECONDS = 600  # loading gigabytes onto a slow disk is one request
 
 _FIX = {
-    "docker": "Start Docker, or let your user use it (group 'docker'), or set DOCKER_HOST; "
-    "'bash scripts/setup.sh' installs and starts one as root. "
-    "Without a container engine, use --engine process.",
+    "docker": "Start Docker, or let your user use it (group 'docker'), or choose another engine "
+    "with DOCKER_HOST or 'docker context use NAME'; 'bash scripts/setup.sh' installs and starts "
+    "one as root. Without a container engine, use --engine process.",
     "podman": "Start Podman's service (systemctl --user start podman.socket), or set "
     "CONTAINER_HOST. Without a container engine, use --engine process.",
 }
@@ -33,7 +34,8 @@ def connect(name: ContainerEngineName) -> DockerClient:
     """Open the first address where the engine ``name`` answers.
 
     Raises:
-        CapsuleError: CAP-E001, none answers; CAP-E002, only another engine does.
+        CapsuleError: CAP-E001, none answers, or Docker's current context cannot be used; CAP-E002,
+            only another engine does.
     """
     refusals = []
     others = []
@@ -80,14 +82,24 @@ def answering_engines() -> Iterator[tuple[ContainerEngineName, DockerClient]]:
 def addresses(name: ContainerEngineName, environment: Mapping[str, str]) -> list[str]:
     """List where the engine may listen, most specific first.
 
-    A variable that names an address excludes the usual ones: the user chose.
+    A variable or a context that names an address excludes the usual ones: the user chose.
+
+    Raises:
+        CapsuleError: CAP-E001, Docker's current context cannot be used.
     """
     variables = ("DOCKER_HOST",) if name == "docker" else ("CONTAINER_HOST", "DOCKER_HOST")
     for variable in variables:
         if address := environment.get(variable):
             return [address]
+    if name == "docker" and (address := context_address(environment)):
+        return [address]
     sockets = {
-        "docker": ("/var/run/docker.sock", "{run}/docker.sock", "{home}/.docker/run/docker.sock"),
+        "docker": (
+            "/var/run/docker.sock",
+            "{run}/docker.sock",
+            "{home}/.docker/desktop/docker.sock",
+            "{home}/.docker/run/docker.sock",
+        ),
         "podman": ("{run}/podman/podman.sock", "/run/podman/podman.sock"),
     }[name]
     run = environment.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")

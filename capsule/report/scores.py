@@ -66,10 +66,15 @@ class Score(NamedTuple):
 
 
 class RunScores(NamedTuple):
-    """The two scores of one run in one task."""
+    """The two scores of one run in one task.
+
+    ``training`` is equal for runs of one spec, seed included, that computed the same, wherever they
+    were executed.
+    """
 
     bundle: str
     claim_id: str
+    training: str
     task: ScoredTask
     scores: Mapping[Network, Score]
 
@@ -120,11 +125,23 @@ def run_scores(subject: ReportedRun) -> list[RunScores]:
     Raises:
         ValueError: It has no evaluation, or one with a return that is not a finite number.
     """
-    claim_id = subject.claims.claim_id()
+    claim_id, training = subject.claims.claim_id(), _training(subject)
     return [
-        RunScores(subject.bundle, claim_id, task, network_scores(points))
+        RunScores(subject.bundle, claim_id, training, task, network_scores(points))
         for task, points in by_task(subject.lock, subject.evaluation)
     ]
+
+
+def _training(subject: ReportedRun) -> str:
+    """Return the digest of the claims without what the engine and the image determine."""
+    results: dict[str, object] = {
+        "lock": subject.lock.spec.digest(),
+        "image": None,
+        "relaxations": (),
+        "flags": {},
+        "libraries": {},
+    }
+    return subject.claims.model_copy(update=results).claim_id()
 
 
 def network_scores(points: Iterable[NetworkReturns]) -> dict[Network, Score]:

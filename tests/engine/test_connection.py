@@ -1,7 +1,9 @@
 """Finding engines, and saying clearly that there is none."""
 
+import json
 import os
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -24,9 +26,77 @@ def test_a_variable_excludes_the_usual_places():
     assert addresses("podman", {"DOCKER_HOST": "unix:///d", "CONTAINER_HOST": "unix:///c"}) == [
         "unix:///c"
     ]
-    assert addresses("docker", {"CONTAINER_HOST": "unix:///c"})[0] == "unix:///var/run/docker.sock"
     usual = addresses("podman", {"XDG_RUNTIME_DIR": "/run/user/7"})
     assert usual == ["unix:///run/user/7/podman/podman.sock", "unix:///run/podman/podman.sock"]
+
+
+def test_the_usual_places_are_those_of_docker_of_rootless_docker_and_of_docker_desktop(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert addresses("docker", {"XDG_RUNTIME_DIR": "/run/user/7", "CONTAINER_HOST": "x"}) == [
+        "unix:///var/run/docker.sock",
+        "unix:///run/user/7/docker.sock",
+        f"unix://{tmp_path}/.docker/desktop/docker.sock",
+        f"unix://{tmp_path}/.docker/run/docker.sock",
+    ]
+
+
+DESKTOP = "fe9c6bd7a66301f49ca9b6a70b217107cd1284598bfc254700c989b916da791e"  # of "desktop-linux"
+
+
+@pytest.fixture
+def contexts(tmp_path):
+    """Return a function that writes the context desktop-linux as Docker does."""
+
+    def write(host, *, tls=False):
+        path = tmp_path / "contexts" / "meta" / DESKTOP / "meta.json"
+        path.parent.mkdir(parents=True)
+        endpoint = {"Host": host, "SkipTLSVerify": False}
+        document = {"Name": "desktop-linux", "Metadata": {}, "Endpoints": {"docker": endpoint}}
+        path.write_text(json.dumps(document))
+        (tmp_path / "config.json").write_text('{"auths": {}, "currentContext": "desktop-linux"}')
+        if tls:
+            (tmp_path / "contexts" / "tls" / DESKTOP / "docker").mkdir(parents=True)
+        return {"DOCKER_CONFIG": str(tmp_path)}
+
+    return write
+
+
+@pytest.mark.parametrize("host", ["unix:///home/u/.docker/desktop/docker.sock", "tcp://x:2375"])
+def test_the_context_of_docker_is_where_its_engine_is(contexts, host):
+    environment = contexts(host)
+    assert addresses("docker", environment) == [host]
+    assert addresses("docker", {**environment, "DOCKER_HOST": "unix:///d"}) == ["unix:///d"]
+    assert len(addresses("docker", {**environment, "DOCKER_CONTEXT": "default"})) > 1
+    assert host not in addresses("podman", environment)
+    (config,) = Path(environment["DOCKER_CONFIG"]).glob("config.json")
+    config.unlink()
+    assert len(addresses("docker", environment)) > 1
+    assert addresses("docker", {**environment, "DOCKER_CONTEXT": "desktop-linux"}) == [host]
+
+
+@pytest.mark.parametrize(
+    ("host", "tls"), [("ssh://user@x", False), ("tcp://x:2376", True), ("npipe:////./x", False)]
+)
+def test_a_context_that_is_not_supported_is_named(contexts, host, tls):
+    with pytest.raises(CapsuleError) as refusal:
+        addresses("docker", contexts(host, tls=tls))
+    assert refusal.value.code == "CAP-E001"
+    assert f"'desktop-linux' names {host}" in refusal.value.message
+
+
+def test_a_context_that_does_not_exist_or_cannot_be_read_is_named(contexts, monkeypatch, tmp_path):
+    environment = contexts("unix:///d")
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.setenv("DOCKER_CONTEXT", "../other")
+    with pytest.raises(CapsuleError, match=r"CAP-E001 .*context '\.\./other' does not exist"):
+        connect("docker")
+    for text in ("{", "[]", '{"currentContext": 7}'):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(CapsuleError, match=r"CAP-E001 .*config\.json"):
+            addresses("docker", environment)
 
 
 @pytest.mark.parametrize("name", ["docker", "podman"])

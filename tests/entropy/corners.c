@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -104,6 +105,29 @@ static void lost_environment(void) {
     clearenv();
     ask_shell("cleared");
     if (environ) abort();
+}
+
+static bool has(const char *name, const char *value) {
+    return getenv(name) && !strcmp(getenv(name), value);
+}
+
+/* Variables that the C library sets while its shells have our settings. */
+static void assigned_words(void) {
+    wordexp_t words;
+    setenv("EMPTY", "", 1);
+    setenv("KEPT", "kept", 1);
+    unsetenv("LD_PRELOAD");
+    if (wordexp("${EMPTY:=full}", &words, 0) != 0) abort();
+    bool well = has("EMPTY", "full");
+    if (wordexp("${KEPT:=lost} ${NEW:=new} $(echo \"$NEW\")", &words, 0) != 0) abort();
+    well = well && words.we_wordc == 3 && !strcmp(words.we_wordv[2], "new");
+    well = well && has("NEW", "new") && has("KEPT", "kept") && !getenv("LD_PRELOAD");
+    setenv("AFTER", "after", 1);
+    well = well && has("NEW", "new") && has("AFTER", "after");
+    clearenv();
+    if (wordexp("${NEW:=x}", &words, 0) != 0) abort();
+    well = well && has("NEW", "x") && environ[0] && !environ[1];
+    puts(well ? "well" : "a variable is lost");
 }
 
 /* ---- threads ---- */
@@ -197,6 +221,13 @@ static void zone_alone(void) {
     puts(well ? "well" : "it is an error");
 }
 
+static void no_folder(void) {
+    DIR *volatile none = NULL;
+    bool well = closedir(none) == -1 && errno == EINVAL;
+    well = well && !fdopendir(-1) && errno == EBADF && !opendir("") && errno == ENOENT;
+    puts(well ? "well" : "it was closed");
+}
+
 static void own_position(const char *self) {
     char bytes[8];
     struct iovec part = {bytes, sizeof bytes};
@@ -228,7 +259,22 @@ static void old_kernel(void) {
 }
 
 static void bad_pointer(void) {
-    bool well = getrandom((void *)8, 16, 0) == -1 && errno == EFAULT;
+    char *pages = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *bad = (void *)8;
+    int device = open("/dev/urandom", O_RDONLY);
+    struct iovec parts[] = {{pages, 8}, {bad, 8}};
+    bool well = getrandom(bad, 16, 0) == -1 && errno == EFAULT;
+    errno = 0;
+    well = well && getentropy(bad, 16) == -1 && errno == EFAULT;
+    errno = 0;
+    well = well && syscall(SYS_getrandom, bad, 16, 0) == -1 && errno == EFAULT;
+    errno = 0;
+    well = well && read(device, bad, 16) == -1 && errno == EFAULT;
+    errno = 0;
+    well = well && readv(device, parts + 1, 1) == -1 && errno == EFAULT;
+    well = well && readv(device, parts, 2) == 8 && getrandom(bad, 0, 0) == 0;
+    if (mprotect(pages + 4096, 4096, PROT_READ) != 0) abort();
+    well = well && getrandom(pages + 4080, 64, 0) == 16;
     puts(well ? "well" : "it was written to");
 }
 
@@ -267,8 +313,10 @@ int main(int count, char **words) {
     else if (!strcmp(what, "reused-number")) reused_number(words[0]);
     else if (!strcmp(what, "stale-numbers")) stale_numbers(words[0]);
     else if (!strcmp(what, "lost-environment")) lost_environment();
+    else if (!strcmp(what, "assigned-words")) assigned_words();
     else if (!strcmp(what, "many-streams")) many_streams();
     else if (!strcmp(what, "zone-alone")) zone_alone();
+    else if (!strcmp(what, "no-folder")) no_folder();
     else if (!strcmp(what, "bad-pointer")) bad_pointer();
     else if (!strcmp(what, "own-position")) own_position(words[0]);
     else if (!strcmp(what, "old-kernel")) old_kernel();

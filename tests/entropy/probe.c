@@ -108,6 +108,12 @@ static void descriptors(void) {
     show("preadv", bytes);
     if (preadv2(fd, parts, 2, -1, RWF_HIPRI) != SIZE) abort();
     show("preadv2", bytes);
+    if (syscall(SYS_read, fd, bytes, SIZE) != SIZE) abort();
+    show("SYS_read", bytes);
+    if (syscall(SYS_pread64, fd, bytes, SIZE, 0) != SIZE) abort();
+    show("SYS_pread64", bytes);
+    if (syscall(SYS_readv, fd, parts, 2) != SIZE) abort();
+    show("SYS_readv", bytes);
     show_read("dup", dup(fd));
     show_read("F_DUPFD", fcntl(fd, F_DUPFD, 100));
     show_read("SCM_RIGHTS", pass(fd)); /* through a socket: nobody told the library */
@@ -212,6 +218,11 @@ static void processes(void) {
     finish_child(by_vfork("vfork", environ));
     finish_child(by_vfork("vfork, nothing kept", nothing));
     show_getrandom("parent after vfork");
+    if ((pid = fork()) == 0) {
+        arguments[2] = "execve by number, nothing kept";
+        _exit((int)syscall(SYS_execve, self, arguments, nothing));
+    }
+    finish_child(pid);
     if (posix_spawn(&pid, self, NULL, NULL, arguments, nothing) != 0) abort();
     finish_child(pid);
     if (posix_spawnp(&pid, self, NULL, NULL, arguments, environ) != 0) abort();

@@ -88,7 +88,10 @@ def corners(compiled):
 
 @pytest.mark.parametrize(
     "way",
-    ["many-systems", "cancel-open", "probe-clone3", "many-streams", "zone-alone", "own-position"],
+    [
+        *("many-systems", "cancel-open", "probe-clone3", "many-streams", "zone-alone"),
+        *("own-position", "assigned-words", "no-folder", "bad-pointer"),
+    ],
 )
 def test_what_programs_rarely_do_is_as_it_is_without_the_interposer(
     interposed, corners, way, tmp_path

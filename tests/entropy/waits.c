@@ -90,6 +90,24 @@ static void descriptors(void) {
     TRY("sigtimedwait", SETS(EAGAIN, sigtimedwait(&none, NULL, &duration)));
 }
 
+static void by_number(void) {
+    struct timeval rest = {0, DURATION / 1000};
+    struct timespec left = duration, other = duration;
+    struct epoll_event event;
+    sigset_t none;
+    int set = epoll_create1(0), milliseconds = DURATION / 1000000;
+    sigemptyset(&none);
+    TRY("SYS_poll", syscall(SYS_poll, NULL, 0, milliseconds) == 0);
+    TRY("SYS_ppoll", syscall(SYS_ppoll, NULL, 0, &left, NULL, 0) == 0 && left.tv_nsec == 0);
+    TRY("SYS_select", syscall(SYS_select, 0, NULL, NULL, NULL, &rest) == 0);
+    TRY("SYS_pselect6", syscall(SYS_pselect6, 0, NULL, NULL, NULL, &other, NULL) == 0);
+    TRY("SYS_epoll_wait", syscall(SYS_epoll_wait, set, &event, 1, milliseconds) == 0);
+    TRY("SYS_epoll_pwait", syscall(SYS_epoll_pwait, set, &event, 1, milliseconds, NULL, 8) == 0);
+    TRY("SYS_epoll_pwait2", syscall(SYS_epoll_pwait2, set, &event, 1, &duration, NULL, 8) == 0);
+    TRY("SYS_rt_sigtimedwait",
+        SETS(EAGAIN, syscall(SYS_rt_sigtimedwait, &none, NULL, &duration, 8)));
+}
+
 static pthread_mutex_t held = PTHREAD_MUTEX_INITIALIZER, mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_rwlock_t written = PTHREAD_RWLOCK_INITIALIZER;
 static pthread_barrier_t both;
@@ -150,15 +168,24 @@ static void timers(void) {
     begin();
     timerfd_settime(descriptor, TFD_TIMER_ABSTIME, &(struct itimerspec){{0, 0}, deadline}, NULL);
     end("timerfd", read(descriptor, &expirations, sizeof expirations) == sizeof expirations);
+    begin();
+    syscall(SYS_timerfd_settime, descriptor, TFD_TIMER_ABSTIME,
+            &(struct itimerspec){{0, 0}, deadline}, NULL);
+    end("SYS_timerfd_settime",
+        read(descriptor, &expirations, sizeof expirations) == sizeof expirations);
     timer_create(CLOCK_REALTIME, &told, &timer);
     begin();
     timer_settime(timer, TIMER_ABSTIME, &(struct itimerspec){{0, 0}, deadline}, NULL);
     end("timer", sigwaitinfo(&alarm, NULL) == SIGALRM);
+    begin();
+    syscall(SYS_timer_settime, timer, TIMER_ABSTIME, &(struct itimerspec){{0, 0}, deadline}, NULL);
+    end("SYS_timer_settime", sigwaitinfo(&alarm, NULL) == SIGALRM);
 }
 
 int main(void) {
     sleeps();
     descriptors();
+    by_number();
     timers();
     locks();
     return 0;

@@ -55,7 +55,9 @@ def scores(task, final, best, bundle="a"):
     def score(step, mean):
         return Score(step, 1, SampleSummary(mean, None, None))
 
-    return RunScores(bundle, "id", task, {"final": score(9, final), "best": score(5, best)})
+    return RunScores(
+        bundle, "id", "training", task, {"final": score(9, final), "best": score(5, best)}
+    )
 
 
 def test_groups_are_summaries_over_the_scores_of_runs():
@@ -189,6 +191,17 @@ def test_a_run_does_not_count_twice(group, tmp_path):
     for again in (group[0], copy):
         done = capsule_scores(*group, again)
         assert (done.exit_code, done.stderr.partition(":")[0]) == (2, "CAP-S013")
+
+
+def test_a_run_does_not_count_again_with_another_engine(group, tmp_path):
+    """Its claims have other flags then, an image, and no relaxation."""
+    flags = {"environment.PYTHONHASHSEED": "0", "environment.PATH": "/usr/bin"}
+    evaluation = runs.evaluation({200: (10.0, 10.0), 400: (1.0, 1.0)})
+    other = runs.pack(tmp_path, evaluation=evaluation, flags=flags)
+    (one,), (again,) = (run_scores(read(path)) for path in (group[0], other))
+    assert (one.claim_id != again.claim_id, one.training) == (True, again.training)
+    done = capsule_scores(*group, other)
+    assert (done.exit_code, done.stderr.partition(":")[0]) == (2, "CAP-S013")
 
 
 def test_a_folder_and_a_study_are_answered_with_the_command_for_them(tmp_path):

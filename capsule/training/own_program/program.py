@@ -213,7 +213,10 @@ def _start(
         raise CapsuleError(
             "CAP-T301",
             f"trainer.command {command[0]!r} cannot be started: {error.strerror}",
-            fix="Name a program of the image, or an executable file of the source tree as ./FILE.",
+            fix="Name a program of the image, or an executable file of the source tree as ./FILE, "
+            "whose first line names a program of the image. The image contains python and sh, but "
+            "not bash or env: run a script as [sh, FILE], and set variables as in "
+            "[sh, -c, 'NAME=value exec python FILE']. Packages in image.debian add other programs.",
         ) from error
 
 

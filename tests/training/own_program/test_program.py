@@ -135,11 +135,13 @@ def test_a_failing_program_is_named_with_its_status(program):
 
 
 @pytest.mark.slow
-def test_a_command_that_is_not_there_is_named(program):
+def test_a_command_that_is_not_there_is_named_and_the_shell_that_is_there(program):
     directory, variables = program("", command=["no-such-program"])
     assert finish_run(directory, environment=variables)[0] == 6
-    assert failure_of(directory).code == "CAP-T301"
-    assert "no-such-program" in failure_of(directory).message
+    failure = failure_of(directory)
+    assert failure.code == "CAP-T301"
+    assert "no-such-program" in failure.message
+    assert "[sh, FILE]" in failure.fix
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from capsule.experiment.states import RESUME, StateIndex
 from capsule.experiment.trace import first_difference
 from capsule.training.dqn.replay import ReplayMemory
 from capsule.training.state.checkpoint import load_resume_state, save_resume_state, tensor_digests
+from capsule.training.state.memmap import mapped_array
 from capsule.training.state.segment_states import keep_state
 from capsule.verification.analysis.comparison import compare_claims
 from capsule.verification.execution.challenge import (
@@ -137,6 +138,26 @@ def test_a_run_killed_before_a_state_was_kept_keeps_it_when_it_goes_on(run_of, f
         assert found.files.keys() == wanted.files.keys()
         for path in found.files.keys() - {RESUME}:  # which has the seconds it took
             assert found.files[path] == wanted.files[path]
+
+
+@pytest.mark.slow
+def test_unrolls_that_a_killed_process_left_are_overwritten_before_they_are_compared(
+    opened, forks, tmp_path
+):
+    """As many as can follow a state, with a content that no process plays."""
+    spec = spec_of("live")
+    folder = forks.train(tmp_path, Job(spec=spec, stop_after=160)) / contract.STATE
+    replay = load_resume_state(folder, spec.digest())[0].trainer["replay"]
+    slack = 160 // spec.trainer.interval_steps * spec.trainer.fresh
+    slots = spec.trainer.replay.capacity + slack
+    left = np.arange(replay["count"], replay["count"] + slack) % slots
+    assert replay["count"] < slots  # some of them were never used
+    for name, (dtype, shape) in replay["shapes"].items():
+        mapped_array(folder / "replay", name, dtype, (slots, *shape))[left] = 1
+    (tmp_path / contract.RESULT).unlink()
+    resumed = forks.train(tmp_path, Job(spec=spec))
+    result = challenge(opened(resumed, "live"), None, forks.execute, print)
+    assert [each.equal for each in result.segments] == [True] * 3
 
 
 def index_of(directory, step):

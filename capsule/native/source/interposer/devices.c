@@ -172,9 +172,7 @@ EXPORT int dup3(int fd, int to, int flags) {
 /* ---- reading ---- */
 
 static ssize_t read_device(void *buffer, size_t size, const void *caller) {
-    if (size > MOST_BYTES) size = MOST_BYTES;
-    if (size > 0) draw(SOURCE_DEVICE, buffer, size, caller);
-    return (ssize_t)size;
+    return draw_checked(SOURCE_DEVICE, buffer, size, caller);
 }
 
 /* Whether what gave no bytes is a device that took the number of a file closed without notice. */
@@ -207,8 +205,12 @@ EXPORT ssize_t pread64(int fd, void *buffer, size_t size, off_t offset) {
 
 static ssize_t read_parts(const struct iovec *parts, int count, const void *caller) {
     ssize_t total = 0;
-    for (int i = 0; i < count; i++)
-        total += read_device(parts[i].iov_base, parts[i].iov_len, caller);
+    for (int i = 0; i < count; i++) {
+        ssize_t got = read_device(parts[i].iov_base, parts[i].iov_len, caller);
+        if (got < 0) return total > 0 ? total : got;
+        total += got;
+        if ((size_t)got < parts[i].iov_len) break;
+    }
     return total;
 }
 
@@ -236,6 +238,15 @@ EXPORT ssize_t preadv2(int fd, const struct iovec *parts, int count, off_t offse
 EXPORT ssize_t preadv64v2(int fd, const struct iovec *parts, int count, off64_t offset, int flags) {
     ssize_t got = is_device(fd) ? 0 : real.preadv2(fd, parts, count, offset, flags);
     return is_late_device(fd, got) ? read_parts(parts, count, CALLER) : got;
+}
+
+long read_by_number(long number, const long a[6], const void *caller) {
+    int fd = (int)a[0];
+    bool whole = number == SYS_read || number == SYS_pread64;
+    long got = is_device(fd) ? 0 : checked(system_call(number, a[0], a[1], a[2], a[3], a[4], a[5]));
+    if (!is_late_device(fd, got)) return got;
+    return whole ? read_device((void *)a[1], (size_t)a[2], caller)
+                 : read_parts((const struct iovec *)a[1], (int)a[2], caller);
 }
 
 void __chk_fail(void) __attribute__((noreturn));

@@ -135,8 +135,14 @@ void make_environment(char *made[], char *text, char *const given[], const char 
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread bool lending;
-static bool lent;
-static char **own; /* while another one is lent */
+
+/* `given` is what the program sees, NULL while nothing is lent; `sent` is in its place meanwhile.
+ * Both are also kept as they were, because wordexp() assigns variables: setenv() then writes into
+ * `given` or `sent`, or replaces them by an array of its own and frees `given`. */
+static struct {
+    char **given, **sent, **given_before, **sent_before;
+    bool active;
+} lent;
 
 static bool is_complete(char *const given[]) {
     const char *preload = find_entry(given, PRELOAD_NAME);
@@ -150,16 +156,23 @@ static bool is_complete(char *const given[]) {
 }
 
 /* Never freed, because another thread may still be reading it. */
-static char **lendable(const char *path) {
-    static char *memory;
+static void make_lendable(const char *path) {
+    static char **memory;
     static size_t size;
-    size_t room = environment_room(environ) * sizeof *environ;
-    if (room + environment_text_size(environ) > size) {
-        size = 2 * (room + environment_text_size(environ));
+    size_t room = environment_room(environ), given = count_strings(environ);
+    size_t needed = 3 * room * sizeof *memory + environment_text_size(environ);
+    if (needed > size) {
+        size = 2 * needed;
         memory = block(size);
     }
-    make_environment((char **)memory, memory + room, environ, path);
-    return (char **)memory;
+    lent.given = environ;
+    lent.sent = memory;
+    lent.sent_before = memory + room;
+    lent.given_before = memory + 2 * room;
+    make_environment(lent.sent, (char *)(memory + 3 * room), environ, path);
+    memcpy(lent.sent_before, lent.sent, room * sizeof *memory);
+    if (given > 0) memcpy(lent.given_before, environ, given * sizeof *memory);
+    lent.given_before[given] = NULL;
 }
 
 void lend_environment(const char *path) {
@@ -167,24 +180,40 @@ void lend_environment(const char *path) {
     lending = true;
     name_in_environment(path);
     if (is_complete(environ)) return;
-    own = environ;
-    environ = lendable(path);
-    lent = true;
+    make_lendable(path);
+    environ = lent.sent;
+    lent.active = true;
 }
 
+static bool is_among(const char *entry, char *const strings[]) {
+    for (size_t i = 0; strings[i]; i++)
+        if (strings[i] == entry) return true;
+    return false;
+}
+
+/* Give the program its own environment, with the variables that were assigned meanwhile. */
 static void take_back(void) {
-    if (lent) environ = own;
-    lent = false;
+    char *assigned[count_strings(environ) + 1];
+    size_t count = 0;
+    for (size_t i = 0; environ && environ[i]; i++)
+        if (!is_among(environ[i], lent.sent_before)) assigned[count++] = environ[i];
+    environ = environ == lent.sent ? lent.given : lent.given_before;
+    for (size_t i = 0; i < count; i++) putenv(assigned[i]);
 }
 
 void take_environment_back(void) {
-    take_back();
-    lending = false;
+    if (lent.active) take_back();
+    lent.active = lending = false;
     pthread_mutex_unlock(&lock);
 }
 
 void own_environment(void) {
-    if (!lending) take_back(); /* else an older C library forks, and the child executes the shell */
+    /* If this thread lends, an older C library forks, and the child executes the shell. If another
+     * one does, its assignments are not this child's, and setenv()'s own array is left alone. */
+    if (lent.active && !lending) {
+        if (environ == lent.sent) environ = lent.given;
+        lent.active = false;
+    }
     pthread_mutex_init(&lock, NULL);
 }
 

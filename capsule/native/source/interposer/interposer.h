@@ -136,8 +136,11 @@ void advance_clock_to(int64_t date);
  * attribute that says that they do not, by which the compiler would remove the test. */
 int time_of_day(struct timeval *restrict now, void *restrict zone) __asm__("gettimeofday");
 
-/* waits.c: answer a futex system call, whose time-out may be a date. */
+/* waits.c: answer a futex system call, whose time-out may be a date; one that waits, and has other
+ * arguments than the function; and one that sets a timer. */
 long futex_by_number(const long arguments[6]);
+long wait_by_number(long number, const long arguments[6]);
+long timer_by_number(long number, const long arguments[6]);
 
 /* cores.c: answer the system calls of that name. */
 long affinity_by_number(long number, const long arguments[6]);
@@ -148,10 +151,15 @@ void number_child(char child[CAPSULE_PATH_SIZE]);
 void become_process(const char *process);
 bool was_forked_unseen(void);
 
+/* sources.c: draw with the kernel's limits: at most MOST_BYTES, and only up to the first page that
+ * cannot be written. The number of bytes, or -1 and errno if that is the first one. */
+ssize_t draw_checked(enum source source, void *buffer, size_t size, const void *caller);
+
 /* devices.c: let the program read a device that it was given as its standard input; a descriptor
- * is about to be closed. */
+ * is about to be closed; answer a system call that reads. */
 void open_standard_input(void);
 void forget_device(int fd);
+long read_by_number(long number, const long arguments[6], const void *caller);
 
 static inline long system_call(long number, long a, long b, long c, long d, long e, long f) {
     register long r10 __asm__("r10") = d;

@@ -185,10 +185,14 @@ EXPORT int dirfd(DIR *folder) {
     return real.dirfd(listing ? listing->folder : folder);
 }
 
-EXPORT int closedir(DIR *folder) {
+/* closedir, which makes NULL an error. The name in C has an attribute that says that there is a
+ * folder, by which the compiler would remove the tests. */
+int close_folder(DIR *folder) __asm__("closedir");
+
+EXPORT int close_folder(DIR *folder) {
     struct listing *listing = listing_of(folder);
     attach();
-    forget_device(real.dirfd(listing ? listing->folder : folder));
+    if (folder) forget_device(real.dirfd(listing ? listing->folder : folder));
     if (!listing) return real.closedir(folder);
     int result = real.closedir(listing->folder);
     empty(listing);

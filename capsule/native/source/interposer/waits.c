@@ -182,6 +182,25 @@ EXPORT int sigtimedwait(const sigset_t *restrict signals, siginfo_t *restrict fa
     return result;
 }
 
+static int64_t duration_by_number(long number, const long a[6]) {
+    switch (number) {
+    case SYS_epoll_pwait: return (int)a[3] * MILLISECONDS;
+    case SYS_epoll_pwait2: return optional((const struct timespec *)a[3]);
+    case SYS_pselect6: return optional((const struct timespec *)a[4]);
+    default: return optional((const struct timespec *)a[2]); /* ppoll, rt_sigtimedwait */
+    }
+}
+
+long wait_by_number(long number, const long a[6]) {
+    attach();
+    int64_t duration = duration_by_number(number, a); /* the kernel may write what is left of it */
+    bool nothing = (number == SYS_ppoll && a[1] == 0) || (number == SYS_pselect6 && a[0] == 0);
+    long result = checked(system_call(number, a[0], a[1], a[2], a[3], a[4], a[5]));
+    bool no_signal = number == SYS_rt_sigtimedwait && result < 0 && errno == EAGAIN;
+    waited(no_signal ? 0 : (int)result, nothing, duration);
+    return result;
+}
+
 /* ---- waits until a deadline ---- */
 
 static bool ran_out(long result) {
@@ -329,4 +348,12 @@ EXPORT int timerfd_settime(int fd, int flags, const struct itimerspec *expiry,
     attach();
     if (flags & TFD_TIMER_ABSTIME) expiry = real_expiry(expiry, &translated);
     return real.timerfd_settime(fd, flags, expiry, before);
+}
+
+long timer_by_number(long number, const long a[6]) {
+    struct itimerspec translated;
+    const struct itimerspec *expiry = (const struct itimerspec *)a[2];
+    attach();
+    if (a[1] & TIMER_ABSTIME) expiry = real_expiry(expiry, &translated);
+    return checked(system_call(number, a[0], a[1], (long)expiry, a[3], 0, 0));
 }
