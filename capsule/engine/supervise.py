@@ -17,6 +17,7 @@ from typing import Protocol
 from capsule.engine.interface import Exit, Task
 from capsule.experiment.beneath import UnboundedError, entries_beneath
 from capsule.experiment.canonical import write_atomic
+from capsule.experiment.files import LOCK
 from capsule.experiment.spec import LimitsSpec
 from capsule.host.errors import CapsuleError, refusal_of
 from capsule.host.folders import occupied_bytes
@@ -95,9 +96,10 @@ def exclusive(run_directory: Path) -> Iterator[None]:
     Raises:
         CapsuleError: CAP-E008, another process holds it.
     """
-    # The folder itself is locked, because the task could remove a lock file in it.
+    # A file is locked, because NFS does not tell other machines of the lock on a folder; and one
+    # beside the folder, because the task could remove a file in it.
     # No child inherits the descriptor (PEP 446), so that the lock ends with this process.
-    descriptor = os.open(run_directory, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(_lock_file(run_directory), LOCK, 0o644)
     try:
         if not lock(descriptor, run_directory):
             raise CapsuleError(
@@ -112,7 +114,11 @@ def exclusive(run_directory: Path) -> Iterator[None]:
 
 def is_held(run_directory: Path) -> bool:
     """Tell whether a process executes a task in a run directory."""
-    return is_locked(run_directory)
+    return is_locked(_lock_file(run_directory))
+
+
+def _lock_file(run_directory: Path) -> Path:
+    return run_directory.with_name(f"{run_directory.name}.lock")
 
 
 def starting(task: Task, interruptions: Interrupts) -> Iterator[None]:

@@ -141,6 +141,7 @@ class TrainingAttempt:
                 workers,
                 job.learners,
                 job.replicas,
+                dense=self._dense is not None,
             )
         )
         self._events = EventLog(directory / contract.EVENTS, self.learner, self._end)

@@ -43,6 +43,7 @@ class TrainerContext:
         replicas: Processes that answer the actors, of trainers whose spec has them answered by
             others; changes no result.
         members: Trainers that share the workers, and take turns.
+        dense: Whether every operator is written down, as torch executes it.
     """
 
     directory: Path
@@ -55,6 +56,7 @@ class TrainerContext:
     learners: int = 1
     replicas: int = 1
     members: int = 1
+    dense: bool = False
 
     @property
     def actor_processes(self) -> int:

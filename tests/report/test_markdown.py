@@ -58,8 +58,9 @@ def test_a_table_has_the_cells_that_it_was_given(lines):
         for token, following in pairwise(tokens)
         if token.type in ("th_open", "td_open")
     ]
-    expected = [printable(text).strip(" ") for line in lines for text in line]
-    assert [cell.strip(" ") for cell in cells] == ["item", "text", *expected]
+    # The reader also strips spaces that are none of Markdown, such as no-break spaces.
+    expected = [printable(text).strip() for line in lines for text in line]
+    assert [cell.strip() for cell in cells] == ["item", "text", *expected]
 
 
 def test_an_empty_text_is_not_the_beginning_of_a_code_span():

@@ -125,8 +125,10 @@ class DeepQLearning(BaseTrainer):
         self._leaves = self.online.leaves()
         del self._leaves[WIDE]  # its gradient is never written out
         self._windows = self._make_windows()
-        self._passes = self._make_passes()
-        self._values = value_function(self.network, self.online)
+        # A dense record is compared with those of runs that have no passes.
+        by_passes = has_passes(self.network) and not context.dense
+        self._passes = self._make_passes() if by_passes else []
+        self._values = value_function(self.network, self.online, by_passes=by_passes)
         self._fixed = [FixedTensors(self._device) for _ in self._windows]
         self._inputs: dict[int, _Inputs] = {}  # by shard
         graph = context.graphed
@@ -317,9 +319,7 @@ class DeepQLearning(BaseTrainer):
         return FactoredShard(loss, online.small.flat, online.features, online.returned)
 
     def _make_passes(self) -> list[tuple[GradientPass, ForwardPass]]:
-        """Lay out the passes of each shard, through theta and theta^-, if the network has any."""
-        if not has_passes(self.network):
-            return []
+        """Lay out the passes of each shard, through theta and theta^-."""
         return [
             (
                 GradientPass(self.network, self.online, rows),
@@ -410,9 +410,9 @@ def make_q_network(
     )
 
 
-def value_function(network: Network, parameters: Parameters) -> QValues:
+def value_function(network: Network, parameters: Parameters, *, by_passes: bool) -> QValues:
     """Return a function that gives Q-values at parameters as they are when it is called."""
-    if has_passes(network):
+    if by_passes:
         return PassesOfAnySize(network, parameters)
 
     def values(observations: NDArray[Any]) -> NDArray[np.float32]:
@@ -426,7 +426,7 @@ def value_function(network: Network, parameters: Parameters) -> QValues:
 
 def network_policy(network: Network, parameters: Parameters) -> EvaluatedPolicy:
     """Return the policy of a network with these parameters, for evaluations."""
-    return Reactive(value_function(network, parameters))
+    return Reactive(value_function(network, parameters, by_passes=has_passes(network)))
 
 
 def _make_optimizer(trainer: DqnTrainer, parameters: Parameters) -> Adam | CentredRmsProp:
