@@ -57,7 +57,7 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "libcapsule-entropy.so": (
         (
             *_files("interposer", "interposer sources devices lineage environment scopes clock"),
-            *_files("interposer", "waits names listings cores"),
+            *_files("interposer", "waits names listings cores calls"),
             *_files("shared", "journal recording entropy"),
         ),
         (*SHARED, "-D_GNU_SOURCE", "-ftls-model=initial-exec", "-ldl", "-lpthread"),

@@ -48,11 +48,19 @@ _M = TypeVar("_M", bound=Model)
 
 
 class Content(NamedTuple):
-    """The content of one file of a bundle: bytes, or the path of a regular file."""
+    """The content of one file of a bundle.
+
+    Attributes:
+        source: Bytes, or the path of a regular file.
+        role: What the file is in the bundle.
+        media_type: Its media type.
+        sha256: Hexadecimal SHA-256 that the claims of the bundle state; None: they state none.
+    """
 
     source: Path | bytes
     role: Role
     media_type: str
+    sha256: str | None = None
 
 
 @dataclass(frozen=True)
@@ -175,7 +183,8 @@ def pack(
 
     Raises:
         CapsuleError: CAP-B141 (a path, role or digest cannot be bundled), B142 (a file cannot be
-            read, or changed meanwhile), B143 (the bundle cannot be written).
+            read, is not the claimed one, or changed meanwhile), B143 (the bundle cannot be
+            written).
     """
     manifest = _describe(files, claim_id, kind, with_sshsig=ssh_sign is not None)
     statement = envelope.BundleStatement.about(manifest)
@@ -335,6 +344,8 @@ def _describe(
     try:
         for path, content in sorted(files.items()):
             size, digest = _measure(content.source)
+            if content.sha256 not in (None, digest):
+                raise changed(path)
             entries.append(
                 BundleFile(
                     path=path,
@@ -405,6 +416,19 @@ def _appearing(destination: Path) -> Iterator[BinaryIO]:
             f"cannot write the bundle {str(destination)!a}: {error.strerror}",
             fix="Choose a folder you may write to, with enough free space.",
         ) from error
+
+
+def changed(path: str) -> CapsuleError:
+    """Return the error of a file whose content is not what the claims of its run state.
+
+    A program does not sync its files, so a machine that loses power may lose their content,
+    although their digests were kept. A user may also have changed a file.
+    """
+    return CapsuleError(
+        "CAP-B142",
+        f"{path!a} is not what it was when the run ended, so a bundle would contradict its claims",
+        fix="Put the file back as it was, or start a new run.",
+    )
 
 
 def _unreadable(message: str) -> CapsuleError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from capsule import __version__
 from capsule.bundle import run_bundle
-from capsule.bundle.bundle import Content, pack
+from capsule.bundle.bundle import Content, changed, pack
 from capsule.bundle.claims import (
     Claims,
     Observations,
@@ -114,7 +113,10 @@ def pack_run(
         sources |= _derived(run.lock, claims, observations, kinds)
         # Verifiers compute the same names from lock and claims. A source that is missing is an
         # error here, and not a bundle that everybody rejects.
-        members = {path: Content(sources[path], *kind) for path, kind in kinds.items()}
+        claimed = _claimed_digests(claims)
+        members = {
+            path: Content(sources[path], *kind, claimed.get(path)) for path, kind in kinds.items()
+        }
         claim_id = claims.claim_id()
         path = destination / f"{run.lock.spec.name}-{claim_id[:8]}.capsule.tar"
         ssh_sign = partial(sign_by_ssh_keygen, key=ssh_key) if ssh_key else None
@@ -207,32 +209,36 @@ def _program_files(directory: Path, claims: ProgramClaims) -> Sources:
     if claims.arrivals is not None:
         files[run_bundle.ARRIVALS] = directory / contract.ARRIVALS
     if claims.standard_output is not None:
-        name = contract.STANDARD_OUTPUT
-        files[run_bundle.STANDARD_OUTPUT] = _written(directory, name, claims.standard_output)
+        files[run_bundle.STANDARD_OUTPUT] = directory / contract.STANDARD_OUTPUT
     for path, name in run_bundle.claimed_outputs(claims).items():
-        files[name] = _written(directory / contract.WORKSPACE, path, claims.outputs[path])
+        files[name] = _written(directory / contract.WORKSPACE, path)
     return files
 
 
-def _written(folder: Path, path: str, claimed: contract.Output) -> Path:
-    """Return where an output is, if it is the claimed one.
-
-    No link may lead from there to a file of this machine. Nothing of the program runs any more that
-    could exchange the path. But a program does not sync its files, so a machine that loses power
-    may lose their content, although their digests were kept; and a user may have changed them.
-    """
+def _written(workspace: Path, path: str) -> Path:
+    """Return where an output is, if no link leads from there to a file of this machine."""
     try:
-        with open_beneath(folder, path) as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
+        # A probe is enough, because nothing of the program runs any more that could exchange the
+        # path.
+        open_beneath(workspace, path).close()
     except OSError as error:
         raise CapsuleError(
             "CAP-B142",
             f"the program says that it wrote {path!a}, which cannot be read: {error.strerror}",
             fix="Do not trust this program; look at its output.log.",
         ) from error
-    if found != claimed.sha256:
-        raise _changed(path)
-    return folder / path
+    return workspace / path
+
+
+def _claimed_digests(claims: Claims) -> dict[str, str]:
+    """Return the SHA-256 that the claims state of what a program wrote, by member."""
+    if not isinstance(claims, ProgramClaims):
+        return {}
+    outputs = run_bundle.claimed_outputs(claims).items()
+    found = {name: claims.outputs[path] for path, name in outputs}
+    if claims.standard_output is not None:
+        found[run_bundle.STANDARD_OUTPUT] = claims.standard_output
+    return {name: output.sha256 for name, output in found.items()}
 
 
 def _require_trace(directory: Path, claims: Claims) -> None:
@@ -240,19 +246,11 @@ def _require_trace(directory: Path, claims: Claims) -> None:
     try:
         heads = trace_heads(directory / contract.TRACE)
     except CapsuleError as error:  # it is no trace any more
-        raise _changed(contract.TRACE) from error
+        raise changed(RUN + contract.TRACE) from error
     if isinstance(claims, TrainingClaims) and claims.trace != TraceClaim(
         records=heads.records, head=heads.last
     ):
-        raise _changed(contract.TRACE)
-
-
-def _changed(path: str) -> CapsuleError:
-    return CapsuleError(
-        "CAP-B142",
-        f"{path!a} is not what it was when the run ended, so a bundle would contradict its claims",
-        fix="Put the file back as it was, or start a new run.",
-    )
+        raise changed(RUN + contract.TRACE)
 
 
 def _training_files(directory: Path) -> Sources:

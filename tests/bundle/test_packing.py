@@ -174,9 +174,9 @@ def test_a_file_of_the_machine_is_not_packed_as_an_output(program, tmp_path, cac
 @pytest.mark.parametrize(
     ("kind", "path", "shown"),
     [
-        ("program", f"{contract.WORKSPACE}/model.bin", "model.bin"),
-        ("program", contract.STANDARD_OUTPUT, contract.STANDARD_OUTPUT),
-        ("training", contract.TRACE, contract.TRACE),
+        ("program", f"{contract.WORKSPACE}/model.bin", "workspace/model.bin"),
+        ("program", contract.STANDARD_OUTPUT, f"run/{contract.STANDARD_OUTPUT}"),
+        ("training", contract.TRACE, f"run/{contract.TRACE}"),
     ],
 )
 @pytest.mark.parametrize("left", [0, 1, -1])

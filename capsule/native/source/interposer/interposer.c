@@ -74,7 +74,9 @@ void stop_telling(void) { atomic_store(&told, NULL); }
 /* The launcher pads what differs between a run and its replay to one length. */
 static bool matches(const char *value, const char *word) {
     size_t length = strlen(word);
-    return strncmp(value, word, length) == 0 && value[length + strspn(value + length, " ")] == '\0';
+    if (strncmp(value, word, length) != 0) return false;
+    for (value += length; *value == ' ';) value++;
+    return *value == '\0';
 }
 
 static int choice(const char *name, int otherwise, const char *const *words) {
@@ -377,4 +379,21 @@ void draw(enum source source, void *buffer, size_t size, const void *caller) {
     if (settings.mode == MODE_RECORD) fresh_and_recorded(counter, buffer, size);
     if (settings.mode == MODE_REPLAY) replay_or_derive(self, source, buffer, size);
     count(self, counter, size);
+}
+
+/* How many of `size` bytes can be written, as the kernel finds when it fills one of each page. */
+static size_t writable_size(const uint8_t *buffer, size_t size) {
+    const uintptr_t page = 4096;
+    size_t fits = 0;
+    while (fits < size && system_call(SYS_getrandom, (long)(buffer + fits), 1, 0,
+                                      (long)CAPSULE_OWN_CALL, 0, 0) != -EFAULT)
+        fits += page - (uintptr_t)(buffer + fits) % page;
+    return fits < size ? fits : size;
+}
+
+ssize_t draw_checked(enum source source, void *buffer, size_t size, const void *caller) {
+    if (size > MOST_BYTES) size = MOST_BYTES;
+    size_t fits = writable_size(buffer, size);
+    if (fits > 0) draw(source, buffer, fits, caller);
+    return checked(fits == 0 && size > 0 ? -EFAULT : (long)fits);
 }

@@ -114,6 +114,10 @@ void become(const char *process, const char *path);
 /* Fill `buffer`, as the settings say; `caller` is an address in the library that asked. */
 void draw(enum source source, void *buffer, size_t size, const void *caller);
 
+/* The same with the kernel's limits: at most MOST_BYTES, and only up to the first page that cannot
+ * be written. The number of bytes, or -1 and errno if that is the first one. */
+ssize_t draw_checked(enum source source, void *buffer, size_t size, const void *caller);
+
 /* Say on standard error what is wrong with the settings, and end the run. */
 _Noreturn void refuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -151,9 +155,9 @@ void number_child(char child[CAPSULE_PATH_SIZE]);
 void become_process(const char *process);
 bool was_forked_unseen(void);
 
-/* sources.c: draw with the kernel's limits: at most MOST_BYTES, and only up to the first page that
- * cannot be written. The number of bytes, or -1 and errno if that is the first one. */
-ssize_t draw_checked(enum source source, void *buffer, size_t size, const void *caller);
+/* sources.c: answer getrandom, checked and limited as the kernel does it. */
+ssize_t checked_getrandom(enum source source, void *buffer, size_t size, unsigned flags,
+                          const void *caller);
 
 /* devices.c: let the program read a device that it was given as its standard input; a descriptor
  * is about to be closed; answer a system call that reads. */
