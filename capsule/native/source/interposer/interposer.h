@@ -13,6 +13,7 @@
  *   names.c       names of temporary files
  *   listings.c    folders are listed in order
  *   cores.c       the number of processors
+ *   calls.c       system calls by number, which the others answer
  *
  * Any exported function may be the first thing that happens in a process, before the constructor of
  * this library: another library's constructor may call it. So every one of them begins with
