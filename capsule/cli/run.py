@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from capsule.bundle.claims import Claims
+    from capsule.engine.interface import Engine, Progress
     from capsule.engine.select import EngineChoice
     from capsule.experiment.lock import Lock
     from capsule.experiment.spec import SourcesSpec, Spec
@@ -104,6 +105,7 @@ def command(
     cache = Cache()
     with open_reporter(quiet=quiet) as reporter:
         chosen = open_engine(_engine(engine, resume), progress=reporter.note)
+        _remove_containers(resume, chosen, reporter.note)
         _check_embedding(chosen.name, embed_image=embed_image)
         # From here on files are made. Without an engine, the command has ended before that.
         directory, lock, sources = _directory(resume, spec, overrides, output, cache, reporter.note)
@@ -277,6 +279,29 @@ def _engine(wanted: EngineChoice, resume: Path | None) -> EngineChoice:
     return names.get(_name(began), wanted)
 
 
+def _remove_containers(resume: Path | None, chosen: Engine, progress: Progress) -> None:
+    """Remove what a killed Capsule left in the engine with which the run to resume began.
+
+    A container there would still write to the run. Opening an engine removes those of killed
+    Capsules, so nothing is left to do if the run is resumed with the same engine.
+    """
+    from capsule.engine.connection import CONTAINER_ENGINES
+    from capsule.engine.select import open_engine
+    from capsule.host.errors import CapsuleError
+
+    began = None if resume is None else _began(resume)
+    for name in CONTAINER_ENGINES:
+        if began is None or name != _name(began) or name == chosen.name:
+            continue
+        try:
+            open_engine(name, progress=progress)
+        except CapsuleError as error:  # as on another machine, where it may not be installed
+            progress(
+                f"the run began with {name}; if a container of it is still running there, stop it: "
+                f"{error.message}"
+            )
+
+
 def _kept(directory: Path, here: Fingerprint) -> Fingerprint:
     """Keep the fingerprint of the machine that executes a run in its directory, and return it.
 
@@ -284,8 +309,10 @@ def _kept(directory: Path, here: Fingerprint) -> Fingerprint:
 
     Raises:
         CapsuleError: CAP-E050, the run began in a container and would continue without one, or the
-            reverse. The bundle would say that all of it ran where its end did.
+            reverse. The bundle would say that all of it ran where its end did. CAP-E008, another
+            process, which may be of another machine, executes it.
     """
+    from capsule.engine.supervise import exclusive
     from capsule.experiment.canonical import write_atomic
     from capsule.experiment.contract import LEDGER
     from capsule.host.errors import CapsuleError
@@ -300,7 +327,8 @@ def _kept(directory: Path, here: Fingerprint) -> Fingerprint:
         )
     if began is not None and (directory / WORK / LEDGER).exists():
         return began
-    write_atomic(directory / FINGERPRINT, here.document())
+    with exclusive(directory / WORK):
+        write_atomic(directory / FINGERPRINT, here.document())
     return here
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from capsule.bundle.keys import generate
 from capsule.cli import run
+from capsule.engine import select
 from capsule.engine.supervise import exclusive
 from capsule.experiment.contract import LEDGER, RESULT
 from capsule.host.errors import CapsuleError
@@ -80,6 +81,42 @@ def test_a_run_is_resumed_with_its_engine_unless_another_is_named(directory):
     assert run._engine("auto", directory) == "auto"
 
 
+@pytest.mark.parametrize(
+    ("began", "chosen", "opened"),
+    [
+        (None, "docker", []),
+        ("process", "bwrap", []),
+        ("docker", "docker", []),
+        ("docker", "bwrap", ["docker"]),
+        ("podman", "docker", ["podman"]),
+    ],
+)
+def test_containers_of_the_engine_with_which_a_run_began_are_removed(
+    directory, monkeypatch, began, chosen, opened
+):
+    """Opening an engine removes what killed Capsules left there (tests/engine/test_containers)."""
+    calls = []
+    monkeypatch.setattr(select, "open_engine", lambda name, **_: calls.append(name))
+    if began is not None:
+        began_in(directory, began)
+    run._remove_containers(directory, SimpleNamespace(name=chosen), pytest.fail)
+    run._remove_containers(None, SimpleNamespace(name=chosen), pytest.fail)
+    assert calls == opened
+
+
+def test_a_run_is_resumed_where_the_engine_with_which_it_began_is_missing(directory, monkeypatch):
+    def missing(name, **_):
+        raise CapsuleError("CAP-E001", f"{name} does not answer", fix="Start it.")
+
+    notes = []
+    monkeypatch.setattr(select, "open_engine", missing)
+    began_in(directory, "docker")
+    run._remove_containers(directory, SimpleNamespace(name="bwrap"), notes.append)
+    assert len(notes) == 1
+    assert notes[0].startswith("the run began with docker; if a container")
+    assert notes[0].endswith("docker does not answer")
+
+
 def test_a_run_that_has_finished_keeps_the_fingerprint_with_which_it_ended(directory):
     here = take_fingerprint({"name": "docker", "version": "2"}, directory)
     assert run._kept(directory, here) == here
@@ -88,6 +125,16 @@ def test_a_run_that_has_finished_keeps_the_fingerprint_with_which_it_ended(direc
     began_in(directory, "docker")
     (directory / WORK / LEDGER).touch()
     assert run._kept(directory, here) == began != here
+
+
+def test_the_fingerprint_of_a_run_that_another_process_executes_is_kept(directory):
+    began_in(directory, "bwrap")
+    before = (directory / FINGERPRINT).read_bytes()
+    here = take_fingerprint({"name": "docker", "version": "2"}, directory)
+    with exclusive(directory / WORK), pytest.raises(CapsuleError, match="CAP-E008"):
+        run._kept(directory, here)
+    assert (directory / FINGERPRINT).read_bytes() == before
+    assert run._kept(directory, here) == here
 
 
 def test_run_refuses_an_unusable_key_before_it_does_anything(tmp_path):
