@@ -10,10 +10,11 @@ import typer
 from capsule.cli.options import option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from capsule.image.cache import Cache
     from capsule.study.lock import StudyLock
+    from capsule.study.spec import StudySpec
     from capsule.study.study_file import StudyFile
 
 StudyArgument = Annotated[
@@ -56,4 +57,17 @@ def locked_study(
     if found != previous:
         write_atomic(target, found.document() + b"\n")
         progress(f"wrote {target}")
+        for note in _repetitions(file.study):
+            progress(note)
     return file, found
+
+
+def _repetitions(study: StudySpec) -> Iterator[str]:
+    """Yield a note on each group that repeats an experiment: its runs may be meant as seeds."""
+    for name, group in study.groups.items():
+        runs = group.runs or study.runs
+        if runs > 1 and not group.vary:
+            yield (
+                f"group {name} varies no seed, so its {runs} runs of a setting repeat one "
+                "experiment; 'vary: [root]' would give each run seeds of its own"
+            )

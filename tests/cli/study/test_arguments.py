@@ -39,6 +39,12 @@ def test_an_edited_lock_is_not_overwritten(place):
     assert path.read_bytes() == edited
 
 
+REPEATED = (
+    "group deterministic varies no seed, so its {} runs of a setting repeat one experiment; "
+    "'vary: [root]' would give each run seeds of its own"
+)
+
+
 @pytest.fixture
 def lock_of(place):
     """Return a function that locks the study: its file, its lock, and what was reported."""
@@ -54,7 +60,7 @@ def lock_of(place):
 def test_the_lock_is_written_once_and_follows_the_study(lock_of, place):
     path = place / "tiny.study.lock.json"
     file, lock, notes = lock_of()
-    assert (file.study.name, notes) == ("tiny", [f"wrote {path}"])
+    assert (file.study.name, notes) == ("tiny", [f"wrote {path}", REPEATED.format(2)])
     assert path.read_bytes() == lock.document() + b"\n"
     assert read_study_lock(path) == lock
     before = path.stat().st_mtime_ns
@@ -62,15 +68,27 @@ def test_the_lock_is_written_once_and_follows_the_study(lock_of, place):
     assert path.stat().st_mtime_ns == before
     (place / "tiny.yaml").write_text(STUDY.replace("runs: 2", "runs: 3"))
     _, more, notes = lock_of()
-    assert (len(more.members), len(lock.members), len(notes)) == (6, 4, 1)
+    assert (len(more.members), len(lock.members)) == (6, 4)
+    assert notes == [f"wrote {path}", REPEATED.format(3)]
     assert more.pins == lock.pins
     assert path.read_bytes() == more.document() + b"\n"
+
+
+def test_a_group_with_one_run_or_with_seeds_of_its_own_is_no_repetition(lock_of, place):
+    path = place / "tiny.yaml"
+    for text in (
+        STUDY.replace("runs: 2", "runs: 1"),
+        STUDY.replace("deterministic: {}", "deterministic: {vary: [root]}"),
+    ):
+        path.write_text(text)
+        assert lock_of()[2] == [f"wrote {place / 'tiny.study.lock.json'}"]
 
 
 def test_a_refreshed_lock_has_new_pins(lock_of, resolutions):
     _, lock, _ = lock_of()
     _, other, notes = lock_of(refresh=True)
-    assert (len(resolutions.made), len(notes)) == (2, 1)
+    assert len(resolutions.made) == 2
+    assert notes[0].startswith("wrote ")
     assert other.pins != lock.pins
 
 

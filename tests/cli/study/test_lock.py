@@ -14,7 +14,7 @@ def test_lock_writes_its_lock_and_no_other(place):
     assert set(found["members"]) == {
         *("deterministic.1", "deterministic.2", "exploration.1", "exploration.2")
     }
-    assert done.stderr == "  wrote tiny.study.lock.json\n"
+    assert done.stderr.startswith("  wrote tiny.study.lock.json\n  group deterministic varies no")
     assert not (place / "cart.lock.json").exists()
     written = (place / "tiny.study.lock.json").read_bytes()
     again = study("lock", "tiny.yaml")
