@@ -49,7 +49,7 @@ def check(found, expected, moved):
     assert [loss.item() for loss in losses] == pytest.approx(expected.losses, rel=1e-4)
     for one, other in zip(parameters, expected.parameters, strict=True):
         assert one.dtype == torch.float32
-        # Adam divides a gradient by its size, so where a gradient is mostly rounding error, even its
+        # Adam divides a gradient by its size. Where the gradient is mostly rounding error, even its
         # sign may differ from the reference: one element of 400,000 does so on an AMD EPYC.
         differences = np.abs(one.double().numpy() - other.numpy())
         assert differences.max() < moved
