@@ -271,35 +271,45 @@ def _directory(
 
 def _engine(wanted: EngineChoice, resume: Path | None) -> EngineChoice:
     """Return the engine to open: that of the run to resume, unless another one is wanted."""
+    return (_earlier_engine(resume) or wanted) if wanted == "auto" else wanted
+
+
+def _earlier_engine(resume: Path | None) -> EngineChoice | None:
+    """Return the engine with which the run to resume began; None for a run that has not begun."""
     from capsule.engine.select import EngineChoice
 
-    if wanted != "auto" or resume is None or (began := _began(resume)) is None:
-        return wanted
+    if resume is None or (began := _began(resume)) is None:
+        return None
     names: dict[str, EngineChoice] = {name: name for name in get_args(EngineChoice)}
-    return names.get(_name(began), wanted)
+    return names.get(_name(began))
 
 
 def _remove_containers(resume: Path | None, chosen: Engine, progress: Progress) -> None:
-    """Remove what a killed Capsule left in the engine with which the run to resume began.
+    """Remove what a killed Capsule left in another engine than the chosen one.
 
-    A container there would still write to the run. Opening an engine removes those of killed
-    Capsules, so nothing is left to do if the run is resumed with the same engine.
+    A container of the run to resume could still write to it there. In the chosen engine, nothing is
+    left: opening an engine removes the containers of killed Capsules.
+
+    Raises:
+        CapsuleError: CAP-E006, the other engine stopped answering.
     """
     from capsule.engine.connection import CONTAINER_ENGINES
     from capsule.engine.select import open_engine
     from capsule.host.errors import CapsuleError
 
-    began = None if resume is None else _began(resume)
-    for name in CONTAINER_ENGINES:
-        if began is None or name != _name(began) or name == chosen.name:
-            continue
-        try:
-            open_engine(name, progress=progress)
-        except CapsuleError as error:  # as on another machine, where it may not be installed
-            progress(
-                f"the run began with {name}; if a container of it is still running there, stop it: "
-                f"{error.message}"
-            )
+    earlier = _earlier_engine(resume)
+    if earlier is None or earlier == chosen.name or earlier not in CONTAINER_ENGINES:
+        return
+    try:
+        open_engine(earlier, progress=progress)
+    except CapsuleError as error:
+        if error.code != "CAP-E001":
+            raise
+        # On another machine than that of its beginning, the engine may not be installed.
+        progress(
+            f"the run began with {earlier}, which does not answer; if a container of the run is "
+            "still running there, stop it"
+        )
 
 
 def _kept(directory: Path, here: Fingerprint) -> Fingerprint:

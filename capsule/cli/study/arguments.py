@@ -68,6 +68,6 @@ def _repetitions(study: StudySpec) -> Iterator[str]:
         runs = group.runs or study.runs
         if runs > 1 and not group.vary:
             yield (
-                f"group {name} varies no seed, so its {runs} runs of a setting repeat one "
-                "experiment; 'vary: [root]' would give each run seeds of its own"
+                f"group {name} varies no seed, so its {runs} runs of each setting repeat one "
+                "experiment; with 'vary: [root]', each run has its own seeds"
             )

@@ -40,8 +40,8 @@ def test_an_edited_lock_is_not_overwritten(place):
 
 
 REPEATED = (
-    "group deterministic varies no seed, so its {} runs of a setting repeat one experiment; "
-    "'vary: [root]' would give each run seeds of its own"
+    "group deterministic varies no seed, so its {} runs of each setting repeat one "
+    "experiment; with 'vary: [root]', each run has its own seeds"
 )
 
 
