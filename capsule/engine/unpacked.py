@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -22,6 +23,7 @@ from capsule.engine.supervise import (
     with_output,
 )
 from capsule.experiment import contract
+from capsule.experiment.beneath import give_folder
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
 from capsule.image.assembly.assemble import Image
@@ -94,6 +96,10 @@ class UnpackedImageEngine(ABC):
         if self._image is None:
             raise RuntimeError("prepare() was not called")
         task = self._bytecode.used_by(task)
+        if os.getuid() == 0:
+            # A container engine may have executed an earlier attempt, and given the folder to a
+            # user that is not root. Without capabilities, root cannot write there.
+            give_folder(task.run_directory, 0)
         with (
             interrupts() as interruptions,
             data_mounts(task.data) as data,

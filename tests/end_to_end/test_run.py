@@ -74,8 +74,9 @@ def attempts(directory):
     return events.count('"kind":"start"') + events.count('"kind":"resume"')
 
 
-def resume(workplace, directory):
-    done = capsule("run", "--resume", directory, "--key", "alice", "--json", cwd=workplace)
+def resume(workplace, directory, *options):
+    words = ("run", "--resume", directory, "--key", "alice", "--json", *options)
+    done = capsule(*words, cwd=workplace)
     assert done.status == 0, done.errors
     return done.document["claim_id"]
 
@@ -126,6 +127,17 @@ def test_a_run_that_was_stopped_in_every_way_is_resumed_to_the_same_bits(
     process.kill()
     process.communicate(timeout=SECONDS)  # its container goes on, until the resume removes it
     assert resume(workplace, directory) == micro.claim_id
+    assert containers(directory) == []
+
+
+def test_a_run_is_resumed_with_another_engine_while_its_container_is_still_running(
+    micro, workplace, tmp_path
+):
+    process, directory = start(workplace, tmp_path)
+    wait_for(lambda: traced(directory, 10), process)
+    process.kill()
+    process.communicate(timeout=SECONDS)
+    assert resume(workplace, directory, "--engine", "bwrap") == micro.claim_id
     assert containers(directory) == []
 
 
