@@ -37,6 +37,7 @@ from capsule.engine.unpacked import (
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
 from capsule.image.assembly.assemble import TASK_USER, Image
+from capsule.native import native_part
 
 _NAMESPACES = ("user", "ipc", "pid", "net", "uts", "cgroup-try")
 _CONFINED = (
@@ -45,6 +46,9 @@ _CONFINED = (
     # The launcher is the first process of its namespace, as in a container.
     *("--as-pid-1", "--die-with-parent"),
 )
+# bubblewrap would end by these signals, and the task with it, before the task has saved its state:
+# schedulers and shutdowns send them to every process. Capsule sends the task its SIGTERM.
+_IGNORING_SIGNALS = ("sh", "-c", "trap '' HUP INT TERM; exec \"$@\"", "sh")
 # What container engines do not show of /proc.
 _MASKED_FOLDERS = ("acpi", "asound", "scsi")
 _MASKED_FILES = ("interrupts", "kcore", "keys", "latency_stats", "sched_debug", "timer_list")
@@ -116,12 +120,15 @@ class BubblewrapEngine(UnpackedImageEngine):
                 "--block-fd": wait.fileno(),
                 **self._filter_option(stack),
             }
-            start = self._start(task, image, mounts, descriptors)
+            beginning = os.open(native_part("capsule-enclose"), os.O_RDONLY)
+            stack.callback(os.close, beginning)
+            start = self._start(task, image, mounts, descriptors, beginning)
             running = stack.enter_context(started(start, task))
             # Otherwise _first_process() would never see the end of the pipe.
             told.close()
             first = _first_process(tell, starting(task, interruptions))
             if first is None and interruptions.count:
+                running.kill()  # bubblewrap ignores SIGTERM
                 yield running
                 return
             if first is None:
@@ -134,7 +141,12 @@ class BubblewrapEngine(UnpackedImageEngine):
             yield running
 
     def _start(
-        self, task: Task, image: Image, mounts: Mounts, descriptors: dict[str, int]
+        self,
+        task: Task,
+        image: Image,
+        mounts: Mounts,
+        descriptors: dict[str, int],
+        beginning: int,
     ) -> Start:
         memory = _memory(task.limits.temporary_mb)
         system = "/sys/devices/system"  # where C libraries look for processors
@@ -155,13 +167,17 @@ class BubblewrapEngine(UnpackedImageEngine):
         bound = () if task.processors is None else ("taskset", "--cpu-list", task.processors)
         return Start(
             (
-                *(*bound, self._program, *_CONFINED, "--hostname", variables["HOSTNAME"], *folders),
-                *(*options, "--clearenv", *words, "--", *program_command(task)),
+                *(*_IGNORING_SIGNALS, *bound, self._program, *_CONFINED),
+                *("--hostname", variables["HOSTNAME"], *folders),
+                *(*options, "--clearenv", *words, "--"),
+                # The task does not inherit that signals are ignored.
+                *(f"/proc/self/fd/{beginning}", f"--default-signals={beginning}", "--"),
+                *program_command(task),
             ),
             {"PATH": os.environ.get("PATH", os.defpath)},
             "/",
             enclosed=True,
-            descriptors=tuple(descriptors.values()),
+            descriptors=(*descriptors.values(), beginning),
         )
 
     def _filter_option(self, stack: ExitStack) -> dict[str, int]:

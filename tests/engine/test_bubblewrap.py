@@ -17,6 +17,7 @@ from capsule.engine import bubblewrap
 from capsule.engine.bubblewrap import BubblewrapEngine
 from capsule.engine.cluster import OnCluster
 from capsule.engine.interface import RemoteCluster
+from capsule.engine.process import descendants
 from capsule.engine.seccomp_filter import compiled_profile
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.image.cache import Cache
@@ -149,7 +150,37 @@ def test_a_start_that_hangs_can_be_interrupted(make_lock, image, make_task, cach
     (tmp_path / "bwrap").chmod(0o755)
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     ended = engine.run(make_task("exit 0"), on_poll=lambda: None, poll_seconds=0.05)
-    assert (ended.status, ended.reason) == (143, "interrupted")
+    assert (ended.status, ended.reason) == (137, "interrupted")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_every_process_leaves_the_task_to_save_its_state(run, run_directory, number):
+    """Schedulers and shutdowns send one. bubblewrap would end by it, and the task at once."""
+    ready = run_directory / "ready"
+
+    def signal_all():
+        if ready.exists():
+            ready.unlink()
+            for each in (*descendants(os.getpid()), os.getpid()):
+                os.kill(each, number)
+
+    ended, _ = run(
+        "trap 'busybox sleep 0.5; echo saved >/out/state; exit 5' TERM HUP INT; echo >/out/ready;"
+        "while :; do busybox sleep 0.1; done",
+        on_poll=signal_all,
+    )
+    assert (ended.status, ended.reason) == (5, "interrupted")
+    assert (run_directory / "state").read_text() == "saved\n"
+
+
+def test_a_task_ignores_no_signal_and_has_no_descriptor_of_capsules(run):
+    _, output = run(
+        "busybox grep SigIgn /proc/self/status;"
+        "for each in /proc/$$/fd/*; do busybox readlink $each; done"
+    )
+    ignored, *opened = output.splitlines()
+    assert int(ignored.split()[1], 16) == 0
+    assert opened == ["/dev/null", opened[1], opened[1]]
 
 
 def test_a_start_that_fails_is_reported_with_what_bubblewrap_printed(

@@ -124,3 +124,26 @@ def _mentioning(text):
         if text.encode() in words:
             found.append(folder.name)
     return found
+
+
+def test_signals_that_are_ignored_get_their_default_action_back():
+    with native_part("capsule-enclose").open() as program:
+        number = program.fileno()
+        begin = f"/proc/self/fd/{number} --default-signals={number}"  # as bubblewrap executes it
+        shown = f"grep SigIgn /proc/self/status; ls /proc/$$/fd/{number}"
+        ended = subprocess.run(
+            ["sh", "-c", f'trap "" HUP INT TERM; exec {begin} -- "$@"', "sh", "sh", "-c", shown],
+            capture_output=True,
+            text=True,
+            check=False,
+            pass_fds=(number,),
+        )
+    assert int(ended.stdout.split()[1], 16) & (1 << signal.SIGTERM - 1) == 0
+    assert "No such file" in ended.stderr
+
+
+def test_a_program_with_default_signals_that_does_not_exist():
+    command = [native_part("capsule-enclose"), "--default-signals=9", "--", "/nowhere"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.stderr.startswith("capsule-enclose: /nowhere cannot be executed")
+    assert ended.returncode == 88

@@ -2,6 +2,10 @@
  *
  *     capsule-enclose [options] -- PROGRAM ARGUMENTS…
  *
+ * With --default-signals=FD it makes no namespaces. It closes FD, from which it was executed, and
+ * executes the program in its place with the default action of every signal: bubblewrap, which has
+ * started it, ignores some.
+ *
  * The program is the first process of its process id namespace: when it ends, however that happens,
  * nothing that it started is left. It ends with this process, and this one with the process that
  * started it. See docs/engines.md. */
@@ -52,6 +56,7 @@ struct mount_attr {
 
 static struct {
     const char *temporary;
+    const char *signals; /* number of the descriptor to close; NULL: make namespaces */
     bool probe;
     struct bind {
         const char *from, *to;
@@ -79,6 +84,7 @@ static const struct option long_options[] = {
     {"read-only", required_argument, NULL, 'r'}, /* FROM=TO: what the program sees where */
     {"writable", required_argument, NULL, 'w'},  /* FROM=TO */
     {"probe", no_argument, NULL, 'p'},           /* execute nothing */
+    {"default-signals", required_argument, NULL, 's'},
     {NULL, 0, NULL, 0},
 };
 
@@ -107,6 +113,7 @@ static void read_options(int count, char **words) {
         case 'r': add_bind(optarg, false); break;
         case 'w': add_bind(optarg, true); break;
         case 'p': options.probe = true; break;
+        case 's': options.signals = optarg; break;
         default: exit(USAGE);
         }
     }
@@ -267,6 +274,13 @@ static _Noreturn void execute_enclosed(int alive, const sigset_t *signals) {
     give_up("%s cannot be executed", options.program[0]);
 }
 
+static _Noreturn void execute_with_default_signals(void) {
+    for (int number = 1; number < NSIG; number++) signal(number, SIG_DFL);
+    close(atoi(options.signals));
+    execvp(options.program[0], options.program);
+    give_up("%s cannot be executed", options.program[0]);
+}
+
 /* Pass signals on to the program until it ends. */
 static _Noreturn void wait_for_program(pid_t program, const sigset_t *taken) {
     for (int status;;) {
@@ -283,6 +297,7 @@ int main(int count, char **words) {
     int alive[2];
     pid_t parent = getppid();
     read_options(count, words);
+    if (options.signals) execute_with_default_signals();
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     /* It may have ended before that order was given. */
     if (getppid() != parent) return REFUSED;
