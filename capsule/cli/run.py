@@ -14,7 +14,7 @@ import typer
 from capsule.cli import options
 from capsule.cli.common import guarded, locked, no_effect, print_json, use_gpu
 from capsule.cli.defaults import checked_key, public_half
-from capsule.host.run_directory import FINGERPRINT, LOCK, WORK
+from capsule.host.run_directory import FINGERPRINT, LOCK, STARTED, WORK, started
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,7 +135,7 @@ def command(
             image=image,
             engine=dict(fingerprint.engine or {}),
             fingerprint=fingerprint,
-            started=_started(directory),
+            started=started(directory),
             directory=directory / WORK,
             data=found,
         )
@@ -262,10 +262,7 @@ def _directory(
         if (resume / WORK / RESULT).exists():
             raise _not_overridden(overrides, f"the run in {resume}, which has finished")
         lock = changed
-        # _started() takes the start of the run from the modification time, which writing changes.
-        started = _started(resume).timestamp()
         write_lock(resume / LOCK, lock)
-        os.utime(resume / LOCK, (started, started))
     return resume, lock, SourcesSpec()
 
 
@@ -315,7 +312,8 @@ def _remove_containers(resume: Path | None, chosen: Engine, progress: Progress) 
 def _kept(directory: Path, here: Fingerprint) -> Fingerprint:
     """Keep the fingerprint of the machine that executes a run in its directory, and return it.
 
-    A run that has finished, and only has to be packed, has that of the machine on which it ended.
+    The first execution also keeps when the directory was made. A run that has finished, and only
+    has to be packed, has the fingerprint of the machine on which it ended.
 
     Raises:
         CapsuleError: CAP-E050, the run began in a container and would continue without one, or the
@@ -339,6 +337,8 @@ def _kept(directory: Path, here: Fingerprint) -> Fingerprint:
         return began
     with exclusive(directory / WORK):
         write_atomic(directory / FINGERPRINT, here.document())
+        if not (directory / STARTED).exists():
+            write_atomic(directory / STARTED, started(directory).isoformat().encode())
     return here
 
 
@@ -400,8 +400,3 @@ def _new_directory(output: Path, name: str) -> Path:
             continue
         return directory
     raise FileExistsError(output / f"{name}-{stamp}")
-
-
-def _started(directory: Path) -> datetime:
-    """Return when the run directory was made: the modification time of its lock file."""
-    return datetime.fromtimestamp((directory / LOCK).stat().st_mtime, tz=UTC)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 LOCK = "lock.json"
 WORK = "work"  # what the training side writes (capsule.experiment.contract)
 FINGERPRINT = "fingerprint.json"  # the machine and the engine that execute the run
+STARTED = "started"  # a time in ISO 8601, of a run that has been executed
 BUNDLES = "*.capsule.tar"
 MEMBERS = "members"  # of the folder of a study, whose members have run directories
 STUDY_LOCK = "study.lock.json"  # of the folder of a study
@@ -16,6 +18,21 @@ STUDY_LOCK = "study.lock.json"  # of the folder of a study
 def is_run_directory(path: Path) -> bool:
     """Tell whether ``capsule run`` made a folder."""
     return (path / LOCK).is_file()
+
+
+def started(path: Path) -> datetime:
+    """Return when a run directory was made.
+
+    Before the first execution, this is the modification time of its lock. A copy of the folder may
+    have another one, so the execution writes it down.
+
+    Raises:
+        ValueError: What was written down is not a time.
+        OSError: The folder cannot be read.
+    """
+    if (path / STARTED).exists():
+        return datetime.fromisoformat((path / STARTED).read_text())
+    return datetime.fromtimestamp((path / LOCK).stat().st_mtime, tz=UTC)
 
 
 def run_directories(folder: Path) -> Iterator[Path]:

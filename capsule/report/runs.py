@@ -23,7 +23,7 @@ from capsule.experiment.canonical import open_regular
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
 from capsule.host.folders import occupied_bytes
-from capsule.host.run_directory import BUNDLES, LOCK, WORK, run_directories
+from capsule.host.run_directory import BUNDLES, LOCK, WORK, run_directories, started
 from capsule.image.lockfile import read_lock
 from capsule.report.subject import evaluation_points
 from capsule.report.text import bytes_text, printable
@@ -46,7 +46,7 @@ class FoundRun(NamedTuple):
         path: The directory.
         state: "interrupted": it began and did not end, and no process executes it; "damaged": a
             file of it cannot be read.
-        started: When the directory was made: the modification time of its lock file.
+        started: When the directory was made.
         bytes: Disk space of all its files.
         lock: What is run; None if it is damaged.
         step: Agent steps done, as the run last reported; None if it has not.
@@ -117,17 +117,17 @@ def find_runs(folder: Path) -> list[FoundRun]:
 
 def read_run(path: Path) -> FoundRun:
     """Read how the run of a directory stands."""
-    started = datetime.fromtimestamp((path / LOCK).stat().st_mtime, tz=UTC)
     try:
-        return _read_run(path, started)
+        return _read_run(path)
     except (CapsuleError, UnboundedError, OSError, ValueError) as error:
         # A program can write anything into its run directory, and one damaged run must not hide the
         # others.
         reason = f"{error.code}: {error}" if isinstance(error, CapsuleError) else str(error)
-        return FoundRun(path, "damaged", started, problem=reason.splitlines()[0])
+        made = datetime.fromtimestamp((path / LOCK).stat().st_mtime, tz=UTC)
+        return FoundRun(path, "damaged", made, problem=reason.splitlines()[0])
 
 
-def _read_run(path: Path, started: datetime) -> FoundRun:
+def _read_run(path: Path) -> FoundRun:
     work, bundles = path / WORK, sorted(path.glob(BUNDLES))
     event, failure = last_event(work / contract.EVENTS), None
     if bundles:
@@ -143,7 +143,7 @@ def _read_run(path: Path, started: datetime) -> FoundRun:
     return FoundRun(
         path=path,
         state=state,
-        started=started,
+        started=started(path),
         bytes=sum(occupied_bytes(entry.facts) for entry in entries_beneath(path)),
         lock=read_lock(path / LOCK),
         step=None if event is None else event.step,

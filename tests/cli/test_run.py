@@ -1,5 +1,8 @@
 """'capsule run', as far as it comes without an engine."""
 
+import os
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +13,7 @@ from capsule.engine import select
 from capsule.engine.supervise import exclusive
 from capsule.experiment.contract import LEDGER, RESULT
 from capsule.host.errors import CapsuleError
-from capsule.host.run_directory import FINGERPRINT, LOCK, WORK
+from capsule.host.run_directory import FINGERPRINT, LOCK, WORK, started
 from capsule.image.lockfile import write_lock
 from capsule.machine.fingerprint import take_fingerprint
 from tests.cli.conftest import SMALL, capsule
@@ -132,6 +135,16 @@ def test_a_run_that_has_finished_keeps_the_fingerprint_with_which_it_ended(direc
     began_in(directory, "docker")
     (directory / WORK / LEDGER).touch()
     assert run._kept(directory, here) == began != here
+
+
+def test_a_copy_of_a_run_directory_began_when_its_original_did(directory, tmp_path):
+    os.utime(directory / LOCK, (10**9, 10**9))
+    here = take_fingerprint({"name": "docker", "version": "2"}, directory)
+    for name in ("copy", "copy of the copy"):
+        run._kept(directory, here)
+        directory = Path(shutil.copytree(directory, tmp_path / name, copy_function=shutil.copy))
+        assert (directory / LOCK).stat().st_mtime > 10**9
+        assert started(directory).timestamp() == 10**9
 
 
 def test_the_fingerprint_of_a_run_that_another_process_executes_is_kept(directory):

@@ -9,7 +9,7 @@ from rich.console import Console
 from capsule.engine.supervise import exclusive, is_held
 from capsule.experiment import contract
 from capsule.host.errors import CapsuleError
-from capsule.host.run_directory import LOCK, WORK
+from capsule.host.run_directory import LOCK, STARTED, WORK
 from capsule.image.lockfile import write_lock
 from capsule.report.runs import _short, find_runs, read_run, runs_table
 from tests.report import runs
@@ -55,6 +55,14 @@ def test_an_interrupted_run_and_one_that_is_executed(tmp_path):
     with exclusive(directory / WORK):
         assert read_run(directory).state == "running"
     assert read_run(directory).state == "interrupted"
+
+
+def test_a_run_whose_beginning_cannot_be_read_is_damaged(tmp_path):
+    directory = make_run(tmp_path, "one")
+    (directory / STARTED).write_text("yesterday")
+    found = read_run(directory)
+    assert (found.state, found.started) == ("damaged", START)
+    assert "yesterday" in found.problem
 
 
 def test_looking_at_a_run_does_not_keep_it_from_starting(tmp_path):
