@@ -26,17 +26,20 @@ if TYPE_CHECKING:
     from capsule.diagnosis.trial import Trial
     from capsule.host.errors import CapsuleError
 
-DEFAULT_STEPS = 256
-
 
 @guarded
 def command(
     spec: SpecArgument = DEFAULT_SPEC,
     *,
     steps: Annotated[
-        int,
-        option("--steps N", "Agent steps of each run. Your own program runs to its end.", min=1),
-    ] = DEFAULT_STEPS,
+        int | None,
+        option(
+            "--steps N",
+            "Agent steps of each run. By default, as few as fit the trainer, but at least 256. "
+            "Your own program runs to its end.",
+            min=1,
+        ),
+    ] = None,
     apply: Annotated[
         bool,
         option(

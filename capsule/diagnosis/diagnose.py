@@ -29,7 +29,12 @@ from capsule.experiment.beneath import open_beneath
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import Spec
-from capsule.experiment.trainers import AlgorithmTrainer, CommandTrainer, ImpalaTrainer
+from capsule.experiment.trainers import (
+    AlgorithmTrainer,
+    CommandTrainer,
+    ImpalaTrainer,
+    R2d2Trainer,
+)
 from capsule.host.errors import CapsuleError, ExitCode
 from capsule.host.reporter import Reporter
 from capsule.image.assembly.assemble import Image
@@ -44,6 +49,7 @@ VARIABLE = "CAPSULE_DIAGNOSE"
 FOLDER = "instruments"  # of the run directory
 STRACE_OUTPUT = "strace.txt"
 MAX_REPORT_BYTES = 256 << 20
+LEAST_STEPS = 256  # of a run, if the user names no number
 _LEVELS = ("error", "warning", "note")
 
 
@@ -124,7 +130,7 @@ def diagnose(
     engine: Engine,
     directory: Path,
     *,
-    steps: int,
+    steps: int | None,
     data: Mapping[str, FoundData] | None = None,
     reporter: Reporter,
 ) -> Diagnosis:
@@ -134,7 +140,8 @@ def diagnose(
         lock: The locked experiment; ``engine`` must have been prepared for it.
         engine: Where it runs.
         directory: Where the two run directories go; must not contain any yet.
-        steps: Steps of each run. A user program is run to its end.
+        steps: Steps of each run; None for as few as fit the trainer, but at least
+            :data:`LEAST_STEPS`. A user program is run to its end.
         data: The data sets of the lock, if it has any.
         reporter: Called with each event.
 
@@ -318,7 +325,7 @@ def _unreadable(what: str) -> CapsuleError:
     )
 
 
-def _shortened(lock: Lock, steps: int) -> tuple[Lock, int | None]:
+def _shortened(lock: Lock, steps: int | None) -> tuple[Lock, int | None]:
     """Make learning start half way through the steps, and every trace record complete.
 
     Returns:
@@ -327,14 +334,17 @@ def _shortened(lock: Lock, steps: int) -> tuple[Lock, int | None]:
     spec, trainer = lock.spec, lock.spec.trainer
     if isinstance(trainer, CommandTrainer):
         return lock, None
+    # The first half must end with a whole number of intervals, and hold enough to learn from.
     unit = trainer.interval_steps
-    # The first half must hold a minibatch to learn from, and end with a whole number of intervals.
-    least = 2 * (-(-trainer.batch_size // unit) * unit)
+    least = 2 * _multiple(_steps_to_learn_from(trainer), unit)
+    if steps is None:
+        steps = max(least, _multiple(LEAST_STEPS, 2 * unit))
     if steps < least or steps % (2 * unit):
         raise CapsuleError(
             "CAP-D001",
             f"--steps {steps} is not a multiple of {2 * unit}, or is less than {least}",
-            fix=f"Use, for example, --steps {max(least, steps // (2 * unit) * 2 * unit)}.",
+            fix=f"Use, for example, --steps {max(least, steps // (2 * unit) * 2 * unit)}, or "
+            "remove --steps.",
         )
     # Every record has every tensor, so that the first difference is found where it arises.
     dense = {"trace_interval": unit, "tensor_interval": unit}
@@ -345,6 +355,19 @@ def _shortened(lock: Lock, steps: int) -> tuple[Lock, int | None]:
         }
     )
     return lock.model_copy(update={"spec": watched}), steps
+
+
+def _multiple(number: int, unit: int) -> int:
+    """Return the least multiple of a unit that is not below a number."""
+    return -(-number // unit) * unit
+
+
+def _steps_to_learn_from(trainer: AlgorithmTrainer) -> int:
+    """Return how many steps a replay memory must hold, at the least, when learning starts."""
+    if isinstance(trainer, R2d2Trainer):  # a whole sequence of each actor, as the spec requires
+        rows = trainer.burn_in + trainer.sequence_length + trainer.n_step
+        return trainer.actors * rows
+    return trainer.batch_size
 
 
 def _learning_soon(trainer: AlgorithmTrainer, steps: int) -> AlgorithmTrainer:

@@ -39,14 +39,14 @@ class Workplace:
         engine: Where runs execute.
         cache: Content-addressed store of packages and layers.
         sources: Where missing packages may come from.
-        steps: Steps of each run of a trainer.
+        steps: Steps of each run of a trainer; None for as few as fit it.
         reporter: Called with each event.
     """
 
     engine: Engine
     cache: Cache
     sources: SourcesSpec
-    steps: int
+    steps: int | None
     reporter: Reporter
 
     def diagnose(self, lock: Lock, directory: Path) -> Diagnosis:

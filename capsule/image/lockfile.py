@@ -133,7 +133,7 @@ def obtain_lock(
         path: Lock file.
         cache: Where the resolver keeps what it downloads.
         write: Write the lock file when it is new or changed.
-        refresh: Resolve again even if the pins fit.
+        refresh: Resolve the packages again even if their pins fit, and replace a damaged lock.
         refresh_base: Also take the base's Debian packages from the mirrors as they are now, not
             from the list that Capsule ships.
         refresh_data: Pin data sets as they are now.
@@ -145,7 +145,7 @@ def obtain_lock(
             data set cannot be captured (CAP-L…).
     """
     project = capture(spec, path, cache, progress, leave_out)
-    before = read_lock(path) if path.exists() and not refresh else None
+    before = _earlier_lock(path, replaced=refresh)
     kept = [] if before is None or refresh_data else [before]
     data = capture_data(spec.data, path.parent, cache, kept, progress)
     lock = resolve(
@@ -153,7 +153,7 @@ def obtain_lock(
         cache,
         project=project,
         data=data,
-        previous=None if refresh_base else before,
+        previous=None if refresh or refresh_base else before,
         refresh_base=refresh_base,
         progress=progress,
     )
@@ -161,6 +161,16 @@ def obtain_lock(
         write_lock(path, lock)
         progress(f"wrote {path}")
     return lock
+
+
+def _earlier_lock(path: Path, *, replaced: bool) -> Lock | None:
+    """Return the lock in a file; None without one, or if a damaged one is to be replaced."""
+    try:
+        return read_lock(path) if path.exists() else None
+    except CapsuleError:
+        if replaced:
+            return None
+        raise
 
 
 def resolve(

@@ -29,6 +29,39 @@ DQN = {
     "limits": {"memory_mb": 4096},
 }
 
+R2D2 = {
+    "name": "sequences",
+    "accelerator": {"kind": "cpu", "numerics": "native"},
+    "environment": {"suite": "gymnasium", "id": "CartPole-v1"},
+    "trainer": {
+        "algorithm": "r2d2",
+        "network": "mlp",
+        "total_steps": 4000,
+        "recurrent_units": 8,
+        "hidden_units": 8,
+        "actors": 8,
+        "update_interval": 5,
+        "actor_update_interval": 20,
+        "burn_in": 10,
+        "sequence_length": 20,
+        "sequence_stride": 10,
+        "replay_capacity": 4000,
+        "replay_start": 2000,
+        "batch_size": 8,
+        "micro_batches": [8],
+    },
+    "evaluation": {"interval": 4000},
+    "recording": {"trace_interval": 40, "tensor_interval": 40, "checkpoint_interval": 4000},
+    "limits": {"memory_mb": 4096},
+}
+IMPALA = {
+    "name": "unrolls",
+    "environment": {"suite": "gymnasium", "id": "CartPole-v1"},
+    "trainer": {"algorithm": "impala", "network": "mlp", "total_steps": 64_000},
+    "evaluation": {"interval": 6400},
+    "recording": {"trace_interval": 640, "tensor_interval": 640, "checkpoint_interval": 6400},
+}
+
 
 def shown(diagnosis):
     stream = io.StringIO()
@@ -45,6 +78,13 @@ def test_deep_q_learning_gives_no_finding(diagnosed):
     assert diagnosis.operators.repeated > 500
     assert diagnosis.operators.differing == 0
     assert "96 steps: equal bits" in shown(diagnosis)
+
+
+@pytest.mark.slow
+def test_r2d2_learns_in_as_few_steps_as_fit_it(diagnosed):
+    diagnosis = diagnosed(spec=R2D2, steps=None)
+    assert diagnosis.equal
+    assert diagnosis.steps == 560  # twice 8 actors times the 35 steps of a sequence
 
 
 @pytest.mark.slow
@@ -168,3 +208,26 @@ def test_steps_must_fit_the_trainer(tmp_path, steps):
     with pytest.raises(CapsuleError) as caught:
         diagnose(lock, None, tmp_path, steps=steps, reporter=SilentReporter())
     assert caught.value.code == "CAP-D001"
+
+
+@pytest.mark.parametrize(
+    ("spec", "batch", "steps"),
+    [(DQN, 32, 256), (DQN, 200, 400), (R2D2, 8, 560), (IMPALA, 32, 1280)],
+)
+def test_without_a_number_as_few_steps_are_run_as_fit_the_trainer(
+    tmp_path, monkeypatch, spec, batch, steps
+):
+    parts = {"batch_size": batch, "micro_batches": [batch]}
+    lock = Lock.model_construct(spec=parsed({**spec, "trainer": {**spec["trainer"], **parts}}))
+    asked = []
+
+    def execute(_lock, _engine, _directory, options, *, reporter):
+        asked.append(options.stop_after)
+        raise CapsuleError("CAP-E012", "interrupted", fix="")
+
+    monkeypatch.setattr("capsule.execution.execute", execute)
+    with pytest.raises(CapsuleError, match="CAP-E012"):
+        diagnose(
+            lock, SimpleNamespace(name="docker"), tmp_path, steps=None, reporter=SilentReporter()
+        )
+    assert asked == [steps]

@@ -335,6 +335,20 @@ def test_a_damaged_lock_stays_unless_it_is_refreshed(obtain, path, resolved):
     assert read_lock(path) == lock
 
 
+def test_a_data_set_that_changed_is_pinned_again_only_if_that_is_asked_for(obtain, path, resolved):
+    digits = path.with_name("digits.txt")
+    digits.write_text("1")
+    spec = spec_of(f"data.digits.path={digits.name}")
+    before, _ = obtain(spec)
+    digits.write_text("2")
+    with pytest.raises(CapsuleError, match="the data set 'digits' has changed") as caught:
+        obtain(spec, refresh=True)
+    assert caught.value.code == "CAP-L308"
+    assert read_lock(path) == before
+    after, _ = obtain(spec, refresh_data=True)
+    assert after.data != before.data
+
+
 def test_sources_are_no_part_of_a_lock(obtain, path, resolved):
     obtain(spec_of("image.sources.index=https://example.org/simple"))
     assert b"example.org" not in path.read_bytes()
