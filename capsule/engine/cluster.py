@@ -127,6 +127,12 @@ def parse_cluster(text: str, spec: Spec, environment: Mapping[str, str]) -> Work
             "--cluster requires trainer.algorithm 'impala'; the spec has another trainer",
             fix="Remove --cluster.",
         )
+    if spec.trainer.population is not None:
+        raise CapsuleError(
+            "CAP-E018",
+            "--cluster is not supported with trainer.population",
+            fix="Remove --cluster, or the section trainer.population.",
+        )
     if spec.data is not None:
         raise CapsuleError(
             "CAP-E018",

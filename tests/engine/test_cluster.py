@@ -14,10 +14,12 @@ from capsule.experiment.contract import CLUSTER_HOSTS_VARIABLE, CLUSTER_VARIABLE
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import LimitsSpec
 from capsule.host.spec_file import load_spec
+from tests.report import runs
 
 SPECS = Path(__file__).parents[2] / "specs"
 IMPALA = load_spec(SPECS / "impala-cluster-small.yaml")
 DQN = load_spec(SPECS / "dqn-breakout-small.yaml")
+POPULATION = runs.make_lock(runs.POPULATION).spec
 OUT = {"Target": "/out", "Source": "/runs/work", "Type": "bind", "ReadOnly": False}
 COMPILED = {"Target": FOLDER, "Source": "/cache/bytecode/x", "Type": "bind", "ReadOnly": True}
 
@@ -58,9 +60,10 @@ def test_a_malformed_option_is_refused(text):
     assert (refusal.value.code, refusal.value.exit_code) == ("CAP-E017", ExitCode.USAGE)
 
 
-def test_a_trainer_without_such_actors_is_refused():
+@pytest.mark.parametrize("spec", [DQN, POPULATION])
+def test_a_trainer_without_such_actors_is_refused(spec):
     with pytest.raises(CapsuleError) as refusal:
-        parse("docker:2", DQN)
+        parse("docker:2", spec)
     assert (refusal.value.code, refusal.value.exit_code) == ("CAP-E018", ExitCode.USAGE)
 
 
