@@ -21,6 +21,7 @@ from capsule.experiment.canonical import (
 )
 from capsule.experiment.fields import MAX_FACTS, Facts, Model, Name, added
 from capsule.experiment.lock import Lock, Sha256
+from capsule.experiment.mechanisms import Mechanisms
 from capsule.experiment.schedule_log import ScheduleLog, parse_schedule
 from capsule.experiment.spec import relaxations
 from capsule.experiment.trainers import CommandTrainer, ImpalaTrainer
@@ -255,18 +256,25 @@ def read_arrivals(path: Path) -> ArrivalLog:
         return parse_arrivals(stream.read(MAX_LOG_BYTES + 1))
 
 
-def image_relaxations(lock: Lock, engine: str, report: EntropyReport) -> tuple[str, ...]:
+def image_relaxations(
+    lock: Lock, engine: str, report: EntropyReport, mechanisms: Mechanisms
+) -> tuple[str, ...]:
     """Name every relaxation of a run: those of its spec, and what it lacked of a container.
 
     Args:
         lock: The locked experiment.
         engine: Where it ran.
-        report: What the launcher read back: without a container, whether the run had namespaces.
+        report: What the launcher read back.
+        mechanisms: What the run itself read back.
     """
     # Claims take a container for granted, so only a run without one declares how it was executed.
     outside = []
     if engine == "process":
-        outside = ["engine=process"] if report.numbers_pinned else ["engine=process", NO_NAMESPACES]
+        outside.append("engine=process")
+        # In the pod of a cluster, a run without namespaces of its own can be alone, too, but its
+        # paths are those of the pod.
+        if not (report.numbers_pinned and mechanisms.surroundings.fixed_paths):
+            outside.append(NO_NAMESPACES)
     return tuple(sorted([*relaxations(lock.spec), *outside]))
 
 
@@ -330,11 +338,12 @@ def _common_claims(
 ) -> Claims:
     runtime = read_document(run_directory / contract.RUNTIME, contract.Runtime)
     report = read_document(run_directory / contract.ENTROPY_REPORT, EntropyReport)
+    mechanisms = read_document(run_directory / contract.MECHANISMS, Mechanisms)
     profile = run_directory / contract.ENTROPY_PROFILE
     return Claims(
         lock=lock.digest(),
         image=image,
-        relaxations=image_relaxations(lock, engine, report),
+        relaxations=image_relaxations(lock, engine, report, mechanisms),
         flags=runtime.flags,
         libraries=runtime.libraries,
         entropy_profile=sha256_file(profile) if profile.exists() else None,

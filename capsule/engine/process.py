@@ -6,7 +6,7 @@ declared relaxation, ``engine=process``, of every claim made with it.
 
 Where the kernel allows it, a task has namespaces of its own: it sees its run directory, its
 environment and its source tree at fixed paths, a private ``/tmp``, no other process and no network.
-Where it does not, the launcher reads that back, and ``engine.namespaces=none`` is declared, too.
+Where it does not, the run reads that back, and ``engine.namespaces=none`` is declared, too.
 """
 
 from __future__ import annotations

@@ -146,7 +146,8 @@ def _require_engine(request: VerifyRequest, lock: Lock, wanted: Wanted) -> None:
             raise CapsuleError(
                 "CAP-V067",
                 f"--vary {name}: {found.reason}",
-                fix=f"Remove {name} from --vary, or verify with --engine docker or podman.",
+                fix=f"Remove {name} from --vary, or verify with --engine docker, podman, bwrap or "
+                "apptainer.",
             )
 
 

@@ -30,7 +30,7 @@ from capsule.experiment.arrival_log import MAX_LOG_BYTES, ArrivalLog, Completion
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.schedule_log import ScheduleLog
 from capsule.host.run_directory import LOCK
-from tests.entropy.evidence import make_report
+from tests.entropy.evidence import SURROUNDINGS, make_mechanisms, make_report
 from tests.report.runs import DQN, MACHINE, POPULATION, PROGRAM, finished, make_lock
 
 SHA = "a" * 64
@@ -208,20 +208,27 @@ def test_the_lock_says_what_a_run_leaves(document, model, schedule, population):
 
 
 @pytest.mark.parametrize(
-    ("engine", "report", "outside"),
+    ("engine", "report", "fixed_paths", "outside"),
     [
-        ("docker", {}, []),
-        ("bwrap", {"own_numbers": False}, []),
-        ("process", {}, ["engine=process"]),
-        ("process", {"own_numbers": False}, ["engine.namespaces=none", "engine=process"]),
-        ("process", {"first_process": 7}, ["engine.namespaces=none", "engine=process"]),
+        ("docker", {}, True, []),
+        ("bwrap", {"own_numbers": False}, True, []),
+        ("process", {}, True, ["engine=process"]),
+        ("process", {"own_numbers": False}, True, ["engine.namespaces=none", "engine=process"]),
+        ("process", {"first_process": 7}, True, ["engine.namespaces=none", "engine=process"]),
+        # As in a pod, where a run is alone without namespaces of its own.
+        ("process", {}, False, ["engine.namespaces=none", "engine=process"]),
     ],
 )
 @pytest.mark.parametrize("relaxed", [False, True])
-def test_what_a_run_lacked_of_a_container_is_declared(engine, report, outside, relaxed):
+def test_what_a_run_lacked_of_a_container_is_declared(
+    engine, report, fixed_paths, outside, relaxed
+):
     settings = {"determinism": {"algorithms": "warn"}} if relaxed else {}
     lock = make_lock({**DQN, **settings})
-    found = image_relaxations(lock, engine, make_report(**report))
+    mechanisms = make_mechanisms(
+        surroundings=SURROUNDINGS.model_copy(update={"fixed_paths": fixed_paths})
+    )
+    found = image_relaxations(lock, engine, make_report(**report), mechanisms)
     assert found == tuple(["determinism.algorithms=warn"] * relaxed + outside)
 
 

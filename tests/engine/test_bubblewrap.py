@@ -63,6 +63,11 @@ def test_a_task_has_the_image_no_privileges_and_no_network(run, image, run_direc
     assert (run_directory / "made").read_text() == "result\n"
 
 
+def test_a_task_can_have_another_host_name(run):
+    ended, output = run("hostname; echo $HOSTNAME", hostname="varied-host")
+    assert (ended.status, output) == (0, "varied-host\nvaried-host\n")
+
+
 def test_data_sets_can_be_read_and_not_written(run, data):
     ended, output = run(
         "cd $CAPSULE_DATA; pwd; cat digits/deep/text labels/a=b.csv;"

@@ -32,6 +32,7 @@ from capsule.image.distribution import DEBIAN_12
 from capsule.image.resolution.project import capture_project
 from tests.conftest import wait_until
 from tests.engine.conftest import installations
+from tests.entropy.evidence import make_mechanisms
 
 pytestmark = pytest.mark.network  # for the packages of the interpreter, unless they are cached
 
@@ -188,7 +189,8 @@ def test_the_claims_say_whether_the_launcher_was_alone(run, lock, run_directory,
     )
     ended, output = run("import os; print(os.getpid())", launcher=words)
     assert (ended.status, output == f"{FIRST_PROCESS}\n") == (0, enclosed)
-    found = image_relaxations(lock, "process", collect(run_directory / "start"))
+    report = collect(run_directory / "start")
+    found = image_relaxations(lock, "process", report, make_mechanisms())
     assert ("engine.namespaces=none" in found) is not enclosed
     assert "engine=process" in found
 

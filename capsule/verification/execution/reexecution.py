@@ -105,7 +105,8 @@ class Reexecutor:
         )
         ledger = read_document(directory / contract.LEDGER, Ledger)
         report = read_document(directory / contract.ENTROPY_REPORT, EntropyReport)
-        here = image_relaxations(lock, self.engine.name, report)
+        mechanisms = read_document(directory / contract.MECHANISMS, Mechanisms)
+        here = image_relaxations(lock, self.engine.name, report, mechanisms)
         return ExecutionFinding(
             span=Span(started, time.time()),
             reexecuted_steps=result.steps if isinstance(result, contract.Result) else None,

@@ -167,7 +167,8 @@ def _check_run(run: RecordedRun, observed: Observations) -> None:
     """Check that no guarantee was given up silently, and what was read back while it ran."""
     claims, engine = run.claims, observed.engine.get("name", "")
     report = run.bundle.read(run_bundle.ENTROPY_REPORT, EntropyReport)
-    relaxations = image_relaxations(run.lock, engine, report)
+    mechanisms = run.bundle.read(RUN + contract.MECHANISMS, Mechanisms)
+    relaxations = image_relaxations(run.lock, engine, report, mechanisms)
     _equal(run_bundle.LOCK, "the relaxations", claims.relaxations, relaxations)
     with_image = claims.image is not None
     _equal(run_bundle.OBSERVATIONS, "whether there was an image", with_image, engine != "process")
