@@ -43,6 +43,7 @@ from capsule.report.subject import (
     first_named,
     recorded_lines,
 )
+from capsule.report.text import printable
 from capsule.study.study_bundle import open_study
 from capsule.verification.integrity.consistency import check_consistency
 
@@ -243,7 +244,7 @@ def _named_apart(runs: Sequence[tuple[Path, ExportedRun]]) -> tuple[ExportedRun,
     return tuple(
         run
         if counts[run.name] == 1
-        else replace(run, name=".".join(part for part in place.parts if part != MEMBERS))
+        else replace(run, name=printable(".".join(part for part in place.parts if part != MEMBERS)))
         for place, run in runs
     )
 
@@ -270,7 +271,7 @@ def read_directory(path: Path) -> ExportedRun:
             fix="Export the bundle of the run, or run it again.",
         ) from error
     return ExportedRun(
-        name=path.resolve().name,
+        name=printable(path.resolve().name),  # which need not be UTF-8
         lock=lock,
         claims=None,
         state=found.state,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
 import shutil
 from dataclasses import asdict
@@ -26,6 +27,7 @@ from capsule.experiment.canonical import sha256_file
 from capsule.export.deposit import Details
 from capsule.export.folders import new_folder
 from capsule.host.errors import CapsuleError
+from capsule.report.text import printable
 from capsule.study.study_bundle import open_study
 from capsule.verification.integrity.consistency import check_consistency
 
@@ -64,17 +66,18 @@ def export_zenodo(path: Path, trust: TrustPolicy, details: Details, folder: Path
     files = [path, *receipts_beside(path)]
     _check_size(files)
     command = "capsule verify" if kind == "run" else "capsule study verify"
-    command = f"{command} {shlex.quote(path.name)} {options}"
+    command = f"{command} {shlex.quote(printable(path.name))} {options}"
     metadata = _metadata(kind, name, claim_id, command, details)
     with new_folder(folder) as place:
         (place / FILES).mkdir()
         for file in files:
             _copy(file, place / FILES / file.name)
+        # A name need not be UTF-8.
         sums = "".join(f"{sha256_file(file)}  {file.name}\n" for file in files)
-        (place / FILES / "SHA256SUMS").write_bytes(sums.encode())
+        (place / FILES / "SHA256SUMS").write_bytes(os.fsencode(sums))
         uploaded = sorted((place / FILES).iterdir())
         sums = "".join(f"{_md5(each)}  {each.name}\n" for each in uploaded)
-        (place / "MD5SUMS").write_bytes(sums.encode())
+        (place / "MD5SUMS").write_bytes(os.fsencode(sums))
         for file_name, document in ((METADATA, metadata), (DEPOSIT, {"metadata": metadata})):
             text = json.dumps(document, indent=2, ensure_ascii=False)
             (place / file_name).write_bytes(f"{text}\n".encode())

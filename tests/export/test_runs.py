@@ -3,6 +3,8 @@
 import csv
 import json
 import math
+import os
+import sys
 
 import pytest
 
@@ -168,3 +170,13 @@ def test_returns_of_several_games_are_metrics_of_their_own(tmp_path):
     rows = list(csv.DictReader((tmp_path / "table.csv").read_text().splitlines()))
     found = [row for row in rows if row["metric"] == "evaluation/breakout/return"]
     assert [(row["episode"], row["value"]) for row in found] == [("0", "40.0"), ("1", "50.0")]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="names of files are Unicode there")
+def test_a_folder_whose_name_is_not_utf_8_is_exported(tmp_path, program_directory):
+    directory = program_directory.rename(tmp_path / os.fsdecode(b"run\xff"))
+    found = read_runs(directory, NO_KEYS)
+    assert [run.name for run in found] == ["run\ufffd"]
+    export_table(found, tmp_path / "table.csv")
+    export_mlflow(found, tmp_path / "store")
+    export_tensorboard(found, tmp_path / "logs")
