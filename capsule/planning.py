@@ -15,6 +15,7 @@ from capsule.experiment import contract
 from capsule.experiment.lock import Lock, LockedWheel, without_sources
 from capsule.experiment.spec import SourcesSpec, Spec, relaxations
 from capsule.experiment.trainers import CommandTrainer
+from capsule.host.errors import CapsuleError
 from capsule.host.folders import free_bytes
 from capsule.host.owner import temporary_folder
 from capsule.host.run_directory import WORK
@@ -308,10 +309,10 @@ def _measured(runs: Path, lock: Lock | None) -> Iterator[tuple[str, float]]:
     for run in find_runs(runs):
         if run.state == "finished" and run.lock is not None and run.lock.digest() == lock.digest():
             path = run.path / WORK / contract.RESULT
-            yield (
-                str(run.path),
-                _seconds(path, program=isinstance(lock.spec.trainer, CommandTrainer)),
-            )
+            # A finished run is kept as its bundle, and its working folder may have been deleted.
+            with suppress(CapsuleError):
+                program = isinstance(lock.spec.trainer, CommandTrainer)
+                yield str(run.path), _seconds(path, program=program)
 
 
 def _seconds(path: Path, *, program: bool) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shlex
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -116,6 +117,11 @@ def _fail(error: CapsuleError, *, as_json: bool) -> None:
     if as_json:
         print_json(ErrorDocument.of(error).model_dump(by_alias=True))
     raise typer.Exit(error.exit_code)
+
+
+def shell_word(path: Path) -> str:
+    """Return a path as one word of a command line that the user may copy."""
+    return shlex.quote(str(path))
 
 
 def print_json(document: dict[str, Any]) -> None:

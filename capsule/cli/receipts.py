@@ -92,18 +92,19 @@ def command(
 
 
 def _show(found: Receipts) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    from capsule.report.text import printable
+    from capsule.report.text import printable, terminal_console
 
     table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column()
+    table.add_column(overflow="fold")  # a long file name is broken, and nothing of it is left out
     ordered = sorted(found.receipts, key=lambda receipt: (not receipt.counts, receipt.file))
     rows = [_lines(receipt) for receipt in ordered]
     rows += [(("rejected", item.code), (item.file, item.message, "")) for item in found.refused]
     for left, right in rows:
         table.add_row(*("\n".join(map(printable, lines)) for lines in (left, right)))
-    console = Console()
+    console = terminal_console()
     console.print(table, markup=False, highlight=False)
     console.print(f"claim id  {found.claim_id}", markup=False, highlight=False)
     console.print(found.summary, style="bold", markup=False, highlight=False)

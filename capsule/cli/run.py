@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import typer
 
 from capsule.cli import options
-from capsule.cli.common import guarded, locked, no_effect, print_json, use_gpu
+from capsule.cli.common import guarded, locked, no_effect, print_json, shell_word, use_gpu
 from capsule.cli.defaults import checked_key, public_half
 from capsule.host.run_directory import FINGERPRINT, LOCK, STARTED, WORK, started
 
@@ -162,8 +162,8 @@ def command(
     if isinstance(claims, ProgramClaims):
         typer.echo(f"claimed   {claims.described}")
     typer.echo(f"bundle    {bundle}")
-    trust = f" --key {public_half(key_file)}" if key else ""
-    typer.echo(f"next: capsule verify {bundle}{trust}{_where(claims)}", err=True)
+    trust = f" --key {shell_word(public_half(key_file))}" if key else ""
+    typer.echo(f"next: capsule verify {shell_word(bundle)}{trust}{_where(claims)}", err=True)
 
 
 def _check_embedding(engine: str, *, embed_image: bool) -> None:

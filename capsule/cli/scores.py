@@ -14,6 +14,7 @@ from capsule.report.text import print_line, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from capsule.bundle.keys import PublicKey
     from capsule.report.scores import GroupScores, RunScores
@@ -122,11 +123,10 @@ def _of_group(group: GroupScores) -> dict[str, Any]:
 
 
 def _show(runs: Sequence[RunScores], groups: Sequence[GroupScores]) -> None:
-    from rich.console import Console
-
     from capsule.report.scores import NOTE, aggregates
+    from capsule.report.text import terminal_console
 
-    console = Console()
+    console = terminal_console()
     _show_runs(runs, console)
     _show_groups(groups, console)
     for network, found in (aggregates(groups) or {}).items():
@@ -139,13 +139,12 @@ def _show(runs: Sequence[RunScores], groups: Sequence[GroupScores]) -> None:
 
 
 def _show_runs(runs: Sequence[RunScores], console: Console) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     from capsule.report.scores import HEADS, cells
 
     numbers: dict[str, str] = {}
-    table = Table("run", "game", "network", "step", "episodes", *HEADS)
+    table = _table("run", "game", "network", "step", "episodes", *HEADS)
     for run in runs:
         number = numbers.setdefault(run.bundle, str(len(numbers) + 1))
         for network, score in run.scores.items():
@@ -158,15 +157,24 @@ def _show_runs(runs: Sequence[RunScores], console: Console) -> None:
 
 
 def _show_groups(groups: Sequence[GroupScores], console: Console) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     from capsule.report.scores import HEADS, cells, percentage
 
-    table = Table("game", "network", "runs", *HEADS, "human-normalised")
+    table = _table("game", "network", "runs", *HEADS, "human-normalised")
     for group in groups:
         for network, summary in group.summaries.items():
             share = percentage(group.human_normalized[network])
             name = Text(printable(group.task.name))
             table.add_row(name, network, str(group.runs), *cells(summary), share)
     console.print(table)
+
+
+def _table(*heads: str) -> Table:
+    """Return an empty table, which fits 80 columns; long names of games are broken."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(*heads, box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table.columns[heads.index("game")].overflow = "fold"
+    return table

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from capsule.host.errors import CapsuleError
 
@@ -21,6 +21,8 @@ RELATIONS = (
     *("compiles", "isVariantFormOf", "isIdenticalTo", "isReviewedBy", "reviews"),
     *("isDerivedFrom", "isSourceOf"),
 )
+_CORRECT_FILE = "Correct the file, or give --creator and --licence instead."
+_ONE_LICENCE = "Name one licence with --licence, by its SPDX identifier, e.g. CC-BY-4.0."
 _ORCID = re.compile(r"(?:https?://orcid\.org/)?(\d{4}-\d{4}-\d{4}-\d{3}[\dX])")
 
 
@@ -66,10 +68,16 @@ class Details:
         """
         cited = _Citation() if citation is None else _read_citation(citation)
         named = tuple(map(Creator, creators)) or tuple(each.creator for each in cited.authors)
+        for number, creator in enumerate(named, 1):
+            if not creator.name.strip():
+                place = "--creator" if creators else f"--citation {citation}"
+                fix = "Name each creator, as --creator 'Family, Given' or in the citation file."
+                raise _malformed(place, f"creator {number} has no name", fix)
+        place = f"--citation {citation}: license" if licence is None else "--licence"
         return cls(
             title=title,
             creators=named,
-            licence=_licence(licence or cited.license),
+            licence=_licence(cited.license if licence is None else licence, place),
             related=tuple(map(_related, related)),
         )
 
@@ -106,11 +114,18 @@ class _Author(BaseModel):
         return Creator(name, self.affiliation, match and match[1])
 
 
+def _joined(value: object) -> object:
+    """Return the licences of a list, of which users may choose one, as an expression."""
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return " OR ".join(value)
+    return value
+
+
 class _Citation(BaseModel):
     """The fields of a CITATION.cff that a deposit has a use for."""
 
     authors: tuple[_Author, ...] = ()
-    license: str | None = None
+    license: Annotated[str | None, BeforeValidator(_joined)] = None
 
 
 def _read_citation(path: Path) -> _Citation:
@@ -121,11 +136,17 @@ def _read_citation(path: Path) -> _Citation:
         with path.open("rb") as stream:
             document: Any = YAML(typ="safe").load(stream.read(MAX_CITATION_BYTES))
         return _Citation.model_validate(document)
-    except (OSError, YAMLError, ValidationError, ValueError) as error:
-        raise _malformed(f"--citation {path}", str(error).splitlines()[0]) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        reason = f"{where}: {first['msg']}, not {first['input']!r}"
+        raise _malformed(f"--citation {path}", reason, _CORRECT_FILE) from error
+    except (OSError, YAMLError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise _malformed(f"--citation {path}", reason, _CORRECT_FILE) from error
 
 
-def _licence(text: str | None) -> str | None:
+def _licence(text: str | None, place: str) -> str | None:
     """Return an SPDX identifier in its usual spelling."""
     from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
@@ -134,10 +155,12 @@ def _licence(text: str | None) -> str | None:
     try:
         licence = canonicalize_license_expression(text)
     except InvalidLicenseExpression as error:
-        raise _malformed(f"--licence {text!a}", "it is not an SPDX identifier") from error
+        raise _malformed(
+            f"{place} {text!a}", "it is not an SPDX identifier", _ONE_LICENCE
+        ) from error
     # In its canonical form, a compound expression has operators between blanks.
     if " " in licence:
-        raise _malformed(f"--licence {text!a}", "a deposit has one licence")
+        raise _malformed(f"{place} {text!a}", "a deposit has one licence", _ONE_LICENCE)
     return licence
 
 
@@ -145,10 +168,12 @@ def _related(text: str) -> tuple[str, str]:
     relation, _, identifier = text.partition("=")
     if relation not in RELATIONS or not identifier:
         raise _malformed(
-            f"--related {text!a}", "it is not RELATION=IDENTIFIER, such as isSupplementTo=10.1/x"
+            f"--related {text!a}",
+            "it is not RELATION=IDENTIFIER, such as isSupplementTo=10.1/x",
+            f"Use one of these relations: {', '.join(RELATIONS)}.",
         )
     return relation, identifier
 
 
-def _malformed(what: str, reason: str) -> CapsuleError:
-    return CapsuleError("CAP-P207", f"{what}: {reason}", fix="Correct the option.")
+def _malformed(what: str, reason: str, fix: str) -> CapsuleError:
+    return CapsuleError("CAP-P207", f"{what}: {reason}", fix=fix)

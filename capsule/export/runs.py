@@ -30,6 +30,7 @@ from capsule.host.errors import CapsuleError
 from capsule.host.run_directory import LOCK, MEMBERS, WORK, run_directories
 from capsule.image.lockfile import read_lock
 from capsule.report.runs import RunState, read_run
+from capsule.report.scores import by_task
 from capsule.report.subject import (
     EVALUATIONS,
     MAX_STEP,
@@ -42,6 +43,7 @@ from capsule.report.subject import (
     first_named,
     recorded_lines,
 )
+from capsule.report.text import printable
 from capsule.study.study_bundle import open_study
 from capsule.verification.integrity.consistency import check_consistency
 
@@ -82,7 +84,8 @@ class ExportedRun:
         started: When, in seconds since the epoch; None if that is not stated.
         finished: Likewise.
         logged: Metrics that the run logged while it ran.
-        evaluation: Returns of the evaluated networks.
+        evaluations: Returns of the evaluated networks, by the beginning of the metrics' names: a
+            run in several games has one for each.
     """
 
     name: str
@@ -92,7 +95,7 @@ class ExportedRun:
     started: float | None
     finished: float | None
     logged: tuple[Metric, ...]
-    evaluation: tuple[NetworkReturns, ...]
+    evaluations: Mapping[str, Sequence[NetworkReturns]]
 
     @property
     def id(self) -> str:
@@ -108,16 +111,11 @@ class ExportedRun:
             "min_return": lambda point: min(point.returns),
             "max_return": lambda point: max(point.returns),
         }
-        evaluated = [
-            point for point in self.evaluation if point.returns and 0 <= point.step <= MAX_STEP
-        ]
         return self.logged + tuple(
-            Metric(
-                EVALUATION + name,
-                tuple(Point(each.step, of(each), None) for each in evaluated),
-            )
+            Metric(prefix + name, tuple(Point(each.step, of(each), None) for each in evaluated))
+            for prefix, points in self.evaluations.items()
+            if (evaluated := [each for each in points if _has_place(each)])
             for name, of in summaries.items()
-            if evaluated
         )
 
     @property
@@ -134,6 +132,18 @@ class ExportedRun:
     def parameters(self) -> dict[str, str]:
         """Every setting of the spec, by its dotted name."""
         return dict(_flat(self.lock.spec.model_dump(mode="json", by_alias=True), ""))
+
+
+def _has_place(point: NetworkReturns) -> bool:
+    return bool(point.returns) and 0 <= point.step <= MAX_STEP
+
+
+def _by_game(lock: Lock, points: Sequence[NetworkReturns]) -> dict[str, Sequence[NetworkReturns]]:
+    """Part evaluations by game, as :attr:`ExportedRun.evaluations`; they take turns in a claim."""
+    games = list(by_task(lock, points))
+    if len(games) == 1:
+        return {EVALUATION: points}
+    return {f"{EVALUATION}{task.name}/": found for task, found in games}
 
 
 def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
@@ -177,10 +187,11 @@ def _of_bundle(bundle: OpenedBundle) -> ExportedRun:
     lock, claims, observed = run.lock, run.claims, run.observations()
     if isinstance(claims, TrainingClaims):
         events = bundle.member(run_bundle.RUN + contract.EVENTS)
-        logged, evaluation = _logged(lambda: events.open("rb")), claimed_points(claims)
+        logged = _logged(lambda: events.open("rb"))
+        evaluations = _by_game(lock, claimed_points(claims))
     else:
         logged = _recorded(recorded_lines(bundle, claims, METRICS))
-        evaluation = evaluations_of(recorded_lines(bundle, claims, EVALUATIONS))
+        evaluations = {EVALUATION: evaluations_of(recorded_lines(bundle, claims, EVALUATIONS))}
     return ExportedRun(
         name=f"{lock.spec.name}-{claims.claim_id()[:8]}",
         lock=lock,
@@ -189,7 +200,7 @@ def _of_bundle(bundle: OpenedBundle) -> ExportedRun:
         started=_seconds(observed.started),
         finished=_seconds(observed.finished),
         logged=logged,
-        evaluation=evaluation,
+        evaluations=evaluations,
     )
 
 
@@ -223,7 +234,7 @@ def _of_study(path: Path, policy: TrustPolicy) -> Iterator[ExportedRun]:
                     started=None,
                     finished=None,
                     logged=(),
-                    evaluation=points,
+                    evaluations={EVALUATION: points},
                 )
 
 
@@ -233,7 +244,7 @@ def _named_apart(runs: Sequence[tuple[Path, ExportedRun]]) -> tuple[ExportedRun,
     return tuple(
         run
         if counts[run.name] == 1
-        else replace(run, name=".".join(part for part in place.parts if part != MEMBERS))
+        else replace(run, name=printable(".".join(part for part in place.parts if part != MEMBERS)))
         for place, run in runs
     )
 
@@ -245,13 +256,14 @@ def read_directory(path: Path) -> ExportedRun:
         CapsuleError: CAP-P202, a file of it is malformed.
     """
     found, lock, work = read_run(path), read_lock(path / LOCK), path / WORK
+    evaluations: Mapping[str, Sequence[NetworkReturns]]
     try:
         if isinstance(lock.spec.trainer, CommandTrainer):
             logged = _recorded(_workspace_lines(work, METRICS))
-            evaluation = evaluations_of(_workspace_lines(work, EVALUATIONS))
+            evaluations = {EVALUATION: evaluations_of(_workspace_lines(work, EVALUATIONS))}
         else:
             logged = _logged(partial(open_beneath, work, contract.EVENTS))
-            evaluation = _evaluated(work / contract.EVALUATION)
+            evaluations = _by_game(lock, _evaluated(work / contract.EVALUATION))
     except (OSError, ValueError, UnboundedError) as error:
         raise CapsuleError(
             "CAP-P202",
@@ -259,14 +271,14 @@ def read_directory(path: Path) -> ExportedRun:
             fix="Export the bundle of the run, or run it again.",
         ) from error
     return ExportedRun(
-        name=path.resolve().name,
+        name=printable(path.resolve().name),  # which need not be UTF-8
         lock=lock,
         claims=None,
         state=found.state,
         started=found.started.timestamp(),
         finished=None,
         logged=logged,
-        evaluation=evaluation,
+        evaluations=evaluations,
     )
 
 

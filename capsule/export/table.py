@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from capsule.experiment.canonical import write_output
-from capsule.export.runs import EVALUATION, ExportedRun
+from capsule.export.runs import ExportedRun
 
 # episode: place of a return among those of its evaluation; time: seconds since the epoch. Either is
 # empty where there is none.
 COLUMNS = ("run", "metric", "step", "episode", "value", "time")
-RETURN = EVALUATION + "return"
+RETURN = "return"
 Row = tuple[str | int, ...]
 
 
@@ -45,6 +45,7 @@ def _rows(run: ExportedRun) -> Iterator[Row]:
     for metric in run.logged:
         for point in metric.points:
             yield row(run.name, metric.name, point.step, point.value, point.time)
-    for network in run.evaluation:
-        for number, value in enumerate(network.returns):
-            yield run.name, RETURN, network.step, number, repr(value), ""
+    for prefix, networks in run.evaluations.items():
+        for network in networks:
+            for number, value in enumerate(network.returns):
+                yield run.name, prefix + RETURN, network.step, number, repr(value), ""

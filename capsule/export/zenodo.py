@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
 import shutil
 from dataclasses import asdict
@@ -26,6 +27,7 @@ from capsule.experiment.canonical import sha256_file
 from capsule.export.deposit import Details
 from capsule.export.folders import new_folder
 from capsule.host.errors import CapsuleError
+from capsule.report.text import printable
 from capsule.study.study_bundle import open_study
 from capsule.verification.integrity.consistency import check_consistency
 
@@ -34,6 +36,7 @@ METADATA = ".zenodo.json"
 DEPOSIT = "metadata.json"  # the same as the body of a request
 MAX_BYTES = 50_000_000_000  # of all files of a record
 MAX_FILES = 100
+_KEY = "--key KEY.pub"
 KEYWORDS = ["reinforcement learning", "reproducibility", "capsule"]
 
 
@@ -59,33 +62,37 @@ def export_zenodo(path: Path, trust: TrustPolicy, details: Details, folder: Path
             f"a deposit for Zenodo requires {missing}",
             fix="Give --creator and --licence, or --citation with a CITATION.cff that has both.",
         )
-    kind, name, claim_id = _identify(path, trust)
+    kind, name, claim_id, options = _identify(path, trust)
     files = [path, *receipts_beside(path)]
     _check_size(files)
-    metadata = _metadata(kind, name, claim_id, path.name, details)
+    command = "capsule verify" if kind == "run" else "capsule study verify"
+    command = f"{command} {shlex.quote(printable(path.name))} {options}"
+    metadata = _metadata(kind, name, claim_id, command, details)
     with new_folder(folder) as place:
         (place / FILES).mkdir()
         for file in files:
             _copy(file, place / FILES / file.name)
+        # A name need not be UTF-8.
         sums = "".join(f"{sha256_file(file)}  {file.name}\n" for file in files)
-        (place / FILES / "SHA256SUMS").write_bytes(sums.encode())
+        (place / FILES / "SHA256SUMS").write_bytes(os.fsencode(sums))
         uploaded = sorted((place / FILES).iterdir())
         sums = "".join(f"{_md5(each)}  {each.name}\n" for each in uploaded)
-        (place / "MD5SUMS").write_bytes(sums.encode())
+        (place / "MD5SUMS").write_bytes(os.fsencode(sums))
         for file_name, document in ((METADATA, metadata), (DEPOSIT, {"metadata": metadata})):
             text = json.dumps(document, indent=2, ensure_ascii=False)
             (place / file_name).write_bytes(f"{text}\n".encode())
 
 
-def _identify(path: Path, trust: TrustPolicy) -> tuple[BundleKind, str, str]:
-    """Check a bundle; return its kind, the name of its experiment and its claim id."""
+def _identify(path: Path, trust: TrustPolicy) -> tuple[BundleKind, str, str, str]:
+    """Check a bundle; return its kind, its experiment's name, its claim id and verify's options."""
     with open_bundle(path, trust, kind=None) as opened:
         if opened.manifest.kind == "run":
             run = RecordedRun.read(opened)
             check_consistency(run)
-            return "run", run.lock.spec.name, run.claims.claim_id()
+            options = _KEY + " --engine process" * (run.claims.image is None)
+            return "run", run.lock.spec.name, run.claims.claim_id(), options
     with open_study(path, trust) as (_, study):
-        return "study", study.results.lock.study.name, study.claim_id
+        return "study", study.results.lock.study.name, study.claim_id, _KEY
 
 
 def _check_size(files: list[Path]) -> None:
@@ -113,15 +120,14 @@ def _md5(path: Path) -> str:
 
 
 def _metadata(
-    kind: BundleKind, name: str, claim_id: str, file: str, details: Details
+    kind: BundleKind, name: str, claim_id: str, command: str, details: Details
 ) -> dict[str, Any]:
-    command = "capsule verify" if kind == "run" else "capsule study verify"
     # Markup.format() escapes its arguments: an experiment or a file may have any name.
     description = Markup(
         "<p>Signed results of the {} <strong>{}</strong>, with everything that is needed to check "
         "them and to execute the {} again.</p><p>Claim id: <code>{}</code></p>"
-        "<p>To verify: <code>{} {} --key KEY.pub</code> (Capsule {}).</p>"
-    ).format(kind, name, kind, claim_id, command, shlex.quote(file), __version__)
+        "<p>To verify: <code>{}</code> (Capsule {}).</p>"
+    ).format(kind, name, kind, claim_id, command, __version__)
     return {
         "upload_type": "dataset",
         "title": details.title or f"{name}: signed results of a {kind} (Capsule bundle)",

@@ -31,7 +31,10 @@ def started(path: Path) -> datetime:
         OSError: The folder cannot be read.
     """
     if (path / STARTED).exists():
-        return datetime.fromisoformat((path / STARTED).read_text())
+        found = datetime.fromisoformat((path / STARTED).read_text())
+        if found.tzinfo is None:
+            raise ValueError(f"the time in {STARTED!r} has no time zone")
+        return found
     return datetime.fromtimestamp((path / LOCK).stat().st_mtime, tz=UTC)
 
 

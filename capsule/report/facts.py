@@ -5,10 +5,12 @@ from __future__ import annotations
 from capsule.bundle.claims import Observations, ProgramClaims, TrainingClaims
 from capsule.bundle.manifest import MANIFEST
 from capsule.bundle.reproducing import what_ran
+from capsule.experiment.lock import Lock
 from capsule.experiment.spec import CudaAccelerator
 from capsule.experiment.trainers import CommandTrainer
 from capsule.host.wording import counted
 from capsule.report.markdown import code, plain
+from capsule.report.scores import by_task
 from capsule.report.story import machine_of, tell
 from capsule.report.subject import NetworkReturns, ReportedRun, claimed_points
 from capsule.report.text import bytes_text
@@ -88,14 +90,14 @@ def starts(subject: ReportedRun) -> str | None:
 
 def results(subject: ReportedRun) -> str:
     """Describe the results: returns, or the number of outputs."""
-    last = last_returns(subject.evaluation)
+    last = last_returns(subject.lock, subject.evaluation)
     claims = subject.claims
     if last is not None or isinstance(claims, TrainingClaims):
         return last or NO_EVALUATION
     return claims.described + ("" if claims.nothing else "; each file is claimed by its SHA-256")
 
 
-def claimed_results(claims: TrainingClaims | ProgramClaims) -> str:
+def claimed_results(lock: Lock, claims: TrainingClaims | ProgramClaims) -> str:
     """Describe the results that a run claims.
 
     Raises:
@@ -103,19 +105,22 @@ def claimed_results(claims: TrainingClaims | ProgramClaims) -> str:
     """
     if isinstance(claims, ProgramClaims):
         return claims.described
-    return last_returns(claimed_points(claims)) or NO_EVALUATION
+    return last_returns(lock, claimed_points(claims)) or NO_EVALUATION
 
 
-def last_returns(evaluation: tuple[NetworkReturns, ...]) -> str | None:
-    """Describe the last evaluation; None without one, or if it has no returns."""
-    if not evaluation or not evaluation[-1].returns:
+def last_returns(lock: Lock, evaluation: tuple[NetworkReturns, ...]) -> str | None:
+    """Describe the last evaluation, by game; None without one, or if a game has no returns."""
+    games = [(task, points[-1]) for task, points in by_task(lock, evaluation[-1:]) if points]
+    if not games or not all(last.returns for _, last in games):
         return None
-    last = evaluation[-1]
-    returns = last.returns
-    return (
-        f"at step {last.step:,}, mean return {last.mean:.6g} over {counted(len(returns), 'start')} "
-        f"(lowest {min(returns):.6g}, highest {max(returns):.6g})"
+    several = len(games) > 1
+    means = (
+        f"{task.name}: " * several
+        + f"mean return {last.mean:.6g} over {counted(len(last.returns), 'start')} "
+        + f"(lowest {min(last.returns):.6g}, highest {max(last.returns):.6g})"
+        for task, last in games
     )
+    return f"at step {evaluation[-1].step:,}, {'; '.join(means)}"
 
 
 def reproduced(subject: ReportedRun) -> str:

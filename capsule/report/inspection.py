@@ -7,6 +7,7 @@ as its signer states them.
 from __future__ import annotations
 
 import math
+import shlex
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -85,7 +86,7 @@ def inspect_run(opened: OpenedBundle) -> Inspected:
     rows = (
         *bundle_rows(opened, run.lock.spec.name),
         ("run", what_ran(run.lock.spec)),
-        ("result", claimed_results(claims)),
+        ("result", claimed_results(run.lock, claims)),
         ("claims", _claimed(claims)),
         ("relaxed", ", ".join(claims.relaxations) or "none"),
         ("sources", _randomness(treatments)),
@@ -161,7 +162,7 @@ def inspect_directory(run: FoundRun) -> Inspected:
         ]
     rows += [("bundle", str(run.bundle))] if run.bundle is not None else []
     if run.state in ("interrupted", "not started"):
-        rows.append(("next", f"capsule run --resume {run.path}"))
+        rows.append(("next", f"capsule run --resume {shlex.quote(str(run.path))}"))
     document = {"schema": "capsule/shown/v1", "kind": "run-directory", **run.document()}
     return Inspected(tuple(rows), document)
 

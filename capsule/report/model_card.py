@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from capsule.bundle.claims import TrainingClaims
 from capsule.report import facts
 from capsule.report.markdown import code, document, files, items, plain, rows, todo
+from capsule.report.scores import by_task
 from capsule.report.subject import ReportedRun
 
 OBSERVED = files("observations.json")
@@ -110,16 +111,19 @@ def _training(subject: ReportedRun) -> str:
 def _quantities(subject: ReportedRun) -> str:
     if not subject.evaluation:
         return todo("results.")
+    games = list(by_task(subject.lock, subject.evaluation))
     table = rows(
-        ("step", "starts", "mean return", "lowest", "highest"),
+        ("game",) * (len(games) > 1) + ("step", "starts", "mean return", "lowest", "highest"),
         [
             (
+                *[plain(task.name)] * (len(games) > 1),
                 f"{point.step:,}",
                 str(len(point.returns)),
                 f"{point.mean:.6g}",
                 *(f"{of(point.returns):.6g}" for of in (min, max)),
             )
-            for point in subject.evaluation
+            for task, points in games
+            for point in points
             if point.returns
         ],
     )

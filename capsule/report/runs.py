@@ -6,7 +6,9 @@ A run directory has ``lock.json``, the folder ``work`` that the training side wr
 
 from __future__ import annotations
 
+import math
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 MAX_TAIL_BYTES = 1 << 16
-CLAIM_DIGITS = 8  # of the claim id, in the name of a bundle
+_CLAIM = re.compile(r"-([0-9a-f]{8})\Z")  # the end of a bundle's name, by pack_run()
 
 RunState = Literal["not started", "running", "interrupted", "failed", "finished", "damaged"]
 _UNITS = ((10**3, "k"), (10**6, "M"), (10**9, "G"))
@@ -71,11 +73,10 @@ class FoundRun(NamedTuple):
 
     @property
     def claim(self) -> str | None:
-        """The first eight digits of the claim id, as the name of the bundle states them."""
-        if self.bundle is None:
-            return None
-        # pack_run() of bundle/packing.py ends the name with these digits.
-        return self.bundle.name.removesuffix(BUNDLES[1:])[-CLAIM_DIGITS:]
+        """The first eight digits of the claim id, if the bundle has them at the end of its name."""
+        name = "" if self.bundle is None else self.bundle.name.removesuffix(BUNDLES[1:])
+        found = _CLAIM.search(name)
+        return None if found is None else found[1]
 
     def document(self) -> dict[str, Any]:
         """Return the facts as JSON values."""
@@ -88,12 +89,17 @@ class FoundRun(NamedTuple):
             "lock": None if self.lock is None else self.lock.digest(),
             "step": self.step,
             "total_steps": self.total_steps,
-            "evaluation_return": self.evaluation_return,
-            "episode_return": self.episode_return,
+            "evaluation_return": _finite(self.evaluation_return),
+            "episode_return": _finite(self.episode_return),
             "claim": self.claim,
             "bundle": None if self.bundle is None else str(self.bundle),
             "problem": self.problem,
         }
+
+
+def _finite(value: float | None) -> float | None:
+    """Return a number, or None for one that JSON has no form for."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def find_runs(folder: Path) -> list[FoundRun]:

@@ -161,6 +161,10 @@ def _not_shown(subject: ReportedRun, executed: bool) -> tuple[str, ...]:
             "That the reports are true, because they are not signed. Run capsule verify to check "
             "them."
         )
+    left += [
+        f"What {refused.file} states. It was rejected: {refused.message}."
+        for refused in subject.receipts.refused
+    ]
     silent = [receipt for receipt in subject.receipts.receipts if not receipt.counts]
     if silent:
         state = agreeing(len(silent), "states. It does", "state. They do")

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from capsule.host.wording import counted
-from capsule.report.scores import cells, run_scores
+from capsule.report.facts import verify_options
+from capsule.report.scores import by_task, cells, run_scores
 from capsule.report.story import Tone, tell
 from capsule.report.subject import NetworkReturns, ReportedRun
 from capsule.report.text import print_line, printable
@@ -33,7 +34,7 @@ def show_subject(subject: ReportedRun, console: Console) -> None:
             print_line(console, f"… and {left} more on the page (-o report.html)")
     console.print()
     for number, point in enumerate(_few(subject.evaluation)):
-        print_line(console, f"{'' if number else 'evaluation':<16} {_returns(point)}")
+        print_line(console, f"{'' if number else 'evaluation':<16} {_returns(subject, point)}")
     for number, score in enumerate(_scores(subject)):
         print_line(console, f"{'' if number else 'scores':<16} {score}")
     rows = [
@@ -45,7 +46,7 @@ def show_subject(subject: ReportedRun, console: Console) -> None:
             "files",
             f"{len(subject.files)}, {counted(sum(each.size for each in subject.files), 'byte')}",
         ),
-        ("verify with", "capsule verify BUNDLE --key SIGNER.pub"),
+        ("verify with", f"capsule verify BUNDLE {verify_options(subject)}"),
     ]
     for label, value in rows:
         if value is not None:
@@ -58,11 +59,21 @@ def _few(points: tuple[NetworkReturns, ...]) -> tuple[NetworkReturns, ...]:
     return told if len(told) <= MAX_POINTS else (told[0], *told[1 - MAX_POINTS :])
 
 
-def _returns(point: NetworkReturns) -> str:
+def _returns(subject: ReportedRun, point: NetworkReturns) -> str:
+    games = list(by_task(subject.lock, (point,)))
+    parts = [
+        f"{task.name}: " * (len(games) > 1) + _spread(found)
+        for task, (found,) in games
+        if found.returns
+    ]
+    return f"step {point.step:,}: {'; '.join(parts)}"
+
+
+def _spread(point: NetworkReturns) -> str:
     returns = point.returns
     return (
-        f"step {point.step:,}: mean return {point.mean:.6g} of {counted(len(returns), 'start')}, "
-        f"{min(returns):.6g} to {max(returns):.6g}"
+        f"mean return {point.mean:.6g} of {counted(len(returns), 'start')}, {min(returns):.6g} to "
+        f"{max(returns):.6g}"
     )
 
 

@@ -10,9 +10,9 @@ from capsule.host.wording import counted
 from capsule.report.inspection import Inspected, Row, bundle_document, bundle_rows, files_text
 from capsule.study.lock import StudyLock
 from capsule.study.study_bundle import CLAIMS, LOCK
-from capsule.study.tables import StudyClaims
+from capsule.study.tables import GroupRow, StudyClaims
 
-MAX_GROUPS = 8
+MAX_SCORES = 8  # of groups in their tasks
 
 
 def inspect_study(opened: OpenedBundle) -> Inspected:
@@ -64,11 +64,16 @@ def _members(lock: StudyLock) -> str:
 def _scores(claims: StudyClaims) -> Iterator[Row]:
     """Yield the scores of the first groups' final networks, as the study claims them."""
     rows = [row for row in claims.tables.groups if row.network == "final"]
-    for row in rows[:MAX_GROUPS]:
-        iqm = row.interquartile_mean
-        robust = f"interquartile mean {iqm.estimate:.6g} ({iqm.low:.6g} to {iqm.high:.6g})"
-        runs = counted(row.runs, "run")
-        yield "scores", f"{row.group}, {row.task}: mean {row.mean:.6g}, {robust}, {runs}"
-    if len(rows) > MAX_GROUPS:
-        more = counted(len(rows) - MAX_GROUPS, "more group")
+    for row in rows[:MAX_SCORES]:
+        yield "scores", f"{row.group}, {row.task}: {_summary(row)}, {counted(row.runs, 'run')}"
+    if len(rows) > MAX_SCORES:
+        more = counted(len(rows) - MAX_SCORES, "more score")
         yield "", f"and {more} ('capsule study report' has all)"
+
+
+def _summary(row: GroupRow) -> str:
+    """Return the means of a group. The bootstrap of one run says nothing about its spread."""
+    mean, iqm = f"mean {row.mean:.6g}", row.interquartile_mean
+    if row.runs == 1:
+        return mean
+    return f"{mean}, interquartile mean {iqm.estimate:.6g} ({iqm.low:.6g} to {iqm.high:.6g})"

@@ -32,6 +32,10 @@ class GroupProgress(NamedTuple):
     steps_per_second: float
     seconds_left: float | None
 
+    def speed(self) -> dict[str, float | None]:
+        """Return the last two as JSON values."""
+        return {"steps_per_second": self.steps_per_second, "seconds_left": self.seconds_left}
+
 
 class StudyProgress(NamedTuple):
     """How far a study is."""
@@ -45,6 +49,8 @@ class StudyProgress(NamedTuple):
         return {
             "schema": "capsule/study-progress/v1",
             "groups": {group.name: dict(group.counts) for group in self.groups},
+            "speeds": {group.name: group.speed() for group in self.groups},
+            "all": {**self.whole.counts, **self.whole.speed()},
             "failures": {
                 state.name: state.outcome.model_dump(mode="json", by_alias=True)
                 for state in self.failures

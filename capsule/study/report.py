@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import shlex
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,6 +18,7 @@ from capsule.report.templates import TEMPLATES, code
 from capsule.report.text import print_line, printable
 from capsule.study.results import MemberResult, StudyResults, grouped
 from capsule.study.statistics import profile_band
+from capsule.study.study_bundle import sample_of
 from capsule.study.tables import (
     AGGREGATES,
     CurveRow,
@@ -114,8 +116,8 @@ def show_report(report: StudyReport, console: Console) -> None:
                 f"differ: p {_probability(test.permutation_p_value)} by permutations, "
                 f"{_probability(test.holm_p_value)} corrected for all pairs.",
             )
-    if pairs := report.claim_ids():
-        print_line(console, _agreement(pairs))
+    if report.beside is not None:
+        print_line(console, _agreement(report))
     if missing := report.results.missing:
         text = _missing(len(missing), len(report.results.lock.members))
         console.print(text, highlight=False)
@@ -125,13 +127,18 @@ def _missing(some: int, planned: int) -> str:
     return f"{some} of {counted(planned, 'member')} {agreeing(some, 'has', 'have')} no results yet."
 
 
-def _agreement(pairs: dict[str, tuple[str, str]]) -> str:
+def _agreement(report: StudyReport) -> str:
+    pairs, planned = report.claim_ids(), len(report.results.lock.members)
     differing = [name for name, (first, second) in pairs.items() if first != second]
     same = len(pairs) - len(differing)
+    if not pairs:
+        return f"None of {counted(planned, 'member')} has results on both machines."
     text = (
         f"{same} of {counted(len(pairs), 'member')} {agreeing(same, 'has', 'have')} the same claim "
         "id on both machines"
     )
+    if len(pairs) < planned:
+        text += f", of {planned:,} in the study"
     if not differing:
         return f"{text}."
     differ = agreeing(len(differing), "this one differs", "these differ")
@@ -226,10 +233,12 @@ def page_report(report: StudyReport, source: str, starts_of: str | None = None) 
     """
     results, tables = report.results, report.tables
     planned = len(results.lock.members)
+    # The page has commands to copy, in which a path must stay one word.
+    word, single = shlex.quote(source), {row.group for row in tables.groups if row.runs == 1}
     check = (
-        [f"capsule study verify {source} --key KEY.pub --sample 3"]
+        [f"capsule study verify {word} --key KEY.pub --sample {sample_of(planned)}"]
         if report.claim_id
-        else [f"capsule study bundle {source} --key KEY"]
+        else [f"capsule study bundle {word} --key KEY"]
     )
     return TEMPLATES.get_template("study.html.jinja").render(
         name=results.lock.study.name,
@@ -248,14 +257,15 @@ def page_report(report: StudyReport, source: str, starts_of: str | None = None) 
             )
             for row in tables.aggregates
         ],
-        machines=_agreement(pairs) if (pairs := report.claim_ids()) else None,
+        machines=None if report.beside is None else _agreement(report),
         charts=[*_curve_charts(report), *_profiles(results), *_sensitivity(tables)],
         variances=[_variance_cells(row) for row in tables.variances],
         improvements=[
             (
                 f"{row.first} > {row.second}",
                 f"{row.probability.estimate:.3f}",
-                _interval(row.probability),
+                # Two single runs are drawn anew as themselves, which tells of no spread.
+                "-" if {row.first, row.second} <= single else _interval(row.probability),
             )
             for row in tables.improvements
         ],
@@ -278,10 +288,11 @@ def page_report(report: StudyReport, source: str, starts_of: str | None = None) 
 
 
 def _score_cells(row: GroupRow) -> tuple[object, ...]:
+    estimate, interval = _estimated(row.interquartile_mean)
     return (
         *(row.group, row.task, row.network, row.runs, row.claim_ids),
         *_spread(row),
-        *_estimated(row.interquartile_mean),
+        *(estimate, interval if row.runs > 1 else "-"),
     )
 
 

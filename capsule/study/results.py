@@ -11,9 +11,11 @@ from capsule.bundle.bundle import open_bundle
 from capsule.bundle.claims import ProgramClaims, TrainingClaims
 from capsule.bundle.run_bundle import RecordedRun, claimed_outputs
 from capsule.experiment.canonical import sha256_file
+from capsule.experiment.contract import Evaluation
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Sha256
 from capsule.host.errors import CapsuleError
+from capsule.host.wording import counted
 from capsule.report.scores import Network, Score, ScoredTask, by_task, network_scores
 from capsule.report.subject import evaluation_points
 from capsule.study.directory import StudyDirectory
@@ -131,6 +133,7 @@ def member_result(
             outputs = scored_outputs(lock.study, claims, read)
             tasks = program_tasks(lock.study, outputs)
         else:
+            _check_returns(claims.evaluation)
             points = by_task(lock.lock_of(member), evaluation_points(claims.evaluation))
             tasks = tuple((task, tuple(each)) for task, each in points)
         result = MemberResult(lock.planned[name], identity, claims, tasks, outputs)
@@ -142,6 +145,20 @@ def member_result(
             fix="Give its spec an evaluation, or the study the 'scores' of a program.",
         ) from error
     return result
+
+
+def _check_returns(evaluation: Evaluation) -> None:
+    """Check that every evaluation has a return of each start, on which curves rely.
+
+    Raises:
+        ValueError: One has not.
+    """
+    for point in evaluation.points:
+        if len(point.returns) != len(evaluation.starts):
+            raise ValueError(
+                f"its evaluation of step {point.step} has {counted(len(point.returns), 'return')} "
+                f"for {counted(len(evaluation.starts), 'start')}"
+            )
 
 
 def grouped(

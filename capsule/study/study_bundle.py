@@ -7,6 +7,7 @@ their digests.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,7 @@ LOCK = "study/lock.json"
 GUIDE = "REPRODUCING.md"
 MEMBER = "members/{name}.json"
 OUTPUT = "outputs/{sha256}"  # of a program, in which the scores of a member are
+USUAL_SAMPLE = 3  # members
 _JSON = "application/json"
 _GUIDE = """# {name}
 
@@ -37,7 +39,7 @@ The signed results of a study of {runs} in {groups}. `study/lock.json` pins ever
 run, `members/` has what each of them claims, and `claims.json` has the tables that follow.
 
     capsule study verify {file} --key KEY.pub             # check everything that needs no execution
-    capsule study verify {file} --key KEY.pub --sample 3  # and run three members again
+    capsule study verify {file} --key KEY.pub --sample {sample}  # and run {members} again
     capsule study report {file}                           # tables and figures
 
 Study claim id: {claim_id}
@@ -54,6 +56,11 @@ class StudyBundle(NamedTuple):
     def claim_id(self) -> str:
         """SHA-256 of the claims."""
         return sha256_hex(self.claims.document())
+
+
+def sample_of(members: int) -> int:
+    """Return how many members the commands that are shown for a study run again."""
+    return min(USUAL_SAMPLE, members)
 
 
 def pack_study(
@@ -91,11 +98,14 @@ def pack_study(
     bundle = StudyBundle(claims, results)
     if destination.suffix != ".tar":
         destination /= f"{name}-{bundle.claim_id[:8]}{SUFFIX}"
+    sample = sample_of(len(results.members))
     guide = _GUIDE.format(
         name=name,
         runs=counted(len(results.members), "run"),
         groups=counted(len(results.lock.study.groups), "group"),
-        file=destination.name,
+        file=shlex.quote(destination.name),
+        sample=sample,
+        members=counted(sample, "member"),
         claim_id=bundle.claim_id,
     )
     files = {

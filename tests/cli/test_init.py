@@ -98,3 +98,9 @@ def test_a_place_that_cannot_be_written_is_named_with_the_reason(empty, path, re
     assert document["message"] == f"cannot write {path}: {reason}"
     assert document["fix"] == "Choose a folder that you may write to."
     assert [each.name for each in empty.iterdir()] == ["file"]
+
+
+def test_the_next_command_takes_the_path_as_one_word(empty):
+    done = capsule("init", "my specs/first one.yaml")
+    command = done.stderr.strip().removeprefix("next: ")
+    assert shlex.split(command) == ["capsule", "build", "my specs/first one.yaml"]

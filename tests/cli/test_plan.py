@@ -96,6 +96,14 @@ def test_a_time_is_looked_for_in_the_runs_of_the_current_folder(place, monkeypat
     assert found["measured_seconds"] == {}
 
 
+def test_a_finished_run_without_its_working_folder_does_not_prevent_a_plan(place):
+    directory = place / "runs" / "one"
+    directory.mkdir(parents=True)
+    write_lock(directory / LOCK, LOCKED)
+    (directory / "one-01234567.capsule.tar").touch()
+    assert json.loads(plan("dqn.lock.json", "--json").stdout)["measured_seconds"] == {}
+
+
 @pytest.mark.parametrize(
     ("words", "code", "named"),
     [

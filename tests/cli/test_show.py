@@ -8,10 +8,12 @@ import pytest
 
 from capsule.host.run_directory import LOCK, STUDY_LOCK
 from capsule.image.lockfile import write_lock
+from capsule.study.study_bundle import pack_study
 from tests.cli.conftest import capsule
 from tests.command_lines import parse
+from tests.hostile import genuine
 from tests.report import runs
-from tests.study.studies import make_lock
+from tests.study.studies import make_lock, make_results
 
 CORPUS = Path(__file__).parents[1] / "corpus"
 
@@ -118,3 +120,11 @@ def test_a_run_directory_with_a_damaged_lock_is_shown_as_damaged(tmp_path):
     (tmp_path / LOCK).write_text("{}")
     found = json.loads(capsule("show", tmp_path, "--json").stdout)
     assert found["state"] == "damaged"
+
+
+def test_a_study_of_single_runs_shows_no_interval_and_counts_the_scores_left_out(tmp_path):
+    groups = {f"g{number}": {"runs": 1} for number in range(9)}
+    path, _ = pack_study(make_results(make_lock(groups)), genuine.SIGNER, tmp_path / "s.tar")
+    text = " ".join(capsule("show", path).stdout.split())
+    assert "interquartile" not in text
+    assert "and 1 more score ('capsule study report' has all)" in text

@@ -1,6 +1,7 @@
 """``capsule sign``: an additional signature in a file beside a bundle."""
 
 import json
+import shlex
 import shutil
 import subprocess
 
@@ -105,3 +106,12 @@ def test_a_changed_bundle_is_not_signed(bundle, dan, tmp_path):
     done = capsule("sign", bundle, "--key", dan)
     assert (done.exit_code, "CAP-B104" in done.stderr) == (3, True)
     assert not list(tmp_path.glob("*.sshsig"))
+
+
+def test_the_next_command_takes_each_path_as_one_word(bundle, dan, tmp_path):
+    (tmp_path / "a b").mkdir()
+    moved = bundle.rename(tmp_path / "a b" / bundle.name)
+    done = capsule("sign", moved, "--key", dan)
+    words = shlex.split(done.stderr.strip().removeprefix("next: "))
+    signature = f"{moved}.dan.sshsig"
+    assert words == ["capsule", "verify", str(moved), "--key", "…", "--signature", signature]

@@ -71,6 +71,33 @@ def test_a_malformed_citation_file_is_refused(text, tmp_path):
     assert raised.value.code == "CAP-P207"
 
 
+def test_a_wrong_field_of_a_citation_file_is_named(tmp_path):
+    path = tmp_path / "CITATION.cff"
+    path.write_text("authors:\n  - family-names: Doe\n    orcid: 3\n")
+    with pytest.raises(CapsuleError, match=r"authors\.0\.orcid: .*, not 3"):
+        details(citation=path)
+
+
+def test_one_of_the_licences_of_a_citation_file_is_to_be_chosen(tmp_path):
+    path = tmp_path / "CITATION.cff"
+    path.write_text(CITATION.replace("Apache-2.0", "[Apache-2.0, MIT]"))
+    with pytest.raises(CapsuleError, match=r"license 'Apache-2\.0 OR MIT'") as raised:
+        details(citation=path)
+    assert "--licence" in raised.value.fix
+    assert details(citation=path, licence="mit").licence == "MIT"
+    path.write_text(CITATION.replace("Apache-2.0", "[MIT]"))
+    assert details(citation=path).licence == "MIT"
+
+
+def test_a_creator_without_a_name_is_refused(tmp_path):
+    path = tmp_path / "CITATION.cff"
+    path.write_text("authors:\n  - family-names: Doe\n  - alias: jd\n")
+    with pytest.raises(CapsuleError, match=r"CITATION\.cff: creator 2 has no name"):
+        details(citation=path)
+    with pytest.raises(CapsuleError, match="--creator: creator 1 has no name"):
+        details(creators=[" "])
+
+
 def test_metrics_take_no_deposit():
     details().require_none("csv")
     with pytest.raises(CapsuleError, match="--to csv") as raised:

@@ -1,7 +1,10 @@
 """What is read of bundles, studies and run directories."""
 
+import csv
 import json
 import math
+import os
+import sys
 
 import pytest
 
@@ -9,9 +12,11 @@ from capsule.bundle.trust import TrustPolicy
 from capsule.experiment.canonical import canonical_json
 from capsule.export.mlflow import export_mlflow
 from capsule.export.runs import _seconds, read_runs
+from capsule.export.table import export_table
 from capsule.export.tensorboard import export_tensorboard
 from capsule.host.errors import CapsuleError
 from tests.export.conftest import PROGRAM, STUDY, TRAINING, content, logged, returns
+from tests.report import runs
 
 NO_KEYS = TrustPolicy.of([])
 
@@ -42,7 +47,7 @@ def test_a_study_gives_one_run_for_each_member():
     for run in runs:
         claims = json.loads(content(STUDY, f"members/{run.name}.json"))
         points = claims["evaluation"]["points"]
-        assert [list(each.returns) for each in run.evaluation] == [
+        assert [list(each.returns) for each in run.evaluations["evaluation/"]] == [
             [float.fromhex(value) for value in point["returns"]] for point in points
         ]
     assert len({run.id for run in runs}) == len(runs)
@@ -152,3 +157,26 @@ def test_a_malformed_evaluation_is_refused(evaluation, code, tmp_path):
     with pytest.raises(CapsuleError) as raised:
         read_runs(tmp_path, NO_KEYS)
     assert raised.value.code == code
+
+
+def test_returns_of_several_games_are_metrics_of_their_own(tmp_path):
+    returns = {640: (-21.0, 40.0, -19.0, 50.0)}
+    bundle = runs.pack(tmp_path, runs.POPULATION, evaluation=runs.evaluation(returns))
+    (run,) = read_runs(bundle, NO_KEYS)
+    assert values(run, "evaluation/pong/mean_return") == {640: -20.0}
+    assert values(run, "evaluation/breakout/max_return") == {640: 50.0}
+    assert "evaluation/mean_return" not in {metric.name for metric in run.metrics}
+    export_table([run], tmp_path / "table.csv")
+    rows = list(csv.DictReader((tmp_path / "table.csv").read_text().splitlines()))
+    found = [row for row in rows if row["metric"] == "evaluation/breakout/return"]
+    assert [(row["episode"], row["value"]) for row in found] == [("0", "40.0"), ("1", "50.0")]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="names of files are Unicode there")
+def test_a_folder_whose_name_is_not_utf_8_is_exported(tmp_path, program_directory):
+    directory = program_directory.rename(tmp_path / os.fsdecode(b"run\xff"))
+    found = read_runs(directory, NO_KEYS)
+    assert [run.name for run in found] == ["run\ufffd"]
+    export_table(found, tmp_path / "table.csv")
+    export_mlflow(found, tmp_path / "store")
+    export_tensorboard(found, tmp_path / "logs")

@@ -28,7 +28,10 @@ from capsule.report.facts import (
     what,
 )
 from capsule.report.subject import NetworkReturns
+from tests.report import runs
 from tests.report.conftest import make_report, read
+
+LOCK = runs.make_lock(runs.DQN)
 
 
 @pytest.mark.parametrize(
@@ -138,25 +141,34 @@ def test_a_program_has_no_starts(subjects):
 
 def test_the_last_evaluation_is_described():
     points = (NetworkReturns(10, (100.0,)), NetworkReturns(1_000_000, (-1.5, 4.0, 2.0)))
-    assert last_returns(points) == (
+    assert last_returns(LOCK, points) == (
         "at step 1,000,000, mean return 1.5 over 3 starts (lowest -1.5, highest 4)"
     )
 
 
 def test_one_start_is_written_in_the_singular():
     (point,) = (NetworkReturns(10, (1.0,)),)
-    assert last_returns((point,)) == "at step 10, mean return 1 over 1 start (lowest 1, highest 1)"
+    text = "at step 10, mean return 1 over 1 start (lowest 1, highest 1)"
+    assert last_returns(LOCK, (point,)) == text
+
+
+def test_returns_of_several_games_are_described_apart():
+    lock = runs.make_lock(runs.POPULATION)
+    assert last_returns(lock, (NetworkReturns(640, (-21.0, 40.0, -19.0, 50.0)),)) == (
+        "at step 640, pong: mean return -20 over 2 starts (lowest -21, highest -19); "
+        "breakout: mean return 45 over 2 starts (lowest 40, highest 50)"
+    )
 
 
 @pytest.mark.parametrize("points", [(), (NetworkReturns(10, (1.0,)), NetworkReturns(20, ()))])
 def test_without_returns_there_is_nothing_to_describe(points):
-    assert last_returns(points) is None
+    assert last_returns(LOCK, points) is None
 
 
 @settings(max_examples=40)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20), st.integers(0, 10**9))
 def test_described_returns_are_those_of_the_evaluation(values, step):
-    described = last_returns((NetworkReturns(step, tuple(values)),))
+    described = last_returns(LOCK, (NetworkReturns(step, tuple(values)),))
     numbers = re.findall(r"-?[\d,.]+(?:e[+-]\d+)?", described.replace(", ", "; "))
     found = [float(number.replace(",", "")) for number in numbers]
     expected = [step, statistics.fmean(values), len(values), min(values), max(values)]
@@ -166,10 +178,10 @@ def test_described_returns_are_those_of_the_evaluation(values, step):
 def test_results_are_returns_or_the_files_of_a_program(subjects):
     dqn, own = subjects["dqn"], subjects["own"]
     returns = "at step 400, mean return 26 over 4 starts (lowest 10, highest 44)"
-    assert results(dqn) == claimed_results(dqn.claims) == returns
+    assert results(dqn) == claimed_results(dqn.lock, dqn.claims) == returns
     assert results(replace(dqn, evaluation=())) == "no evaluation"
     claimed = "2 files, 5 bytes of standard output"
-    assert claimed_results(own.claims) == claimed
+    assert claimed_results(own.lock, own.claims) == claimed
     assert results(own) == f"{claimed}; each file is claimed by its SHA-256"
     scored = replace(own, evaluation=(NetworkReturns(1, (3.0, 5.0)),))
     assert results(scored) == "at step 1, mean return 4 over 2 starts (lowest 3, highest 5)"
@@ -183,17 +195,17 @@ def test_a_program_that_left_nothing_is_not_said_to_claim_files(subjects):
 
 
 def test_training_without_an_evaluation_claims_none(subjects):
-    claims = subjects["dqn"].claims
+    lock, claims = subjects["dqn"].lock, subjects["dqn"].claims
     empty = claims.evaluation.model_copy(update={"points": ()})
-    assert claimed_results(claims.model_copy(update={"evaluation": empty})) == "no evaluation"
+    assert claimed_results(lock, claims.model_copy(update={"evaluation": empty})) == "no evaluation"
 
 
 def test_a_claimed_return_that_is_not_a_number_is_refused(subjects):
-    claims = subjects["dqn"].claims
+    lock, claims = subjects["dqn"].lock, subjects["dqn"].claims
     points = (claims.evaluation.points[0].model_copy(update={"returns": ("one",)}),)
     bad = claims.evaluation.model_copy(update={"points": points})
     with pytest.raises(CapsuleError) as caught:
-        claimed_results(claims.model_copy(update={"evaluation": bad}))
+        claimed_results(lock, claims.model_copy(update={"evaluation": bad}))
     assert (caught.value.code, caught.value.exit_code) == ("CAP-P103", ExitCode.TAMPERED)
 
 

@@ -69,6 +69,12 @@ def test_text_of_a_bundle_cannot_move_the_cursor(tmp_path):
     assert "\x1b" not in show(runs.pack(tmp_path, machine=machine))
 
 
+def test_the_folder_is_one_word_of_the_command_that_continues(tmp_path):
+    write_lock(tmp_path / "a run" / LOCK, runs.make_lock(runs.DQN))
+    text = " ".join(show(tmp_path / "a run").split())
+    assert f"next capsule run --resume '{tmp_path / 'a run'}'" in text
+
+
 def test_a_run_directory_says_how_to_continue(tmp_path):
     write_lock(tmp_path / LOCK, runs.make_lock(runs.DQN))
     text = " ".join(show(tmp_path).split())

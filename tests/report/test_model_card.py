@@ -103,3 +103,14 @@ def test_the_caveats_name_the_seed_and_the_guarantees_that_were_given_up(
     assert f"- Guarantees that were given up: {named}.\n" in caveats
     assert "- One run with root seed 7: nothing is known of other seeds.\n" in caveats
     assert "its run was not executed again" in caveats
+
+
+def test_evaluations_of_several_games_are_in_rows_of_their_own(subjects):
+    points = (NetworkReturns(640, (-21.0, 40.0, -19.0, 50.0)),)
+    card = model_card(replace(subjects["impala"], evaluation=points))
+    lines = sections(card)["Quantitative analyses"].splitlines()
+    assert lines[0] == "| game | step | starts | mean return | lowest | highest |"
+    assert lines[2:4] == [
+        "| pong | 640 | 2 | -20 | -21 | -19 |",
+        "| breakout | 640 | 2 | 45 | 40 | 50 |",
+    ]

@@ -195,7 +195,11 @@ def test_returns_without_a_mean_have_a_report(tmp_path, returns):
     subject = read(runs.pack(tmp_path, evaluation=runs.evaluation({400: returns})))
     console = Console(file=io.StringIO(), width=120)
     show_subject(subject, console)
-    shown = (console.file.getvalue(), model_card(subject), claimed_results(subject.claims))
+    shown = (
+        console.file.getvalue(),
+        model_card(subject),
+        claimed_results(subject.lock, subject.claims),
+    )
     assert all("nan" in text for text in (report_page(subject), *shown))
 
 

@@ -1,5 +1,6 @@
 """Run directories: how each run stands, by what is in its folder."""
 
+import math
 import os
 from datetime import UTC, datetime, timedelta
 
@@ -57,12 +58,38 @@ def test_an_interrupted_run_and_one_that_is_executed(tmp_path):
     assert read_run(directory).state == "interrupted"
 
 
-def test_a_run_whose_beginning_cannot_be_read_is_damaged(tmp_path):
+@pytest.mark.parametrize("text", ["yesterday", "2027-01-31T12:00:00"])  # no time; no time zone
+def test_a_run_whose_beginning_cannot_be_read_is_damaged(tmp_path, text):
+    make_run(tmp_path, "other")
     directory = make_run(tmp_path, "one")
-    (directory / STARTED).write_text("yesterday")
+    (directory / STARTED).write_text(text)
+    found = {run.path.name: run for run in find_runs(tmp_path)}
+    assert (found["one"].state, found["one"].started) == ("damaged", START)
+    assert found["other"].state == "not started"
+
+
+def test_a_bundle_that_was_renamed_states_no_claim_id(tmp_path):
+    directory = make_run(tmp_path, "one")
+    (directory / "paper-final-version.capsule.tar").touch()
+    assert read_run(directory).document()["claim"] is None
+    (directory / "paper-final-version.capsule.tar").rename(directory / "a-0123abcd.capsule.tar")
+    assert read_run(directory).claim == "0123abcd"
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_returns_that_are_not_finite_are_null_in_json(tmp_path, value):
+    directory = make_run(tmp_path, "one")
+    (directory / WORK).mkdir()
+    point = contract.EvaluationPoint(step=1, returns=(value,), lengths=(1,))
+    evaluation = contract.Evaluation(starts=((0,),), points=(point,))
+    (directory / WORK / contract.EVALUATION).write_bytes(evaluation.document())
+    event = '{"kind":"progress","step":1,"time":1.0,"episode_return":1e999}\n'
+    (directory / WORK / contract.EVENTS).write_text(event)
     found = read_run(directory)
-    assert (found.state, found.started) == ("damaged", START)
-    assert "yesterday" in found.problem
+    assert not math.isfinite(found.evaluation_return)
+    assert not math.isfinite(found.episode_return)
+    document = found.document()
+    assert (document["evaluation_return"], document["episode_return"]) == (None, None)
 
 
 def test_looking_at_a_run_does_not_keep_it_from_starting(tmp_path):

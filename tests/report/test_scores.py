@@ -1,13 +1,16 @@
 """Scores of runs and of groups: computed by hand, and as the command and the page show them."""
 
+import io
 import json
 from math import inf, nan, sqrt
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from capsule.cli.main import app
+from capsule.cli.scores import _show, _show_groups, _show_runs
 from capsule.report.page import report_page
 from capsule.report.scores import (
     RunScores,
@@ -273,3 +276,28 @@ def test_the_page_shows_the_same_scores(tmp_path):
     assert "Scores of the run" in words
     assert "final, breakout 640 2 16.1 20.3647 126.5% 50.0%" in words
     assert "best, pong 640 2 -20.7 0 0.0% 0.0%" in words
+
+
+def test_nothing_of_a_table_is_left_out_in_a_pipe(capsys):
+    score = Score(50_000_000, 30, SampleSummary(123456.7, 23456.78, 0.19))
+    pair = {"final": score, "best": score}
+    names = ("montezuma_revenge", "demonstrations_of_a_game_with_a_long_name")
+    found = [RunScores("a", "0", name, ScoredTask("atari", name), pair) for name in names]
+    _show(found, group_scores(found))
+    cells = [line.split() for line in capsys.readouterr().out.splitlines()]
+    numbers = ["final", "50,000,000", "30", "123457", "23456.8", "19.0%"]
+    assert all(["1", name, *numbers] in cells for name in names)
+
+
+def test_the_tables_of_atari_fit_a_terminal():
+    score = Score(50_000_000, 30, SampleSummary(123456.7, 23456.78, 0.19))
+    pair = {"final": score, "best": score}
+    found = [RunScores("a", "0", "0", ScoredTask("atari", "montezuma_revenge"), pair)]
+    stream = io.StringIO()
+    console = Console(file=stream, width=80)
+    _show_runs(found, console)
+    _show_groups(group_scores(found), console)
+    assert "…" not in stream.getvalue()
+    # In the wider of the two tables, the name takes two lines.
+    assert stream.getvalue().count("montezuma") == 4
+    assert stream.getvalue().count("50,000,000") == 2

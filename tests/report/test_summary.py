@@ -3,11 +3,13 @@
 import io
 import statistics
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from capsule.bundle.claims import ImageClaim
+from capsule.report.facts import verify_options
 from capsule.report.story import tell
 from capsule.report.subject import NetworkReturns
 from capsule.report.summary import show_subject
@@ -15,6 +17,7 @@ from tests.report import runs
 from tests.report.conftest import different, make_report, read, write
 from tests.report.runs import hostile_bundle
 
+CORPUS = Path(__file__).parents[1] / "corpus"
 MAX_LINES = 30
 
 
@@ -102,6 +105,28 @@ def test_several_games_have_their_scores_on_the_page_only(subjects):
     text = printed(subjects["impala"])
     assert "\nevaluation " in text
     assert "\nscores " not in text
+
+
+def test_returns_of_several_games_are_not_mixed(tmp_path):
+    returns = {640: (-21.0, 40.0, -19.0, 50.0)}
+    bundle = runs.pack(tmp_path, runs.POPULATION, evaluation=runs.evaluation(returns))
+    (line,) = labelled(read(bundle), "evaluation")
+    assert line == (
+        "step 640: pong: mean return -20 of 2 starts, -21 to -19; "
+        "breakout: mean return 45 of 2 starts, 40 to 50"
+    )
+
+
+def test_a_rejected_receipt_is_named(bundles, tmp_path):
+    receipt = CORPUS / "dqn.capsule.tar.verifier.receipt.json"
+    text = printed(read(bundles["dqn"], receipt))
+    assert f"What {receipt.name} states. It was rejected: the receipt is about another run" in text
+
+
+def test_the_command_that_verifies_is_that_of_the_page(bundles, subjects):
+    subject = subjects["dqn"]
+    (command,) = labelled(subject, "verify with")
+    assert command == f"capsule verify BUNDLE {verify_options(subject)}"
 
 
 def test_a_program_without_evaluations_has_neither_scores_nor_parameters(subjects):

@@ -41,6 +41,11 @@ def test_a_study_that_has_not_begun_waits(directory):
             name: {"done": 0, "running": 0, "failed": 0, "stopped": 0, "waiting": 2}
             for name in ("deterministic", "exploration")
         },
+        "speeds": {
+            name: {"steps_per_second": 0.0, "seconds_left": None}
+            for name in ("deterministic", "exploration")
+        },
+        "all": {**progress.whole.counts, "steps_per_second": 0.0, "seconds_left": None},
         "failures": {},
     }
 
@@ -61,6 +66,10 @@ def test_time_left_is_that_of_all_steps_at_the_present_speed(directory):
     assert deterministic.seconds_left == (768 + 1024) / 64  # the other one has not begun
     assert exploration.seconds_left == (24 + 1024) / 32
     assert progress.whole.seconds_left == (768 + 1024 + 24 + 1024) / 96
+    document = progress.document()
+    assert document["speeds"]["deterministic"]["steps_per_second"] == 64.0
+    assert document["speeds"]["exploration"]["seconds_left"] == exploration.seconds_left
+    assert document["all"]["seconds_left"] == progress.whole.seconds_left
     lines = shown(progress).splitlines()
     (row,) = (line for line in lines if "deterministic" in line)
     assert row.replace("│", " ").split() == ["deterministic", *"01001", "64", "28s"]

@@ -1,6 +1,7 @@
 """What people read of a study: the page, CSV, LaTeX and the terminal."""
 
 import csv
+import html
 import io
 import re
 from dataclasses import replace
@@ -114,7 +115,35 @@ def test_two_machines_are_compared_by_claim_ids_and_on_one_chart(report):
     same = report.compared(StudyReport.of(make_results(missing=("rates.1.1",))))
     stream = io.StringIO()
     show_report(same, Console(file=stream, width=200))
-    assert "8 of 8 members have the same claim id on both machines." in stream.getvalue()
+    text = "8 of 8 members have the same claim id on both machines, of 9 in the study."
+    assert text in stream.getvalue()
+
+
+def test_two_machines_without_common_members_are_not_said_to_agree():
+    lock = make_lock({"a": {"runs": 2}})
+    first, second = (StudyReport.of(make_results(lock, missing=(name,))) for name in ("a.1", "a.2"))
+    both = first.compared(second)
+    stream = io.StringIO()
+    show_report(both, Console(file=stream, width=200))
+    text = "None of 2 members has results on both machines."
+    assert text in stream.getvalue()
+    assert text in page_report(both, "studies/tiny")
+
+
+def test_a_single_run_has_no_interval():
+    lock = make_lock({"a": {"runs": 1}, "b": {"runs": 1}, "c": {"runs": 3, "vary": ["root"]}})
+    texts = Texts(page_report(StudyReport.of(make_results(lock)), "studies/tiny")).texts
+    found = [text.strip() for text in texts if text.strip()]
+    place = found.index("a > b")
+    assert found[place + 2] == "-"
+    assert found[found.index("a > c") + 2].startswith("[")
+
+
+def test_commands_on_the_page_are_ones_that_the_study_accepts():
+    lock = make_lock({"a": {"runs": 2}})
+    report = StudyReport.of(make_results(lock))._replace(claim_id="0" * 64)
+    page = html.unescape(page_report(report, "my studies/a b.tar"))
+    assert "capsule study verify 'my studies/a b.tar' --key KEY.pub --sample 2<" in page
 
 
 def test_another_study_is_not_compared(report):

@@ -9,9 +9,9 @@ from capsule.bundle.keys import generate, load_private, load_public
 from capsule.bundle.trust import TrustPolicy
 from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.errors import CapsuleError
-from capsule.study.study_bundle import CLAIMS, LOCK, MEMBER, open_study, pack_study
+from capsule.study.study_bundle import CLAIMS, GUIDE, LOCK, MEMBER, open_study, pack_study
 from capsule.study.tables import tables_of
-from tests.study.studies import make_claims, make_results
+from tests.study.studies import make_claims, make_lock, make_results
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +59,15 @@ def test_the_file_may_be_named(packed, results, keys, tmp_path):
     assert path == wanted
     with reading(path, keys) as (opened, _):
         assert opened.claim_id == bundle.claim_id == packed[1].claim_id
+
+
+@pytest.mark.parametrize(("runs", "shown"), [(2, "2  # and run 2 members"), (4, "3  # and run 3")])
+def test_its_guide_samples_no_more_members_than_there_are(keys, tmp_path, runs, shown):
+    results = make_results(make_lock({"a": {"runs": runs}}))
+    path, _ = pack_study(results, keys[0], tmp_path / "my study.tar")
+    with open_bundle(path, (), kind="study") as opened:
+        guide = opened.content(GUIDE).decode()
+    assert f"capsule study verify 'my study.tar' --key KEY.pub --sample {shown}" in guide
 
 
 def test_it_is_small(packed):

@@ -4,8 +4,19 @@ from statistics import fmean, stdev
 
 import pytest
 
+from capsule.host.errors import CapsuleError
+from capsule.study.results import MemberIdentity, member_result
 from capsule.study.tables import AGGREGATES, tables_of
-from tests.study.studies import BASE, STEPS, final_score, make_lock, make_results
+from tests.study.studies import (
+    BASE,
+    STEPS,
+    ZERO,
+    final_score,
+    make_claims,
+    make_lock,
+    make_results,
+    no_outputs,
+)
 
 ATARI = {
     **BASE,
@@ -111,3 +122,17 @@ def test_one_game_has_no_aggregate_over_games(tables):
 def test_members_without_results_are_left_out():
     found = row(tables_of(make_results(missing=("exploration.2",))), "exploration", "final")
     assert found.runs == 2
+
+
+@pytest.mark.parametrize("returns", [(), ("0x1.0p+0",), ("0x1.0p+0",) * 3])
+def test_an_evaluation_needs_a_return_of_each_start(returns):
+    lock = make_lock({"a": {"runs": 1}})
+    member = lock.members[0]
+    claims = make_claims(member.lock, (0, 1, 2))
+    first = claims.evaluation.points[0].model_copy(update={"returns": returns})
+    points = (first, *claims.evaluation.points[1:])
+    changed = {"evaluation": claims.evaluation.model_copy(update={"points": points})}
+    identity = MemberIdentity(name=member.name, claim_id=ZERO, bundle=ZERO)
+    with pytest.raises(CapsuleError, match="evaluation of step 0 has") as refused:
+        member_result(lock, identity, claims.model_copy(update=changed), no_outputs)
+    assert refused.value.code == "CAP-Y016"

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from capsule.cli import options
-from capsule.cli.common import guarded, print_json
+from capsule.cli.common import guarded, print_json, shell_word
 from capsule.cli.options import OUTPUT, option
 from capsule.cli.study.arguments import FolderArgument
 
@@ -44,7 +44,7 @@ def command(
     from capsule.cli.defaults import checked_key, public_half
     from capsule.study.directory import StudyDirectory
     from capsule.study.results import StudyResults
-    from capsule.study.study_bundle import pack_study
+    from capsule.study.study_bundle import pack_study, sample_of
 
     signing_key = checked_key(key, passphrase_file)
     results = StudyResults.of(StudyDirectory.open(folder))
@@ -57,5 +57,6 @@ def command(
         )
         return
     typer.echo(f"claim id  {bundle.claim_id}\nmembers   {len(results.members)}\nbundle    {path}")
-    trust = f" --key {public_half(key_file)}" if key else ""
-    typer.echo(f"next: capsule study verify {path}{trust} --sample 3", err=True)
+    trust = f" --key {shell_word(public_half(key_file))}" if key else ""
+    sample = sample_of(len(results.members))
+    typer.echo(f"next: capsule study verify {shell_word(path)}{trust} --sample {sample}", err=True)

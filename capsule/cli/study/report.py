@@ -58,9 +58,8 @@ def command(
         # Compare two machines that ran the same study.
         capsule study report studies/rates --beside other.capsule-study.tar
     """
-    from rich.console import Console
-
     from capsule.host.outputs import require_file, write_file
+    from capsule.report.text import terminal_console
     from capsule.study.report import csv_report, latex_report, page_report, show_report
 
     _check_options(form if output is None else form or "html", starts, beside)
@@ -72,7 +71,7 @@ def command(
     if starts is not None:
         _check_member(report, starts)
     if output is None and form is None:
-        show_report(report, Console())
+        show_report(report, terminal_console())
         return
     if form == "csv":
         document = csv_report(report)

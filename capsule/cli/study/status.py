@@ -15,8 +15,7 @@ def command(folder: FolderArgument, *, as_json: JsonOption = False) -> None:
         # Look at a study that runs elsewhere, for instance on a cluster.
         capsule study status studies/rates
     """
-    from rich.console import Console
-
+    from capsule.report.text import terminal_console
     from capsule.study.directory import StudyDirectory
     from capsule.study.progress import progress_of, show
 
@@ -24,4 +23,4 @@ def command(folder: FolderArgument, *, as_json: JsonOption = False) -> None:
     if as_json:
         print_json(progress.document())
     else:
-        show(progress, Console())
+        show(progress, terminal_console())
