@@ -27,9 +27,9 @@ R2d2NetworkName = Annotated[Literal["nature", "residual", "small-conv", "mlp"], 
 class R2d2Trainer(Model):
     """Recurrent replay distributed DQN (R2D2).
 
-    The defaults are those of Kapturowski et al. 2019, OpenReview r1lyTjAqYX, Table 2. Values that
-    the table does not give are those of Ape-X (Horgan et al. 2018, arXiv:1803.00933), as the paper
-    says.
+    The defaults are those of Kapturowski et al. 2019, OpenReview r1lyTjAqYX, Table 2 and section
+    2.3. Other values are those of Ape-X (Horgan et al. 2018, arXiv:1803.00933), as the paper says,
+    except for ``update_interval``, which gives the paper's replay ratio.
     """
 
     algorithm: Literal["r2d2"]
@@ -60,7 +60,8 @@ class R2d2Trainer(Model):
         25,
         description=(
             "Steps of each actor between parameter updates. With 256 actors, the value 25 makes "
-            "each step train 0.8 times on average."
+            "each step train 0.8 times on average, or less often if episodes are shorter than "
+            "sequences."
         ),
     )
     actor_update_interval: PositiveInt = Field(

@@ -204,7 +204,10 @@ def wait_name(directory: Path, name: str | None, place: Place | None = None) -> 
     if name is None:
         place = place or submitted(directory)
         if place is None:
-            _misnamed(directory, "a wait has no name, and entropy.mode: system gives it none")
+            _misnamed(
+                directory,
+                "a wait has no name, and this run has no preloaded library that gives it one",
+            )
         return str(place)
     if not _NAME.fullmatch(name):
         _misnamed(directory, f"a wait cannot be called {name!r}")

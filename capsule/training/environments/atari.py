@@ -38,7 +38,8 @@ class AtariGame(SaveStateEnvironment):
     """One Atari game.
 
     A frame joins a step's last two screens. A step that a lost life, the game's end or the episode
-    cap cuts short joins its last screen with the newest one seen before it.
+    cap cuts short joins its last screen with the newest one seen before it. After two or three
+    emulator frames, this is the last screen of the step before; Mnih et al. 2015 join the last two.
 
     Streams:
         environment: ``frame_skip`` uniforms per agent step, one per emulator frame, also where the

@@ -16,7 +16,8 @@ Deviations from the paper (docs/papers/espeholt2018.md compares every value):
 * The first step of an episode has no previous action and a previous reward of 0; the LSTM of the
   authors' code reads those of the episode before. Rewards that it reads are clipped as the
   environment clips them, not always to [-1, 1].
-* The recurrent state outlasts a lost life that ends the return. (The paper has no LSTM on Atari.)
+* The recurrent state, the frame stack, and the previous action and reward outlast a lost life that
+  ends the return. (The paper has no LSTM on Atari.)
 * Where a time limit ends an episode, the value of its last frame continues the return by default,
   and this frame takes one step of the unroll. The authors' code ends the return there, as
   ``truncation: terminal`` does.

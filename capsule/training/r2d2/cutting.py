@@ -10,7 +10,8 @@ states after them serve for bootstrapping. These are the *rows* of the sequence:
           prefix     trained steps              states to bootstrap from
 
 Sequences never cross episodes. Where an episode begins, the missing prefix is padding in front, so
-that its first steps are trained on like any others (without padding they never would be).
+that its first steps are trained on (without padding they never would be), although fewer sequences
+train on them than on later ones.
 Where one ends, the last sequence is shorter and padded behind; it is made only if it has a step
 that the sequence before it does not train on. Padding is zero, and no step is valid in it. Reaching
 back to a full last sequence instead would train on the steps before each end more often.

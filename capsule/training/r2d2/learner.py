@@ -18,13 +18,14 @@ the trained steps. Priorities of new sequences come from the actors' own Q-value
 Deviations from the paper (docs/papers/kapturowski2019.md compares every value):
 
 * Everything asynchronous is in lockstep, as above. ``update_interval`` 25 gives its replay ratio of
-  0.8; its actors' 260 steps per second would give more steps per update.
+  0.8, or less where episodes are shorter than sequences; its actors' 260 steps per second would
+  give more steps per update.
 * An n-step target near the end of a sequence bootstraps from up to ``n_step`` states after the
   trained ones; where only an episode's end limits it, from the last state, with fewer steps.
 * Initial priorities bootstrap from ``max_a Q`` of the actor's parameters, because an actor has no
   target network.
 * The first sequences of an episode are padded in front, so that its first ``burn_in`` steps are
-  trained on like all others; the paper does not say.
+  trained on, if only in one sequence where later steps are in two; the paper does not say.
 * The replay memory keeps each actor's newest share instead of the newest of all.
 """
 

@@ -1,6 +1,7 @@
 """A tree of sums to draw from a discrete distribution.
 
-The source is Schaul et al. 2016, arXiv:1511.05952, appendix B.2.1.
+The source is Schaul et al. 2016, arXiv:1511.05952, appendix B.2.1. There a minibatch of k has one
+draw from each of k equal ranges of the sum; here its draws are independent.
 
 Leaf ``i`` holds a weight; every inner node is the float64 sum of its two children, computed anew
 whenever one of them changes and never by adding a difference. So the whole tree is a function of

@@ -76,6 +76,24 @@ def test_the_first_evaluated_network_is_the_one_before_training(cartpole_run, ma
     assert all(np.array_equal(kept[name], initial[name]) for name in kept)
 
 
+def test_the_memory_has_rewards_of_training_and_ends_of_returns(make, tmp_path):
+    learner = make(tmp_path / "trace")
+    step = learner._environment.step
+
+    def altered(action):
+        transition = step(action)
+        return transition._replace(reward=7.0, terminal=learner.step % 5 == 2 or transition.ended)
+
+    learner._environment.step = altered
+    train(learner, 40)
+    found = learner.memory.gather(np.arange(30))
+    assert set(found.rewards.tolist()) == {7.0}
+    assert found.terminals[2::5].all()
+    assert not found.terminals.all()
+    # A return counts the rewards of the game: one for each step of CartPole.
+    assert 0 < learner.mean_return < 40
+
+
 def q(group, parameters, states):
     """Q-values by torch's own operations, in the precision of the parameters."""
     hidden = torch.tensor(

@@ -113,6 +113,35 @@ def test_sticky_actions_follow_the_stream_frame_by_frame():
         np.testing.assert_array_equal(transition.frame, joined(*screens[-2:]))
 
 
+@pytest.mark.parametrize(("frame_skip", "ends"), [(3, {1, 2}), (4, {1, 3})])
+def test_a_lost_life_ends_a_step_and_its_last_screen_is_seen(frame_skip, ends):
+    """Breakout takes a life after these frames of a step."""
+    changes = {"noop_max": 0, "sticky_action_probability": 0.0, "max_episode_frames": 108_000}
+    environment, _ = make(ATARI.model_copy(update={"frame_skip": frame_skip, **changes}))
+    lost_at = set()
+    for seed in range(4):
+        ale, lives, running = bare_emulator("breakout"), 5, True
+        environment.reset()
+        newest = ale.getScreenGrayscale()
+        for action in some_actions(environment, 2_000, seed):
+            screens = [newest]
+            while len(screens) <= frame_skip and ale.lives() == lives:
+                ale.act(ale.getMinimalActionSet()[action])
+                screens.append(ale.getScreenGrayscale())
+            newest, lost = screens[-1], ale.lives() < lives
+            before = screens[-2] if len(screens) > frame_skip else screens[0]
+            transition = environment.step(action)
+            assert transition.terminal == lost
+            np.testing.assert_array_equal(transition.frame, joined(before, newest))
+            lives, running = ale.lives(), not ale.game_over()
+            if lost:
+                lost_at.add(len(screens) - 1)
+            if not running:
+                break
+        assert transition.ended is not running
+    assert lost_at == ends
+
+
 def test_always_sticky_is_what_ale_does_with_certainty():
     spec = ATARI.model_copy(update={"sticky_action_probability": 1.0, "noop_max": 0})
     environment, _ = make(spec)

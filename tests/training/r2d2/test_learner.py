@@ -183,6 +183,7 @@ def priority(errors):
 @pytest.mark.parametrize("burn_in", [4, 0])
 def test_one_update_equals_a_float64_reference(make, burn_in):
     learner = train(make(trainer={"burn_in": burn_in, "max_gradient_norm": None}), 1_200)
+    learner.target.flat.neg_()  # otherwise both networks have the same best action in every state
     before = learner.tensors()
     stream = copy.deepcopy(learner.streams["minibatch"])
     draw = learner._replay.sample(stream, 8)
@@ -347,6 +348,29 @@ def test_every_variant_trains_and_differs(make, heads, name):
     if name != "unclipped gradient":
         assert learner.trace.head not in heads.values()
     heads[name] = learner.trace.head
+
+
+def test_the_memory_has_rewards_of_training_and_ends_of_returns(make):
+    """With 'roll', a return may end within an episode, as by a lost life."""
+    learner = make()
+    insert, append, stored = learner._insert, learner._replay.append, []
+
+    def altered(actor, experience):
+        rewards, terminals = np.full(5, 7.0), experience.terminals.copy()
+        terminals[2] = True
+        insert(actor, experience._replace(rewards=rewards, terminals=terminals))
+
+    def kept(actor, frame, action, reward, terminal, **others):
+        stored.append((reward, terminal, others["ended"]))
+        return append(actor, frame, action, reward, terminal, **others)
+
+    learner._insert, learner._replay.append = altered, kept
+    train(learner, 240)
+    rewards, terminals, ended = zip(*stored, strict=True)
+    assert set(rewards) == {7.0}
+    assert all(terminals[2::5])
+    assert any(ended)
+    assert not all(ended[2::5])
 
 
 @pytest.mark.slow

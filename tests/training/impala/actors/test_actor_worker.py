@@ -372,3 +372,20 @@ def test_a_worker_answers_its_own_actors_and_counts_every_request():
     for played in made:
         requests = played.after.document["requests"]
         assert requests["draws"] == requests["own_stream"] == played.made.acted.sum() > 0
+
+
+def test_an_unroll_has_rewards_of_training_and_ends_of_returns():
+    settings = settings_of("cartpole", length=9)
+    worker = UnrollWorker(settings, [0])
+    step, taken = worker._actors[0].environment.step, []
+
+    def altered(action):
+        taken.append(step(action))
+        terminal = len(taken) == 3 or taken[-1].terminal
+        return taken[-1]._replace(reward=7.0, terminal=terminal)
+
+    worker._actors[0].environment.step = altered
+    ((played,),) = play(worker, [0], [0], settings)
+    assert set(played.made.rewards.tolist()) == {7.0}
+    assert played.made.terminals[2]
+    assert not taken[2].terminal
