@@ -103,6 +103,12 @@ def _apply(overrides: Sequence[str], document: YamlDocument) -> None:
             )
         # By the rules of the file, so that a value means the same on the command line and in it.
         given = YamlDocument(f"value: {text}".encode(), f"--set {name}", "spec")
+        if len(given.tree) > 1:  # a line break in the text began further keys
+            raise CapsuleError(
+                "CAP-S004",
+                f"override {override!r} is more than one value",
+                fix="Give each field a --set of its own.",
+            )
         document.set(name, given.tree["value"], "set on the command line")
 
 
