@@ -315,10 +315,17 @@ trainer: {command: [python, m.py]}
         ("path: x", 'path: "a\\0b"', "data.d.path", "NUL"),
         ("path: .", 'path: "a\\0b"', "code.path", "NUL"),
         *(
-            ("[]", f"[], sources: {{{field}: [a, '{value}']}}", f"image.sources.{field}.1", said)
-            for field in ("find_links", "debian")
-            for value, said in (("http://[x", "Invalid IPv6 URL"), ("~no-such-user/x", "home"))
+            ("[]", f"[], sources: {{{field}: ['{value}']}}", f"image.sources.{field}.0", said)
+            for field, value, said in (
+                ("find_links", "http://[x", "Invalid IPv6 URL"),
+                ("find_links", "~no-such-user/x", "home"),
+                ("debian", "http://[x", "Invalid IPv6 URL"),
+                ("debian", "mirror.example/debian", "an address begins with https, http, file"),
+                ("extra_indexes", "ftp://index.example", "an address begins with https"),
+            )
         ),
+        ("[]", "[], sources: {index: pypi.org/simple}", "image.sources.index", "begins with https"),
+        ("[]", "[], sources: {index: ''}", "image.sources.index", "begins with https"),
     ],
 )
 def test_a_path_or_address_that_leads_nowhere_is_named(tmp_path, old, new, field, said):
