@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from capsule.cli.common import guarded, locked, print_json
+from capsule.cli.common import guarded, locked, print_json, shell_word
 from capsule.cli.options import (
     DEFAULT_SPEC,
     OUTPUT,
@@ -93,4 +93,4 @@ def command(
     typer.echo(f"image     {image.config_digest if image else 'none (plain process)'}")
     if image is not None:
         typer.echo(f"name      {image.reference}")
-    typer.echo(f"next: capsule run {spec}", err=True)
+    typer.echo(f"next: capsule run {shell_word(spec)}", err=True)

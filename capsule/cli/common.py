@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shlex
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -66,6 +67,11 @@ def no_effect(option: str, beside: str, fix: str) -> CapsuleError:
         f"{option} has no effect with {beside}",
         fix=f"Remove {option}. {fix}",
     )
+
+
+def shell_word(path: Path) -> str:
+    """Return a path as a shell takes it for one word, for the commands that Capsule suggests."""
+    return shlex.quote(str(path))
 
 
 def require_bundle(path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from capsule.cli.common import guarded, print_json
+from capsule.cli.common import guarded, print_json, shell_word
 from capsule.cli.options import DEFAULT_SPEC, JsonOption, option
 
 TEMPLATES = {
@@ -65,4 +65,4 @@ def command(
         return
     typer.echo(f"wrote {path}")
     first = "put your command into it, then " if template == "own-program" else ""
-    typer.echo(f"next: {first}capsule build {path}", err=True)
+    typer.echo(f"next: {first}capsule build {shell_word(path)}", err=True)

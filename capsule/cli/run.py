@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import typer
 
 from capsule.cli import options
-from capsule.cli.common import guarded, locked, no_effect, print_json, use_gpu
+from capsule.cli.common import guarded, locked, no_effect, print_json, shell_word, use_gpu
 from capsule.cli.defaults import checked_key, public_half
 from capsule.host.run_directory import FINGERPRINT, LOCK, STARTED, WORK, started
 
@@ -80,7 +80,7 @@ def command(
     from capsule.host.outputs import require_folder
     from capsule.host.platform import require_execution
     from capsule.image.cache import Cache
-    from capsule.image.data.places import find_data, parse_places
+    from capsule.image.data.places import find_data
     from capsule.machine.compare import check_requirements, gpu_warning
     from capsule.machine.fingerprint import take_fingerprint
     from capsule.report.diagnosis import show_ledger
@@ -92,7 +92,7 @@ def command(
     asked = _spec_of(resume, spec, overrides)
     shared = execution.ExecutionOptions(learners=learners, replicas=replicas)
     shared.check(asked)
-    places = parse_places(data or [])
+    places = _places(data, asked, embed_data=embed_data)
     workers = None if cluster is None else parse_cluster(cluster, asked, os.environ)
     signing_key = checked_key(key, passphrase_file)
     if ssh_key is not None:
@@ -162,13 +162,29 @@ def command(
     if isinstance(claims, ProgramClaims):
         typer.echo(f"claimed   {claims.described}")
     typer.echo(f"bundle    {bundle}")
-    trust = f" --key {public_half(key_file)}" if key else ""
-    typer.echo(f"next: capsule verify {bundle}{trust}{_where(claims)}", err=True)
+    trust = f" --key {shell_word(public_half(key_file))}" if key else ""
+    typer.echo(f"next: capsule verify {shell_word(bundle)}{trust}{_where(claims)}", err=True)
 
 
 def _check_embedding(engine: str, *, embed_image: bool) -> None:
     if embed_image and engine == "process":
         raise no_effect("--embed-image", "--engine process", "A plain process has no image.")
+
+
+def _places(data: list[str] | None, asked: Spec, *, embed_data: bool) -> dict[str, Path]:
+    """Return where the command line says that data sets of the spec lie.
+
+    Raises:
+        CapsuleError: CAP-E045, it names no data set of the spec, or a path that does not exist;
+            CAP-X005, the spec has no data sets to be embedded.
+    """
+    from capsule.image.data.places import check_places, parse_places
+
+    places = parse_places(data or [])
+    check_places(places, asked.data or ())
+    if embed_data and asked.data is None:
+        raise no_effect("--embed-data", "a spec without data sets", "It stores those of 'data'.")
+    return places
 
 
 def _where(claims: Claims) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from capsule.cli.common import guarded, print_json
+from capsule.cli.common import guarded, print_json, shell_word
 from capsule.cli.defaults import checked_key, own_key
 from capsule.cli.options import OUTPUT, JsonOption, PassphraseOption, option
 
@@ -89,4 +89,7 @@ def command(
     typer.echo(f"claim id     {signed.claim_id}")
     typer.echo(f"signature    {path}")
     typer.echo(f"fingerprint  {signed.fingerprint}")
-    typer.echo(f"next: capsule verify {bundle} --key … --signature {path}", err=True)
+    typer.echo(
+        f"next: capsule verify {shell_word(bundle)} --key … --signature {shell_word(path)}",
+        err=True,
+    )

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from capsule.cli import options
-from capsule.cli.common import guarded, print_json
+from capsule.cli.common import guarded, print_json, shell_word
 from capsule.cli.options import OUTPUT, option
 from capsule.cli.study.arguments import FolderArgument
 
@@ -57,5 +57,5 @@ def command(
         )
         return
     typer.echo(f"claim id  {bundle.claim_id}\nmembers   {len(results.members)}\nbundle    {path}")
-    trust = f" --key {public_half(key_file)}" if key else ""
-    typer.echo(f"next: capsule study verify {path}{trust} --sample 3", err=True)
+    trust = f" --key {shell_word(public_half(key_file))}" if key else ""
+    typer.echo(f"next: capsule study verify {shell_word(path)}{trust} --sample 3", err=True)

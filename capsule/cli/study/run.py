@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from capsule.cli import options
-from capsule.cli.common import guarded, print_json
+from capsule.cli.common import guarded, print_json, shell_word
 from capsule.cli.options import OUTPUT, option
 from capsule.cli.study.arguments import OnOption, StudyArgument, locked_study
 from capsule.host.wording import agreeing, counted
@@ -99,7 +99,7 @@ def command(
         )
         typer.echo(f"{error.code}: {error.message}\nfix: {error.fix}", err=True)
         raise typer.Exit(error.exit_code)
-    typer.echo(f"next: capsule study report {folder}", err=True)
+    typer.echo(f"next: capsule study report {shell_word(folder)}", err=True)
 
 
 @contextmanager
