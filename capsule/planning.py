@@ -14,7 +14,7 @@ from capsule.engine.connection import answering_engines, engine_errors
 from capsule.experiment import contract
 from capsule.experiment.lock import Lock, LockedWheel, without_sources
 from capsule.experiment.spec import SourcesSpec, Spec, relaxations
-from capsule.experiment.trainers import CommandTrainer
+from capsule.experiment.trainers import CommandTrainer, ImpalaTrainer
 from capsule.host.errors import CapsuleError
 from capsule.host.folders import free_bytes
 from capsule.host.owner import temporary_folder
@@ -325,10 +325,14 @@ def steps_text(spec: Spec) -> str:
     """Describe how much is to be done, as far as a spec says that."""
     if isinstance(spec.trainer, CommandTrainer):
         return "the program decides"
-    steps, evaluation = spec.training().trainer.total_steps, spec.evaluation
-    evaluations = steps // evaluation.interval + evaluation.initial
+    trainer, evaluation = spec.training().trainer, spec.evaluation
+    # The final network is evaluated, too, after a shorter interval where necessary.
+    evaluations = -(-trainer.total_steps // evaluation.interval) + evaluation.initial
+    population = trainer.population if isinstance(trainer, ImpalaTrainer) else None
+    each = "" if population is None else f" of each of {counted(population.members, 'member')}"
     return (
-        f"{counted(steps, 'agent step')}, {counted(evaluations, 'evaluation')} of "
+        f"{counted(trainer.total_steps, 'agent step')}{each}, "
+        f"{counted(evaluations, 'evaluation')} of "
         f"{counted(evaluation.starts, 'start')}, a checkpoint every "
         f"{counted(spec.recording.checkpoint_interval, 'step')}"
     )

@@ -9,7 +9,9 @@ from capsule.bundle.bundle import open_bundle
 from capsule.cli import main
 from capsule.experiment import contract
 from capsule.experiment.lock import Lock
+from capsule.experiment.trainers import ImpalaTrainer, PopulationSpec
 from capsule.host.run_directory import LOCK, WORK
+from capsule.host.spec_file import parse_spec
 from capsule.image.cache import Cache
 from capsule.image.lockfile import lock_path, write_lock
 from capsule.image.resolution.wheels import ResolvedWheel
@@ -135,6 +137,24 @@ def test_a_time_is_that_of_a_finished_run_of_the_same_lock(place, monkeypatch):
 
 def test_a_program_does_not_say_how_many_steps_it_takes():
     assert steps_text(runs.make_lock(runs.PROGRAM).spec) == "the program decides"
+
+
+@pytest.mark.parametrize(
+    ("interval", "initial", "evaluations"),
+    [(500, True, 3), (300, True, 5), (300, False, 4), (2000, True, 2), (2000, False, 1)],
+)
+def test_the_evaluation_of_the_final_network_is_planned_after_any_number_of_steps(
+    interval, initial, evaluations
+):
+    given = [f"evaluation.interval={interval}", f"evaluation.initial={initial}".lower()]
+    spec = parse_spec(SPEC.encode(), "planned.yaml", given)
+    assert f"1,000 agent steps, {evaluations} evaluation" in steps_text(spec)
+
+
+def test_the_steps_of_a_population_are_those_of_each_member():
+    trainer = ImpalaTrainer(algorithm="impala", population=PopulationSpec(members=3))
+    spec = parse_spec(SPEC.encode(), "planned.yaml").model_copy(update={"trainer": trainer})
+    assert steps_text(spec).startswith("50,000,000 agent steps of each of 3 members, ")
 
 
 @pytest.mark.network

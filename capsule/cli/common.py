@@ -69,6 +69,11 @@ def no_effect(option: str, beside: str, fix: str) -> CapsuleError:
     )
 
 
+def shell_word(path: Path) -> str:
+    """Return a path as a shell takes it for one word, for the commands that Capsule suggests."""
+    return shlex.quote(str(path))
+
+
 def require_bundle(path: Path) -> None:
     """Check that a path is not that of a folder, which commands about one run do not take.
 
@@ -117,11 +122,6 @@ def _fail(error: CapsuleError, *, as_json: bool) -> None:
     if as_json:
         print_json(ErrorDocument.of(error).model_dump(by_alias=True))
     raise typer.Exit(error.exit_code)
-
-
-def shell_word(path: Path) -> str:
-    """Return a path as one word of a command line that the user may copy."""
-    return shlex.quote(str(path))
 
 
 def print_json(document: dict[str, Any]) -> None:

@@ -80,7 +80,7 @@ def command(
     from capsule.host.outputs import require_folder
     from capsule.host.platform import require_execution
     from capsule.image.cache import Cache
-    from capsule.image.data.places import find_data, parse_places
+    from capsule.image.data.places import find_data
     from capsule.machine.compare import check_requirements, gpu_warning
     from capsule.machine.fingerprint import take_fingerprint
     from capsule.report.diagnosis import show_ledger
@@ -92,7 +92,7 @@ def command(
     asked = _spec_of(resume, spec, overrides)
     shared = execution.ExecutionOptions(learners=learners, replicas=replicas)
     shared.check(asked)
-    places = parse_places(data or [])
+    places = _places(data, asked, embed_data=embed_data)
     workers = None if cluster is None else parse_cluster(cluster, asked, os.environ)
     signing_key = checked_key(key, passphrase_file)
     if ssh_key is not None:
@@ -169,6 +169,22 @@ def command(
 def _check_embedding(engine: str, *, embed_image: bool) -> None:
     if embed_image and engine == "process":
         raise no_effect("--embed-image", "--engine process", "A plain process has no image.")
+
+
+def _places(data: list[str] | None, asked: Spec, *, embed_data: bool) -> dict[str, Path]:
+    """Return where the command line says that data sets of the spec lie.
+
+    Raises:
+        CapsuleError: CAP-E045, it names no data set of the spec, or a path that does not exist;
+            CAP-X005, the spec has no data sets to be embedded.
+    """
+    from capsule.image.data.places import check_places, parse_places
+
+    places = parse_places(data or [])
+    check_places(places, asked.data or ())
+    if embed_data and asked.data is None:
+        raise no_effect("--embed-data", "a spec without data sets", "It stores those of 'data'.")
+    return places
 
 
 def _where(claims: Claims) -> str:

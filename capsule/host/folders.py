@@ -64,6 +64,14 @@ def user_path(text: str) -> Path:
         raise ValueError("the home directory that it begins with is not known") from error
 
 
+def real_path(path: Path) -> Path:
+    """Return an absolute path without links; what is at it need not exist.
+
+    For a loop of links, ``Path.resolve()`` raises RuntimeError before Python 3.13.
+    """
+    return Path(os.path.realpath(path))
+
+
 def write_new(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Write a file of the user that does not exist yet, or leave none there.
 

@@ -10,20 +10,28 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from capsule.experiment.fields import Model
 from capsule.experiment.spec import (
+    AtariEnvironment,
     DeterminismSpec,
+    EnvironmentSpec,
     GymnasiumEnvironment,
     Spec,
+    StreamName,
+    TrainingSpec,
 )
 from capsule.experiment.trainers import (
     CommandTrainer,
     DqnTrainer,
     ImpalaTrainer,
     LayersSpec,
+    ModuleSpec,
+    R2d2Trainer,
 )
 from capsule.host.validation import Wrong
 
 _OF_REQUESTS = ("batch_invariance", "request_seeds", "deterministic_routing")
+_FRAMES_PER_MINUTE = 60 * 60
 _SIDES = {"atari": 84, "minatar": 10}  # rows and columns of the frames, where the suite has them
 # As capsule.training.networks.language splits an instruction.
 _WORD = re.compile(r"[^\s,.;:!?]+")
@@ -33,13 +41,28 @@ def wrong_settings(spec: Spec) -> Iterator[Wrong]:
     """Yield the settings of a spec that have no effect, or that end the run."""
     trainer = spec.trainer
     yield from _randomness(spec)
-    if isinstance(trainer, CommandTrainer | DqnTrainer):
+    if not isinstance(trainer, ImpalaTrainer):
         yield from _without_requests(spec.determinism, trainer)
+    if not isinstance(trainer, CommandTrainer):
+        yield from _of_training(spec.training())
+
+
+def _of_training(spec: TrainingSpec) -> Iterator[Wrong]:
+    trainer, task = spec.trainer, spec.environment
     if isinstance(trainer, ImpalaTrainer):
         yield from _of_impala(trainer)
-    if not isinstance(trainer, CommandTrainer) and isinstance(trainer.network, LayersSpec):
-        yield from _kernels(spec, trainer.network)
-    task = spec.environment
+        yield from _of_rewards(trainer, task)
+    if isinstance(trainer, R2d2Trainer):
+        yield from _of_lives(trainer, task)
+    yield from _of_network(spec)
+    yield from _of_streams(spec)
+    yield from _of_evaluation(spec)
+    if spec.recording.segment_states and spec.entropy.mode == "recorded":
+        yield _wrong(
+            "recording.segment_states",
+            " does not apply to entropy.mode 'recorded', as it is not known how much of the "
+            "recorded randomness was used before a segment",
+        )
     seen = task.observation if isinstance(task, GymnasiumEnvironment) else None
     if seen is not None and seen == getattr(task, "instruction", None):
         yield _wrong(
@@ -56,8 +79,18 @@ def _randomness(spec: Spec) -> Iterator[Wrong]:
             "seeds.random",
             " does not apply to trainer.command, which draws its seeds itself or takes '{seed}'",
         )
+    if getattr(spec.trainer, "resumable", False) and entropy.mode == "recorded":
+        yield _wrong(
+            "trainer.resumable",
+            " does not apply to entropy.mode 'recorded': such a run cannot be resumed",
+        )
     if entropy.seed is not None and entropy.mode == "system":
         yield _wrong("entropy.seed", " does not apply to entropy.mode 'system'")
+    if entropy.seed is not None and (entropy.mode, entropy.on_exhaustion) == ("recorded", "fail"):
+        yield _wrong(
+            "entropy.seed",
+            " does not apply to entropy.mode 'recorded', unless entropy.on_exhaustion is 'virtual'",
+        )
     if entropy.on_exhaustion != "fail" and entropy.mode != "recorded":
         yield _wrong("entropy.on_exhaustion", " applies to entropy.mode 'recorded' only")
     if "no-op" in seeds.streams and not getattr(spec.environment, "noop_max", 0):
@@ -67,10 +100,17 @@ def _randomness(spec: Spec) -> Iterator[Wrong]:
 
 
 def _without_requests(
-    determinism: DeterminismSpec, trainer: CommandTrainer | DqnTrainer
+    determinism: DeterminismSpec, trainer: CommandTrainer | DqnTrainer | R2d2Trainer
 ) -> Iterator[Wrong]:
-    whose = "trainer.command" if isinstance(trainer, CommandTrainer) else "trainer.algorithm 'dqn'"
+    whose = (
+        "trainer.command"
+        if isinstance(trainer, CommandTrainer)
+        else f"trainer.algorithm {trainer.algorithm!r}"
+    )
     for name in _OF_REQUESTS:
+        # The actors of R2D2 that share a process are answered in one batch.
+        if isinstance(trainer, R2d2Trainer) and name == "batch_invariance":
+            continue
         if not getattr(determinism, name):
             reason = f" false does not apply to {whose}, which has no actors that send requests"
             yield _wrong(f"determinism.{name}", reason)
@@ -89,6 +129,7 @@ def _of_impala(trainer: ImpalaTrainer) -> Iterator[Wrong]:
             "trainer.correction_epsilon",
             f" {epsilon} does not apply to trainer.correction {trainer.correction!r}",
         )
+    yield from _of_ratios(trainer)
     if trainer.replay is not None and trainer.replay.capacity < trainer.replay.unrolls:
         yield _wrong(
             "trainer.replay.capacity",
@@ -106,8 +147,86 @@ def _of_impala(trainer: ImpalaTrainer) -> Iterator[Wrong]:
             )
 
 
-def _kernels(spec: Spec, network: LayersSpec) -> Iterator[Wrong]:
-    suite = "" if spec.environment is None else spec.environment.suite
+def _of_ratios(trainer: ImpalaTrainer) -> Iterator[Wrong]:
+    """Yield the thresholds of importance weights that the correction does not have."""
+    whose = f"trainer.correction {trainer.correction!r}"
+    rho_bar, c_bar = trainer.rho_bar, trainer.c_bar
+    if trainer.correction in ("none", "epsilon") and _given(trainer, "rho_bar"):
+        yield _wrong("trainer.rho_bar", f" {rho_bar} does not apply to {whose}")
+    # A smaller one may be needed, as it must not exceed rho_bar.
+    if trainer.correction != "v-trace" and _given(trainer, "c_bar") and rho_bar >= 1.0:
+        yield _wrong("trainer.c_bar", f" {c_bar} does not apply to {whose}")
+
+
+def _of_rewards(trainer: ImpalaTrainer, task: EnvironmentSpec) -> Iterator[Wrong]:
+    clipped = isinstance(task, AtariEnvironment) and task.clip_rewards
+    if clipped and trainer.reward_clipping == "none":
+        yield _wrong(
+            "trainer.reward_clipping",
+            " 'none' has no effect, because environment.clip_rewards clips the rewards",
+            "Set environment.clip_rewards to false, too, or remove trainer.reward_clipping.",
+        )
+
+
+def _of_lives(trainer: R2d2Trainer, task: EnvironmentSpec) -> Iterator[Wrong]:
+    ends = isinstance(task, AtariEnvironment) and task.terminal_on_life_loss
+    if trainer.life_loss == "reset" and not ends:
+        yield _wrong(
+            "trainer.life_loss",
+            " 'reset' applies to environment.suite 'atari' with terminal_on_life_loss: true only",
+        )
+
+
+def _of_streams(spec: TrainingSpec) -> Iterator[Wrong]:
+    """Yield the seeds of streams from which nothing is drawn."""
+    trainer, task = spec.trainer, spec.environment
+    if isinstance(task, AtariEnvironment) and not task.sticky_action_probability:
+        yield from _of_stream(spec, "environment", "the game has no sticky actions")
+    if isinstance(trainer, ImpalaTrainer) and trainer.replay is None:
+        yield from _of_stream(spec, "minibatch", "trainer.replay is null")
+
+
+def _of_stream(spec: TrainingSpec, name: StreamName, reason: str) -> Iterator[Wrong]:
+    if name in spec.seeds.streams:
+        yield _wrong(f"seeds.streams.{name}", f": nothing is drawn from it, as {reason}")
+
+
+def _of_evaluation(spec: TrainingSpec) -> Iterator[Wrong]:
+    minutes = spec.evaluation.max_minutes
+    skip = getattr(spec.environment, "frame_skip", 1)
+    if int(minutes * _FRAMES_PER_MINUTE) < skip:
+        yield _wrong(
+            "evaluation.max_minutes",
+            f" {minutes} is less than one step, so that every return would be 0",
+            "Raise it; a minute has 3600 emulator frames.",
+        )
+
+
+def _of_network(spec: TrainingSpec) -> Iterator[Wrong]:
+    network = spec.trainer.network
+    if isinstance(network, ModuleSpec) and not network.dense:
+        yield from _activation(network, "dense layers")
+    if isinstance(network, LayersSpec):
+        if not (network.convolutions or network.dense):
+            yield from _activation(network, "layers")
+        yield from _kernels(spec, network)
+
+
+def _activation(network: LayersSpec | ModuleSpec, layers: str) -> Iterator[Wrong]:
+    if _given(network, "activation"):
+        yield _wrong(
+            "trainer.network.activation",
+            f" {network.activation!r} does not apply, as trainer.network lists no {layers}",
+        )
+
+
+def _given(model: Model, name: str) -> bool:
+    """Tell whether a field has another value than by default."""
+    return bool(getattr(model, name) != type(model).model_fields[name].default)
+
+
+def _kernels(spec: TrainingSpec, network: LayersSpec) -> Iterator[Wrong]:
+    suite = spec.environment.suite
     if suite not in _SIDES:
         return
     side = _SIDES[suite]

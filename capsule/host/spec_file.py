@@ -18,6 +18,8 @@ from capsule.host.spec_checks import wrong_settings
 from capsule.host.validation import Wrong, rejected, validate
 from capsule.host.yaml_document import MAX_BYTES, FieldPath, YamlDocument, dotted
 
+_SCHEMES = ("https", "http", "file")  # of package indexes and mirrors
+
 
 def load_spec(path: Path, overrides: Sequence[str] = (), *, for_lock: bool = True) -> Spec:
     """Read a spec from a YAML (or JSON) file.
@@ -103,6 +105,12 @@ def _apply(overrides: Sequence[str], document: YamlDocument) -> None:
             )
         # By the rules of the file, so that a value means the same on the command line and in it.
         given = YamlDocument(f"value: {text}".encode(), f"--set {name}", "spec")
+        if len(given.tree) > 1:  # a line break in the text began further keys
+            raise CapsuleError(
+                "CAP-S004",
+                f"override {override!r} is more than one value",
+                fix="Give each field a --set of its own.",
+            )
         document.set(name, given.tree["value"], "set on the command line")
 
 
@@ -145,7 +153,11 @@ def _wrong_places(spec: Spec) -> Iterator[Wrong]:
     """Yield paths and addresses that cannot lead anywhere on this machine."""
     for path, text in _places(spec):
         try:
-            if path[-1] == "path" or not urlsplit(text).scheme:
+            scheme = "" if path[-1] == "path" else urlsplit(text).scheme
+            if _is_address(path):
+                if scheme not in _SCHEMES:
+                    raise ValueError(f"an address begins with {', '.join(_SCHEMES)}")
+            elif not scheme:
                 user_path(text)
         except ValueError as error:
             yield Wrong(path, f": {text!r} is not usable: {error}", f"Change {dotted(path)}.")
@@ -159,9 +171,16 @@ def _places(spec: Spec) -> Iterator[tuple[FieldPath, str]]:
         for field, text in (("path", data.path), ("url", data.url)):
             if text is not None:
                 yield ("data", name, field), text
-    for field in ("find_links", "debian"):
+    if spec.image.sources.index is not None:
+        yield ("image", "sources", "index"), spec.image.sources.index
+    for field in ("extra_indexes", "find_links", "debian"):
         for position, text in enumerate(getattr(spec.image.sources, field)):
             yield ("image", "sources", field, position), text
+
+
+def _is_address(path: FieldPath) -> bool:
+    """Tell whether a field holds no path, so that pip, uv or Capsule would ignore one."""
+    return path[0] == "image" and path[2] in ("index", "extra_indexes", "debian")
 
 
 def _with_absolute_links(spec: Spec, folder: Path) -> Spec:

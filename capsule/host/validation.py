@@ -17,7 +17,8 @@ from pydantic import ValidationError
 
 from capsule.experiment.fields import Model
 from capsule.host.errors import CapsuleError
-from capsule.host.yaml_document import FieldPath, YamlDocument, dotted
+from capsule.host.wording import counted
+from capsule.host.yaml_document import MAX_INTEGER_BITS, FieldPath, YamlDocument, dotted
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -70,12 +71,21 @@ _PATTERNS = {
     "cuda": "Write a version or a range of versions: 13.0, >=12.8",
     "cudnn": "Write a version or a range of versions: 9.20, >=9.10",
     "driver": "Write a version or a range of versions: >=580.65",
+    "compute_capability": "Write major and minor version in quotation marks: '9.0'",
+    "module": "Write MODULE:FUNCTION: nets:make",
+    "sha256": "Write 64 hexadecimal digits, in lower case",
+    "url": "Write an address that begins with http:// or https:// and has no spaces",
+    "outputs": "Write patterns that are not empty, such as 'results/*' or '!*.log'",
+    "files": "Write patterns that are not empty, such as '*.py' or '!data/*'",
+    "command": "Write words that are not empty and have no NUL character",
 }
+_BOOLEANS = {"yes": "true", "on": "true", "no": "false", "off": "false"}  # of YAML 1.1
 _OTHER_ALGORITHMS = (
     "Use one of these. A program of any other algorithm runs as your own program: put its command "
     "line into trainer.command (docs/own-program.md)."
 )
-_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?\Z")
+_INTEGER = re.compile(r"-?[0-9][0-9_]*")
+_NUMBER = re.compile(r"-?[0-9][0-9_]*(\.[0-9]+)?([eE]-?[0-9]+)?")
 # A name in a message. What is in quotation marks is a value.
 _WORD = re.compile(r"(?<![\w'.])[a-z][a-z_0-9]*(?:\.[a-z_0-9]+)*(?![\w'])")
 
@@ -136,6 +146,12 @@ def _explain(error: ValidationError, document: YamlDocument, model: type[Model])
     """Yield what pydantic found."""
     # A default that depends on another field is missing only because that one is wrong.
     findings = [each for each in error.errors() if each["type"] != "default_factory_not_called"]
+    # Without its wrong items, which are findings of their own, a list may count as too short.
+    findings = [
+        each
+        for each in findings
+        if each["type"] != "too_short" or each["ctx"]["actual_length"] == len(each["input"])
+    ]
     for finding in findings[:MAX_FINDINGS]:
         yield _wrong(finding, document, model)
 
@@ -160,9 +176,19 @@ def _wrong(finding: ErrorDetails, document: YamlDocument, model: type[Model]) ->
     # A validator of a whole section, whose message names the fields that do not fit together.
     if kind == "value_error" and isinstance(finding["input"], dict):
         return _between_fields(path, finding["msg"].removeprefix("Value error, "), document, model)
-    given = finding["input"]
-    # The text of a whole section would hide the message.
-    shown = "" if isinstance(given, dict) else f", not {given!r}"
+    field = _names(path).rpartition(".")[2]
+    if loc[-1:] == ("[key]",):  # the name of a data set is of the form of 'name'
+        field = "name" if path[:1] == ("data",) else ""
+    return Wrong(path, f": {_said_of(finding)}", _instead(path, field, kind, finding["input"]))
+
+
+def _said_of(finding: ErrorDetails) -> str:
+    """Return what is wrong with a value, in the words of a spec."""
+    kind, context, given = finding["type"], finding.get("ctx", {}), finding["input"]
+    if kind == "too_short":
+        return f"must have at least {counted(context['min_length'], 'item')}"
+    if kind == "too_long":
+        return f"must have at most {counted(context['max_length'], 'item')}"
     message = finding["msg"].removeprefix("Value error, ")
     for said, meant in (
         ("Input should be a valid array", "must be a list"),
@@ -172,16 +198,30 @@ def _wrong(finding: ErrorDetails, document: YamlDocument, model: type[Model]) ->
         message = message.replace(said, meant)
     if kind == "string_pattern_mismatch":
         message = "has characters or a form that are not allowed"
-    return Wrong(path, f": {message}{shown}", _instead(path, kind, given))
+    # The text of a whole section would hide the message.
+    return message + ("" if isinstance(given, dict) else f", not {given!r}")
 
 
-def _instead(path: FieldPath, kind: str, given: Any) -> str:
-    """Return what to write instead of a value."""
-    field = next((part for part in reversed(path) if isinstance(part, str)), "")
-    if kind in ("int_type", "int_from_float") and isinstance(given, float) and given.is_integer():
+def _instead(path: FieldPath, field: str, kind: str, given: Any) -> str:
+    """Return what to write instead of a value.
+
+    Args:
+        path: Where it is.
+        field: Its field, whose pattern it may not have.
+        kind: What is wrong with it, in pydantic's words.
+        given: The value.
+    """
+    if kind in ("int_type", "int_from_float") and _is_exact(given):
         return f"Write {int(given):_}, since YAML reads {given:g} as a floating-point number."
-    if kind in ("int_type", "float_type") and isinstance(given, str) and _NUMBER.match(given):
+    if kind in ("int_type", "float_type") and isinstance(given, str) and _is_number(given, kind):
         return f"Write {given} without quotation marks."
+    if kind == "string_type" and isinstance(given, bool | int | float):
+        what = "a Boolean" if isinstance(given, bool) else "a number"
+        return f"Put {dotted(path)} into quotation marks, without which YAML reads {what}."
+    if kind == "literal_error" and isinstance(given, float):
+        return f"Put {dotted(path)} into quotation marks, without which YAML reads a number."
+    if kind == "bool_type" and isinstance(given, str) and given.lower() in _BOOLEANS:
+        return f"Write {_BOOLEANS[given.lower()]}, since YAML 1.2 has no other word for it."
     if kind in ("list_type", "tuple_type") and isinstance(given, str):
         try:
             words = shlex.split(given)
@@ -191,6 +231,17 @@ def _instead(path: FieldPath, kind: str, given: Any) -> str:
     if kind == "string_pattern_mismatch" and field in _PATTERNS:
         return f"{_PATTERNS[field]}."
     return f"Change {dotted(path) or 'it'}."
+
+
+def _is_exact(given: Any) -> bool:
+    """Tell whether a value is a floating-point number that stands for an integer of a document."""
+    exact = isinstance(given, float) and given.is_integer()
+    return exact and abs(given) < 1 << MAX_INTEGER_BITS
+
+
+def _is_number(text: str, kind: str) -> bool:
+    """Tell whether YAML would read a number that fits, were it not for the quotation marks."""
+    return (_INTEGER if kind == "int_type" else _NUMBER).fullmatch(text) is not None
 
 
 def _between_fields(
@@ -302,6 +353,9 @@ def _suggest(path: FieldPath, given: Any, document: YamlDocument, model: type[Mo
     field = _names(path)
     *above, leaf = (part for part in path if isinstance(part, str))
     section = dotted(tuple(above))
+    if "." in leaf and field in fields:
+        inside, _, key = field.rpartition(".")
+        return f"Write {key} as a key of the section {inside}, since no key has a dot."
     siblings = [dotted((*above, name)) for name in _keys_of(above, fields)]
     fields = [name for name in fields if _ANY not in name]
     other = leaf if isinstance(given, dict) else _OTHER_NAMES.get(leaf, leaf)

@@ -10,10 +10,12 @@ import re
 from pathlib import Path
 from typing import Any, NoReturn
 
+from capsule.host.encoding import is_utf8
 from capsule.host.errors import CapsuleError
 
 MAX_BYTES = 1 << 20
 MAX_BRACKETS = 4096  # the scanner's time grows with the square of those that are open
+MAX_DEPTH = 64  # of sections and lists in one another, which readers follow recursively
 MAX_INTEGER_BITS = 53
 _SHOWN_CHARACTERS = 60
 FieldPath = tuple[str | int, ...]
@@ -24,7 +26,11 @@ _EXAMPLES = {
     "study": "Write the study's name, its base and its groups.",
     "template": "Write the manifest of a Kubernetes Job.",
 }
+_BOOLEANS = {"true": True, "false": False}
+_NULLS = {"", "~", "null"}
 _PLACE = re.compile(r"\d+:\d+: ")
+_TOO_DEEP = f"sections and lists are more than {MAX_DEPTH} deep in one another"
+_LESS_DEEP = "Write fewer of them into one another."
 _CONTAINERS = {_TAG + "map", _TAG + "seq"}
 
 
@@ -128,6 +134,7 @@ class _Reader:
     def read(self, data: bytes) -> tuple[Any, dict[FieldPath, str]]:
         from ruamel.yaml import YAML
         from ruamel.yaml.error import MarkedYAMLError, YAMLError
+        from ruamel.yaml.reader import ReaderError
 
         if data.count(b"[") + data.count(b"{") > MAX_BRACKETS:
             self._reject(f"more than {MAX_BRACKETS} brackets", "Write lists on lines of their own.")
@@ -135,7 +142,18 @@ class _Reader:
             # Composed and not loaded: nodes know their places, and no constructor is called.
             node = YAML(typ="safe", pure=True).compose(io.StringIO(data.decode("utf-8")))
         except UnicodeDecodeError as error:
-            self._reject(f"byte {error.start} is not UTF-8", "Save the file as UTF-8.")
+            # What precedes the byte can be decoded.
+            place = _place_after(data[: error.start].decode())
+            self._reject(
+                f"{place}: the byte 0x{data[error.start]:02x} is not UTF-8",
+                "Save the file as UTF-8.",
+            )
+        except ReaderError as error:
+            place = _place_after(data.decode()[: error.position])
+            self._reject(
+                f"{place}: the character U+{error.character:04X} is not allowed",
+                "Remove it, or write it as an escape sequence in double quotation marks.",
+            )
         except MarkedYAMLError as error:
             mark = error.problem_mark
             where = f"{mark.line + 1}:{mark.column + 1}: " if mark else ""
@@ -145,7 +163,9 @@ class _Reader:
                 f"{where}{problem}",
                 "Indent with spaces instead of tabs." if tab else "Correct the YAML.",
             )
-        except (YAMLError, RecursionError, ValueError) as error:
+        except RecursionError:
+            self._reject(_TOO_DEEP, _LESS_DEEP)
+        except (YAMLError, ValueError) as error:
             self._reject(str(error), "Correct the YAML.")
         if node is None:
             self._reject("the file is empty", self.example)
@@ -158,6 +178,8 @@ class _Reader:
         from ruamel.yaml.nodes import MappingNode, SequenceNode
 
         self.marks.setdefault(path, _position(node))
+        if len(path) > MAX_DEPTH:
+            self._reject(f"{_position(node)}: {_TOO_DEEP}", _LESS_DEEP)
         # A few aliases of aliases expand to gigabytes ("billion laughs").
         if node.anchor is not None:
             self._reject(
@@ -175,9 +197,9 @@ class _Reader:
     def _mapping(self, node: Any, path: FieldPath) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            key = key_node.value
-            if not isinstance(key, str) or key_node.anchor is not None:
+            if not isinstance(key_node.value, str) or key_node.anchor is not None:
                 self._reject(f"{_position(key_node)}: keys must be plain text", "Write a name.")
+            key = self._text(key_node)
             if key in result:
                 first = self.marks[(*path, key)]
                 self._reject(
@@ -192,25 +214,46 @@ class _Reader:
     def _scalar(self, node: Any) -> Any:
         tag = str(node.tag).removeprefix(_TAG)
         text: str = node.value
-        shown = repr(text[:_SHOWN_CHARACTERS])
-        try:
-            if tag == "null":
-                return None
-            if tag == "bool":
-                return text.lower() == "true"
-            if tag == "int":
-                return _integer(text)
-            if tag == "float" and math.isfinite(number := float(text.replace("_", ""))):
-                return number
-        except ValueError:
-            self._reject(
-                f"{_position(node)}: {shown} is not a number, or is larger than 2^53 - 1",
-                "Write a plain number.",
-            )
+        # By a tag, or a directive of YAML 1.1, other words are Booleans, too, such as 'yes'.
+        if tag == "null" and text.lower() in _NULLS:
+            return None
+        if tag == "bool" and text.lower() in _BOOLEANS:
+            return _BOOLEANS[text.lower()]
+        if tag in ("int", "float"):
+            return self._number(node, tag)
         # An unquoted date stays text, since no model has a field of dates.
         if tag not in {"str", "timestamp"}:
-            self._reject(f"{_position(node)}: {shown} ({tag}) is not allowed", "Use plain values.")
-        return text
+            shown = repr(text[:_SHOWN_CHARACTERS])
+            fix = "Write true or false." if tag == "bool" else "Use plain values."
+            self._reject(f"{_position(node)}: {shown} ({tag}) is not allowed", fix)
+        return self._text(node)
+
+    def _number(self, node: Any, tag: str) -> int | float:
+        text: str = node.value
+        try:
+            number = _integer(text) if tag == "int" else float(text.replace("_", ""))
+        except ValueError:
+            number = math.inf
+        if not math.isfinite(number):
+            missed = "a number, or is larger than 2^53 - 1" if tag == "int" else "a finite number"
+            self._reject(
+                f"{_position(node)}: {text[:_SHOWN_CHARACTERS]!r} is not {missed}",
+                "Write a decimal number without leading zeros, or put text into quotation marks.",
+            )
+        return number
+
+    def _text(self, node: Any) -> str:
+        text: str = node.value
+        if is_utf8(text):
+            return text
+        try:
+            # JSON writes a character beyond U+FFFF as a pair of surrogates.
+            return text.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            self._reject(
+                f"{_position(node)}: {text[:_SHOWN_CHARACTERS]!a} has half of a surrogate pair",
+                "Write the character itself.",
+            )
 
     def _reject(self, message: str, fix: str) -> NoReturn:
         # A message about one place begins with its line and column.
@@ -231,6 +274,12 @@ def _integer(text: str) -> int:
     if number.bit_length() > MAX_INTEGER_BITS:
         raise ValueError("too large")
     return number
+
+
+def _place_after(text: str) -> str:
+    """Return the line and column of what follows a text."""
+    lines = text.split("\n")
+    return f"{len(lines)}:{len(lines[-1]) + 1}"
 
 
 def _position(node: Any) -> str:

@@ -193,6 +193,16 @@ def test_an_option_that_a_plain_process_ignores_is_rejected(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "code"), [(["--embed-data"], "CAP-X005"), (["--data", "mnist=/"], "CAP-E045")]
+)
+def test_an_option_for_data_sets_that_the_spec_does_not_have_is_rejected(tmp_path, words, code):
+    generate(tmp_path / "alice")
+    done = capsule("run", SMALL, "--key", tmp_path / "alice", "-o", tmp_path / "runs", *words)
+    assert (done.exit_code, done.stderr.partition(":")[0]) == (2, code)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_place_of_metrics_that_cannot_be_written_is_found_before_anything_is_made(tmp_path):
     generate(tmp_path / "alice")
     (tmp_path / "metrics.csv").write_text("other,columns\n")

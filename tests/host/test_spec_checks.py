@@ -17,6 +17,11 @@ INTERVALS = {
     "recording": {"trace_interval": 640, "tensor_interval": 6400, "checkpoint_interval": 64000},
     "evaluation": {"interval": 64000},
 }
+R2D2 = {"algorithm": "r2d2", "network": "mlp"}
+STEPS = {
+    "recording": {"trace_interval": 6400, "tensor_interval": 6400, "checkpoint_interval": 64000},
+    "evaluation": {"interval": 64000},
+}
 PROGRAM = {"trainer": {"command": ["python", "train.py", "{seed}"]}}
 
 
@@ -47,6 +52,13 @@ def write(tmp_path, sections):
 
 REJECTED = [
     ({**PROGRAM, "seeds": {"random": True}}, "seeds.random"),
+    (
+        {
+            "trainer": {"command": ["true"], "resumable": True, "standard_output": False},
+            "entropy": {"mode": "recorded"},
+        },
+        "trainer.resumable",
+    ),
     ({**PROGRAM, "determinism": {"request_seeds": False}}, "determinism.request_seeds"),
     (of(CARTPOLE, DQN, determinism={"batch_invariance": False}), "determinism.batch_invariance"),
     (
@@ -72,6 +84,53 @@ REJECTED = [
     ),
     (kernels(ATARI, (100,)), "trainer.network.convolutions.0"),
     (kernels({**ATARI, "suite": "minatar"}, (3, 2), (5, 1)), "trainer.network.convolutions.1"),
+    (
+        of(CARTPOLE, R2D2, **STEPS, determinism={"request_seeds": False}),
+        "determinism.request_seeds",
+    ),
+    (
+        of(CARTPOLE, R2D2, **STEPS, determinism={"deterministic_routing": False}),
+        "determinism.deterministic_routing",
+    ),
+    (of(CARTPOLE, R2D2 | {"life_loss": "reset"}, **STEPS), "trainer.life_loss"),
+    (
+        of(
+            ATARI | {"terminal_on_life_loss": False},
+            R2D2 | {"life_loss": "reset", "network": "nature"},
+            **STEPS,
+        ),
+        "trainer.life_loss",
+    ),
+    (of(CARTPOLE, DQN, entropy={"mode": "recorded", "seed": 3}), "entropy.seed"),
+    (
+        of(CARTPOLE, DQN, entropy={"mode": "recorded"}, recording={"segment_states": True}),
+        "recording.segment_states",
+    ),
+    (of(CARTPOLE, IMPALA | {"correction": "none", "rho_bar": 2.0}), "trainer.rho_bar"),
+    (
+        of(CARTPOLE, IMPALA | {"correction": "epsilon", "rho_bar": 0.5, "c_bar": 0.5}),
+        "trainer.rho_bar",
+    ),
+    (of(CARTPOLE, IMPALA | {"correction": "one-step", "c_bar": 0.5}), "trainer.c_bar"),
+    (of(ATARI, {"algorithm": "impala", "reward_clipping": "none"}), "trainer.reward_clipping"),
+    (of(CARTPOLE, IMPALA, seeds={"streams": {"minibatch": 3}}), "seeds.streams.minibatch"),
+    (
+        of(ATARI, {"algorithm": "dqn"}, seeds={"streams": {"environment": 3}}),
+        "seeds.streams.environment",
+    ),
+    (of(ATARI, {"algorithm": "dqn"}, evaluation={"max_minutes": 0.001}), "evaluation.max_minutes"),
+    (
+        of(CARTPOLE, {"algorithm": "dqn", "network": {"activation": "tanh"}}),
+        "trainer.network.activation",
+    ),
+    (
+        of(
+            CARTPOLE,
+            {"algorithm": "dqn", "network": {"module": "a:b", "activation": "tanh"}},
+            accelerator={"numerics": "native"},
+        ),
+        "trainer.network.activation",
+    ),
     (mission(["go", "Go"]), "trainer.language.vocabulary.1"),
     (mission(["to the"]), "trainer.language.vocabulary.0"),
     (mission(["go"], observation="mission"), "environment.observation"),
@@ -100,6 +159,18 @@ def test_a_setting_without_an_effect_is_rejected_in_a_new_spec_only(tmp_path, se
         of(CARTPOLE, {**IMPALA, "correction": "epsilon", "correction_epsilon": 0.5}),
         of(CARTPOLE, IMPALA, determinism={"request_seeds": False}),
         of(CARTPOLE, DQN, seeds={"random": True}),
+        of(CARTPOLE, R2D2, **STEPS, determinism={"batch_invariance": False}),
+        of(ATARI, R2D2 | {"life_loss": "reset", "network": "nature"}, **STEPS),
+        of(CARTPOLE, IMPALA | {"correction": "one-step", "rho_bar": 0.5, "c_bar": 0.5}),
+        of(ATARI | {"clip_rewards": False}, {"algorithm": "impala", "reward_clipping": "none"}),
+        of(CARTPOLE, DQN, seeds={"streams": {"environment": 3, "minibatch": 4}}),
+        of(
+            ATARI | {"sticky_action_probability": 0.25},
+            {"algorithm": "dqn"},
+            seeds={"streams": {"environment": 3}},
+        ),
+        of(ATARI, {"algorithm": "dqn"}, evaluation={"max_minutes": 0.0012}),
+        of(CARTPOLE, {"algorithm": "dqn", "network": {"dense": [8], "activation": "tanh"}}),
         of(ATARI, {"algorithm": "impala", "network": "residual", "hidden_units": 256}),
         kernels(ATARI, (8, 4), (4, 2), (9, 1)),
         mission(["go", "to"]),

@@ -108,8 +108,18 @@ def test_a_wrong_field_is_named_with_line_column_and_fix(old, new, where, messag
         ("a: [1", "1:6"),
         ("", "the file is empty"),
         ("- 1", "the top level is not a mapping"),
-        (SMALL.replace("root: 1", "root: .nan"), "is not a number"),
-        (SMALL.replace("root: 1", "root: 1e999"), "is not allowed"),
+        (SMALL.replace("root: 1", "root: .nan"), "'.nan' is not a finite number"),
+        (SMALL.replace("root: 1", "root: 1e999"), "'1e999' is not a finite number"),
+        (SMALL.replace("root: 1", "root: 01"), "'01' is not a number, or is larger"),
+        ("a:\n  b: !!bool yes\n", "spec.yaml:2:6: 'yes' (bool) is not allowed"),
+        ("%YAML 1.1\n---\na: no\n", "spec.yaml:3:4: 'no' (bool) is not allowed"),
+        ("a: !!null 5\n", "spec.yaml:1:4: '5' (null) is not allowed"),
+        ("a: b\nc: d\x01\n", "spec.yaml:2:5: the character U+0001 is not allowed"),
+        ('a: "\\ud83d"\n', r"spec.yaml:1:4: '\ud83d' has half of a surrogate pair"),
+        ('a: b\n"\\ud83d": 1\n', r"spec.yaml:2:1: '\ud83d' has half of a surrogate pair"),
+        ("a: " + "[" * 65 + "]" * 65, "spec.yaml:1:68: sections and lists are more than 64 deep"),
+        ("a: " + "[" * 4000, "spec.yaml: sections and lists are more than 64 deep"),
+        ("a:\n  " + "- " * 4000 + "b\n", "spec.yaml: sections and lists are more than 64 deep"),
         ("[" * 5000, "brackets"),
         ("? [a]\n: 1\n", "keys must be plain text"),
     ],
@@ -119,6 +129,17 @@ def test_what_is_not_strict_yaml_is_refused(text, message):
     error = refused(text)
     assert error.code == "CAP-S002"
     assert message in error.message
+
+
+def test_a_byte_that_is_not_utf_8_has_its_place():
+    with pytest.raises(CapsuleError) as caught:
+        parse_spec("name: x\n# café\n".encode("latin-1"), "spec.yaml")
+    assert caught.value.message == "spec.yaml:2:6: the byte 0xe9 is not UTF-8"
+
+
+def test_json_may_write_a_character_as_a_pair_of_surrogates():
+    spec = {"name": "x", "trainer": {"command": ["echo", "\N{DRAGON}"]}}
+    assert parse_spec(json.dumps(spec).encode(), "spec.json").trainer.command[1] == "\N{DRAGON}"
 
 
 def test_tabs_are_to_be_replaced_by_spaces():
@@ -146,6 +167,13 @@ def test_overrides_are_applied_and_checked_like_the_file():
     )
     assert refused(SMALL, "nonsense").code == "CAP-S004"
     assert refused(SMALL, "name.x=1").code == "CAP-S004"
+
+
+@pytest.mark.parametrize("value", ["1\nseeds.random: true", "1\nvalue2: 3", "1\n--- 2"])
+def test_an_override_is_one_value(value):
+    error = refused(SMALL, f"seeds.root={value}")
+    assert error.code in ("CAP-S002", "CAP-S004")
+    assert "seeds.root" in error.message
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
@@ -287,10 +315,17 @@ trainer: {command: [python, m.py]}
         ("path: x", 'path: "a\\0b"', "data.d.path", "NUL"),
         ("path: .", 'path: "a\\0b"', "code.path", "NUL"),
         *(
-            ("[]", f"[], sources: {{{field}: [a, '{value}']}}", f"image.sources.{field}.1", said)
-            for field in ("find_links", "debian")
-            for value, said in (("http://[x", "Invalid IPv6 URL"), ("~no-such-user/x", "home"))
+            ("[]", f"[], sources: {{{field}: ['{value}']}}", f"image.sources.{field}.0", said)
+            for field, value, said in (
+                ("find_links", "http://[x", "Invalid IPv6 URL"),
+                ("find_links", "~no-such-user/x", "home"),
+                ("debian", "http://[x", "Invalid IPv6 URL"),
+                ("debian", "mirror.example/debian", "an address begins with https, http, file"),
+                ("extra_indexes", "ftp://index.example", "an address begins with https"),
+            )
         ),
+        ("[]", "[], sources: {index: pypi.org/simple}", "image.sources.index", "begins with https"),
+        ("[]", "[], sources: {index: ''}", "image.sources.index", "begins with https"),
     ],
 )
 def test_a_path_or_address_that_leads_nowhere_is_named(tmp_path, old, new, field, said):

@@ -165,6 +165,81 @@ def test_a_number_in_quotation_marks_is_to_be_written_without_them():
     assert caught.value.fix == "Write 1200 without quotation marks."
 
 
+PROGRAM = "name: x\ntrainer: {command: [python, train.py]}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "fix"),
+    [
+        (
+            PROGRAM.replace("train.py", "train.py, 1"),
+            "2:39: trainer.command.2: must be a valid string, not 1",
+            "Put trainer.command.2 into quotation marks, without which YAML reads a number.",
+        ),
+        (
+            f"{PROGRAM}image: {{python: 3.11}}\n",
+            "3:9: image.python: must be '3.11', '3.12' or '3.13', not 3.11",
+            "Put image.python into quotation marks, without which YAML reads a number.",
+        ),
+        (
+            f"{PROGRAM}entropy: {{supervised: off}}\n",
+            "3:11: entropy.supervised: must be a valid boolean, not 'off'",
+            "Write false, since YAML 1.2 has no other word for it.",
+        ),
+        (
+            f"{PROGRAM}seeds.root: 1\n",
+            "3:1: seeds.root is not a known key",
+            "Write root as a key of the section seeds, since no key has a dot.",
+        ),
+        (
+            f"{PROGRAM}seeds: {{root: '1_000'}}\n",
+            "3:9: seeds.root: must be a valid integer, not '1_000'",
+            "Write 1_000 without quotation marks.",
+        ),
+        (
+            f"{PROGRAM}seeds: {{root: 1e300}}\n",
+            "3:9: seeds.root: must be a valid integer, not 1e+300",
+            "Change seeds.root.",
+        ),
+        (
+            f"{PROGRAM}data: {{}}\n",
+            "3:1: data: must have at least 1 item",
+            "Change data.",
+        ),
+        (
+            f"{PROGRAM}data: {{A B: {{path: x}}}}\n",
+            "3:8: data.A B: has characters or a form that are not allowed, not 'A B'",
+            "Use at most 64 lower-case letters",
+        ),
+        (
+            f"{PROGRAM}data: {{a: {{path: x, sha256: {'AB' * 32}}}}}\n",
+            "3:21: data.a.sha256: has characters or a form that are not allowed",
+            "Write 64 hexadecimal digits, in lower case.",
+        ),
+        (
+            PROGRAM.replace("]", "], outputs: ['!']"),
+            "2:50: trainer.outputs.0: has characters or a form that are not allowed, not '!'",
+            "Write patterns that are not empty, such as 'results/*' or '!*.log'.",
+        ),
+    ],
+)
+def test_of_a_value_that_is_nearly_right_the_only_complaint_says_how_to_write_it(
+    text, message, fix
+):
+    with pytest.raises(CapsuleError) as caught:
+        parse_spec(text.encode(), "s.yaml")
+    assert caught.value.message.startswith(f"s.yaml:{message}")
+    assert caught.value.message.count("\n") == 0
+    assert caught.value.fix.startswith(fix)
+
+
+def test_a_list_with_too_few_valid_items_is_too_short():
+    environment = "{suite: gymnasium, id: x, frames: image, images: [left]}"
+    with pytest.raises(CapsuleError) as caught:
+        parse_spec(SPEC.replace("{suite: minatar, game: breakout}", environment).encode(), "s")
+    assert "environment.images: must have at least 2 items" in caught.value.message
+
+
 @pytest.mark.parametrize(
     ("schema", "kind", "model", "command"),
     [

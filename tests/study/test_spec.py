@@ -100,9 +100,7 @@ def test_a_wrong_field_of_the_study_is_refused(tmp_path, old, new, message):
 def test_a_study_has_groups(tmp_path):
     head, _, _ = STUDY.partition("groups:")
     assert "groups is missing" in refused(tmp_path, head).message
-    assert "groups: Dictionary should have at least 1 item" in (
-        refused(tmp_path, head + "groups: {}\n").message
-    )
+    assert "groups: must have at least 1 item" in (refused(tmp_path, head + "groups: {}\n").message)
 
 
 @pytest.mark.parametrize("text", ["", "[1, 2]", "tiny"])

@@ -15,6 +15,7 @@ from capsule.experiment.canonical import sha256_file, sha256_hex, write_atomic
 from capsule.experiment.lock import Lock, LockedData
 from capsule.experiment.spec import DataSpec
 from capsule.host.errors import CapsuleError
+from capsule.host.folders import real_path
 from capsule.host.network import trusted_certificates
 from capsule.host.wording import counted
 from capsule.image.archives.layers import plain_path
@@ -84,13 +85,7 @@ def _captured(
     if spec.url is not None:
         place, listing = _fetched(name, spec, spec.url, cache, pinned, progress)
     elif spec.path is not None:
-        place = (base / Path(spec.path).expanduser()).resolve()
-        if not place.exists():
-            raise CapsuleError(
-                "CAP-L301",
-                f"data.{name}.path {spec.path!r}: {place} does not exist",
-                fix="Name a file or a folder, relative to the spec.",
-            )
+        place = _existing(name, spec.path, base)
         listing = _listed(name, place, cache, progress)
     else:
         raise CapsuleError(
@@ -100,6 +95,27 @@ def _captured(
         )
     _check_expected(name, spec, listing)
     return listing, place
+
+
+def _existing(name: str, path: str, base: Path) -> Path:
+    """Return the place of a data set.
+
+    Raises:
+        CapsuleError: CAP-L301, nothing is there; CAP-L302, the lock will be there; CAP-L305, it
+            cannot be reached.
+    """
+    place = real_path(base / Path(path).expanduser())
+    code, reason = "CAP-L301", "does not exist"
+    fix = "Name a file or a folder, relative to the spec."
+    try:
+        if place.is_dir() and real_path(base).is_relative_to(place):
+            code, reason = "CAP-L302", "has the spec in it, and would change with its lock"
+            fix = "Move the data set into a folder of its own."
+        elif place.exists():
+            return place
+    except OSError as error:
+        code, reason = "CAP-L305", f"cannot be read: {error.strerror}"
+    raise CapsuleError(code, f"data.{name}.path {path!r}: {place} {reason}", fix=fix)
 
 
 def _listed(name: str, place: Path, cache: Cache, progress: Progress) -> Listing:

@@ -8,7 +8,7 @@ holds what was downloaded, and what a bundle carried. All of that is hashed befo
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -108,6 +108,30 @@ def parse_places(texts: Sequence[str]) -> dict[str, Path]:
     return places
 
 
+def check_places(given: Mapping[str, Path], names: Collection[str]) -> None:
+    """Check where the user says that data sets are.
+
+    Args:
+        given: The places.
+        names: The data sets of the spec or of its lock.
+
+    Raises:
+        CapsuleError: CAP-E045, a path does not exist, or there is no data set of that name.
+    """
+    for name, path in given.items():
+        if name not in names:
+            reason = f"the data sets of the lock are {', '.join(names) or 'none'}"
+        elif not path.exists():
+            reason = "the path does not exist"
+        else:
+            continue
+        raise CapsuleError(
+            "CAP-E045",
+            f"--data {name}={path}: {reason}",
+            fix="Name a data set of the lock, and the file or folder where it lies.",
+        )
+
+
 def find_data(
     lock: Lock, cache: Cache, progress: Progress, given: Mapping[str, Path] | None = None
 ) -> dict[str, FoundData]:
@@ -125,18 +149,7 @@ def find_data(
             this machine.
     """
     pins, given = lock.data or {}, given or {}
-    for name, path in given.items():
-        if name not in pins:
-            reason = f"the data sets of the lock are {', '.join(pins) or 'none'}"
-        elif not path.exists():
-            reason = "the path does not exist"
-        else:
-            continue
-        raise CapsuleError(
-            "CAP-E045",
-            f"--data {name}={path}: {reason}",
-            fix="Name a data set of the lock, and the file or folder where it lies.",
-        )
+    check_places(given, pins)
     return {name: _find(name, pin, cache, progress, given.get(name)) for name, pin in pins.items()}
 
 

@@ -25,6 +25,7 @@ from capsule.experiment.patterns import chosen
 from capsule.experiment.spec import CodeSpec
 from capsule.host.encoding import is_utf8
 from capsule.host.errors import CapsuleError
+from capsule.host.folders import real_path
 from capsule.host.run_directory import LOCK, STUDY_LOCK
 from capsule.image.archives.layer_reader import read_layer
 from capsule.image.archives.layers import (
@@ -92,12 +93,16 @@ def capture_project(
             CAP-L206 a file of it, or git's diff, seems to hold a credential.
     """
     tree = _Tree(
-        root=(base / code.path).resolve(),
+        root=real_path(base / code.path),
         patterns=code.files,
-        leave_out=frozenset(path.resolve() for path in leave_out),
+        leave_out=frozenset(map(real_path, leave_out)),
     )
-    if not tree.root.is_dir():
-        raise _rejected("CAP-L201", f"code.path {code.path!r}: {tree.root} is not a folder")
+    try:
+        reason = "" if tree.root.is_dir() else "is not a folder"
+    except OSError as error:
+        reason = f"cannot be read: {error.strerror}"
+    if reason:
+        raise _rejected("CAP-L201", f"code.path {code.path!r}: {tree.root} {reason}")
     # In a submodule or a linked work tree, .git is a file.
     repository = any((folder / ".git").exists() for folder in (tree.root, *tree.root.parents))
     listed = _git_files(tree.root) if repository else _all_files(tree.root)

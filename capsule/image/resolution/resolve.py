@@ -13,7 +13,7 @@ from capsule.host.errors import CapsuleError
 from capsule.image.cache import Cache
 from capsule.image.distribution import distribution_of
 from capsule.image.requirements import read_requirement
-from capsule.image.resolution.sources import MachineSources, machine_sources
+from capsule.image.resolution.sources import MachineSources, machine_sources, require_folders
 from capsule.image.resolution.wheels import ResolvedWheel, compile_wheels
 
 
@@ -38,6 +38,7 @@ def resolve_wheels(
     """
     requested = parse_requirements(spec.image.packages)
     requirements = [*requested.values(), *own]
+    require_folders(spec.image.sources)
     sources = machine_sources(spec.image.sources)
     failures: list[CapsuleError] = []
     for backend in torch_backends(spec.accelerator, sources):

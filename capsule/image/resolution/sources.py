@@ -134,6 +134,29 @@ def machine_sources(spec: SourcesSpec) -> MachineSources:
     return merge_sources(parse_pip_configuration(process.stdout), spec)
 
 
+def require_folders(spec: SourcesSpec) -> None:
+    """Check that the folders that a spec names are there. pip and uv would ignore others.
+
+    Raises:
+        CapsuleError: CAP-L105, one is not.
+    """
+    for link in spec.find_links:
+        folder = _local(link)
+        if folder is not None and not _is_folder(folder):
+            raise CapsuleError(
+                "CAP-L105",
+                f"image.sources.find_links: {folder} is not a folder that can be read",
+                fix="Name a folder with wheels, relative to the spec, or the address of a page.",
+            )
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # its name is too long, or a folder above it cannot be entered
+        return False
+
+
 def parse_pip_configuration(listing: str) -> dict[str, str]:
     """Parse ``pip config list``: the value of each option as ``pip download`` would see it.
 

@@ -44,7 +44,7 @@ def test_a_program_needs_a_command_and_nothing_else():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("trainer.command=[]", "trainer.command: Tuple should have at least 1 item"),
+        ("trainer.command=[]", "trainer.command: must have at least 1 item"),
         ("trainer.command=['']", "trainer.command.0: String should have at least 1 character"),
         ("trainer.outputs=['!']", "trainer.outputs.0: has characters or a form"),
         ("trainer.output=['*']", "trainer.output is not a known key"),

@@ -49,6 +49,26 @@ def test_a_data_set_must_be_somewhere(tmp_path, cache, spec, said):
     assert caught.value.code == "CAP-L301"
 
 
+def test_a_path_that_leads_nowhere_is_named(tmp_path, cache):
+    (tmp_path / "loop").symlink_to("loop")
+    for path, code, said in (
+        ("loop", "CAP-L301", "loop does not exist"),
+        ("a" * 300, "CAP-L305", "cannot be read: File name too long"),
+    ):
+        with pytest.raises(CapsuleError, match=said) as caught:
+            capture({"path": path}, tmp_path, cache)
+        assert caught.value.code == code
+        assert f"data.digits.path '{path}'" in caught.value.message
+
+
+@pytest.mark.parametrize("path", [".", "", "..", "../specs", "/"])
+def test_a_data_set_does_not_hold_the_lock_that_pins_it(tmp_path, cache, path):
+    (tmp_path / "specs").mkdir()
+    with pytest.raises(CapsuleError, match="has the spec in it") as caught:
+        capture({"path": path}, tmp_path / "specs", cache)
+    assert caught.value.code == "CAP-L302"
+
+
 def test_a_changed_file_is_named_until_it_is_pinned_again(folder, cache):
     pin = capture({"path": "digits"}, folder.parent, cache)
     (folder / "1.txt").write_text("2\n3\n")

@@ -398,7 +398,13 @@ def test_sizes_and_counts_are_bounded(tree, cache, monkeypatch):
 
 
 def test_a_missing_or_empty_tree_is_refused(tree, cache, tmp_path):
-    refused("CAP-L201", tmp_path / "nowhere", cache)
+    (tmp_path / "loop").symlink_to("loop")
+    for name, said in (
+        ("nowhere", "is not a folder"),
+        ("loop", "is not a folder"),
+        ("a" * 300, "cannot be read: File name too long"),
+    ):
+        assert said in refused("CAP-L201", tmp_path / name, cache)
     refused("CAP-L203", tree, cache, "*.rs")
 
 

@@ -13,6 +13,7 @@ from capsule.image.resolution.sources import (
     machine_sources,
     merge_sources,
     parse_pip_configuration,
+    require_folders,
     write_index,
 )
 from tests.image.conftest import forget_pip_variables
@@ -171,3 +172,14 @@ def test_index_of_local_folders(tmp_path):
     assert page.count("<a href=") == 2
     assert f"{first.as_uri()}/My_Pkg-1.0%2Bcpu-py3-none-any.whl#sha256={'ab' * 32}" in page
     assert len(hashed) == 2
+
+
+def test_a_folder_of_wheels_that_is_missing_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    require_folders(SourcesSpec(find_links=(str(tmp_path), "https://pages.example/w")))
+    for name in ("nowhere", "file", "a" * 300):
+        folder = tmp_path / name
+        for link in (str(folder), folder.as_uri()):
+            with pytest.raises(CapsuleError, match=f"find_links: {folder} is not a fol") as caught:
+                require_folders(SourcesSpec(find_links=(link,)))
+            assert caught.value.code == "CAP-L105"
