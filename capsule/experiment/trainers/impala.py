@@ -117,7 +117,7 @@ class ImpalaTrainer(Model):
     """Importance-weighted actor-learner (IMPALA).
 
     The defaults are those of Espeholt et al. 2018, arXiv:1802.01561, Table G.1, which does not give
-    ``network``, ``actors``, ``schedule``, ``truncation`` and ``initialization``.
+    network, actors, schedule, truncation and initialization.
     """
 
     algorithm: Literal["impala"]

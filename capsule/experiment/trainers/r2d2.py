@@ -29,7 +29,7 @@ class R2d2Trainer(Model):
 
     The defaults are those of Kapturowski et al. 2019, OpenReview r1lyTjAqYX, Table 2 and section
     2.3. Other values are those of Ape-X (Horgan et al. 2018, arXiv:1803.00933), as the paper says,
-    except for ``update_interval``, which gives the paper's replay ratio.
+    except for update_interval, which gives the paper's replay ratio.
     """
 
     algorithm: Literal["r2d2"]
