@@ -1,9 +1,8 @@
 """Learning curves at MinAtar's five games: Capsule's beside those of stable-baselines3.
 
 Trains stable-baselines3's A2C and DQN for 1.6 million frames of each game, one seed, and draws
-their evaluations beside those of the studies of IMPALA (``results/minatar``) and DQN
-(``results/minatar-dqn``, and ``results/minatar-dqn-constant`` with the scale of Young and Tian's
-constant in RMSProp). The latter are read from the signed files, as far as they are published.
+their evaluations beside those of the studies of IMPALA and DQN, which are read from the signed
+files in ``results``, as far as they are published.
 Each agent plays 100 episodes with the greedy policy after every 400,000 frames, and has the network
 of Young and Tian 2019 (arXiv:1903.03176): 16 filters of 3x3 and 128 hidden units. The games take
 all six actions, sticky with probability 0.1, and an episode ends after 5,000 frames, as in Capsule.
@@ -39,9 +38,9 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "minatar-curves.json"
 STUDIES = {
-    "Capsule's DQN": "minatar-dqn",
-    "Capsule's DQN with their constant": "minatar-dqn-constant",
-    "Capsule's IMPALA": "minatar",
+    "minatar-dqn": "Capsule's DQN",
+    "minatar-dqn-freeway-seaquest": "Capsule's DQN",
+    "minatar": "Capsule's IMPALA",
 }
 BASELINES = {"a2c": "stable-baselines3's A2C", "dqn": "stable-baselines3's DQN"}
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
@@ -232,7 +231,7 @@ def study_lines() -> Iterator[tuple[str, str, Line]]:
     from capsule.bundle.trust import TrustPolicy
     from capsule.study.study_bundle import open_study
 
-    for name, folder in STUDIES.items():
+    for folder, name in STUDIES.items():
         published = HERE.parent / "results" / folder
         if not published.is_dir():
             continue
