@@ -175,6 +175,6 @@ def _table(*heads: str) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(*heads, box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table = Table(*heads, box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.columns[heads.index("game")].overflow = "fold"
     return table
