@@ -21,7 +21,11 @@ UNSEEDED = (
     "--set", "evaluation.interval=240",
     "--set", "recording.checkpoint_interval=240",
 )  # fmt: skip
-RECORDED = (*UNSEEDED, "--set", "entropy.mode=recorded")
+RECORDED = (
+    *UNSEEDED,
+    "--set", "entropy.mode=recorded",
+    "--set", "recording.segment_states=false",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
