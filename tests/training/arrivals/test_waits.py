@@ -349,7 +349,7 @@ def test_a_wait_without_a_name_is_called_after_its_place(tmp_path):
 
 def test_without_a_name_and_the_library_of_random_profiles_a_wait_is_refused(tmp_path):
     assert submitted(tmp_path) is None
-    with pytest.raises(CapsuleError, match=r"CAP-T382 .*entropy\.mode: system") as caught:
+    with pytest.raises(CapsuleError, match=r"CAP-T382 .*no preloaded library") as caught:
         wait_name(tmp_path, None)
     assert caught.value.exit_code == ExitCode.TRAINING_FAILED
     assert "name=..." in caught.value.fix
