@@ -271,8 +271,8 @@ def image_relaxations(
     outside = []
     if engine == "process":
         outside.append("engine=process")
-        # In the pod of a cluster, a run without namespaces of its own can be alone, too, but its
-        # paths are those of the pod.
+        # In a pod, the launcher can be the first process although the run has no namespaces of its
+        # own. The run's paths are then those of the pod.
         if not (report.numbers_pinned and mechanisms.surroundings.fixed_paths):
             outside.append(NO_NAMESPACES)
     return tuple(sorted([*relaxations(lock.spec), *outside]))

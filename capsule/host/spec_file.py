@@ -109,7 +109,7 @@ def _apply(overrides: Sequence[str], document: YamlDocument) -> None:
             raise CapsuleError(
                 "CAP-S004",
                 f"override {override!r} is more than one value",
-                fix="Give each field a --set of its own.",
+                fix="Use one --set for each field.",
             )
         document.set(name, given.tree["value"], "set on the command line")
 

@@ -110,7 +110,7 @@ def _existing(name: str, path: str, base: Path) -> Path:
     try:
         if place.is_dir() and real_path(base).is_relative_to(place):
             code, reason = "CAP-L302", "has the spec in it, and would change with its lock"
-            fix = "Move the data set into a folder of its own."
+            fix = "Move the data set into another folder, without the spec."
         elif place.exists():
             return place
     except OSError as error:
