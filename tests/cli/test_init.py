@@ -77,11 +77,6 @@ def test_a_link_that_leads_nowhere_is_not_followed(empty):
     assert not (empty / "elsewhere.yaml").exists()
 
 
-def test_the_next_command_can_be_copied_into_a_shell(empty):
-    done = capsule("init", "my folder/spec.yaml")
-    assert done.stderr == "next: capsule build 'my folder/spec.yaml'\n"
-
-
 def test_a_missing_folder_is_made(empty):
     assert capsule("init", "new/folder/spec.yaml").exit_code == 0
     assert (empty / "new" / "folder" / "spec.yaml").read_bytes() == SMALL.read_bytes()
