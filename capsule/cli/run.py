@@ -107,17 +107,18 @@ def command(
         chosen = open_engine(_engine(engine, resume), progress=reporter.note)
         _remove_containers(resume, chosen, reporter.note)
         _check_embedding(chosen.name, embed_image=embed_image)
-        # From here on files are made. Without an engine, the command has ended before that.
-        directory, lock, sources = _directory(resume, spec, overrides, output, cache, reporter.note)
+        lock, sources = _lock(resume, spec, overrides, cache, reporter.note)
         if workers is not None:
             chosen = OnCluster(chosen, workers)
-        fingerprint = take_fingerprint(chosen.describe(), directory)
-        for finding in check_requirements(lock, fingerprint):
+        here = take_fingerprint(chosen.describe(), resume or output)
+        for finding in check_requirements(lock, here):
             raise finding
-        fingerprint = _kept(directory, fingerprint)
+        found = find_data(lock, cache, reporter.note, places)
+        # The run directory is made only now, when this machine has all that the run requires.
+        directory = resume or _new_directory(output, lock)
+        fingerprint = _kept(directory, here)
         if warning := gpu_warning(lock.spec, fingerprint):
             reporter.note(warning)
-        found = find_data(lock, cache, reporter.note, places)
         # The default key is made only now, when nothing else is missing.
         key_file, private_key = signing_key()
         image = execution.prepare(lock, chosen, cache, sources=sources, reporter=reporter)
@@ -244,15 +245,14 @@ def _following(
     return lambda directory, reporter: follow(metrics, directory, reporter)
 
 
-def _directory(
+def _lock(
     resume: Path | None,
     spec: Path,
     overrides: list[str] | None,
-    output: Path,
     cache: Cache,
     progress: Callable[[str], None],
-) -> tuple[Path, Lock, SourcesSpec]:
-    """Make a new run directory for a spec, or return the one to resume with its lock.
+) -> tuple[Lock, SourcesSpec]:
+    """Return the lock of a spec, or of the run to resume, and the sources of its packages.
 
     Raises:
         CapsuleError: CAP-E008, another process runs in the one to resume; CAP-S006, the overrides
@@ -264,10 +264,7 @@ def _directory(
     from capsule.image.lockfile import read_lock, write_lock
 
     if resume is None:
-        lock, sources = locked(spec, overrides, cache, progress=progress)
-        directory = _new_directory(output, lock.spec.name)
-        write_lock(directory / LOCK, lock)
-        return directory, lock, sources
+        return locked(spec, overrides, cache, progress=progress)
     if (resume / WORK).is_dir():
         # execute() holds the folder itself. Before that, the lock and metrics are written.
         with exclusive(resume / WORK):
@@ -279,7 +276,7 @@ def _directory(
             raise _not_overridden(overrides, f"the run in {resume}, which has finished")
         lock = changed
         write_lock(resume / LOCK, lock)
-    return resume, lock, SourcesSpec()
+    return lock, SourcesSpec()
 
 
 def _engine(wanted: EngineChoice, resume: Path | None) -> EngineChoice:
@@ -403,16 +400,19 @@ def _not_overridden(overrides: list[str], what: str) -> CapsuleError:
     )
 
 
-def _new_directory(output: Path, name: str) -> Path:
-    """Make ``OUTPUT/NAME-UTC``, with a counter if two runs start in one second."""
+def _new_directory(output: Path, lock: Lock) -> Path:
+    """Make ``OUTPUT/NAME-UTC``, with a counter if two runs start in one second, with the lock."""
+    from capsule.image.lockfile import write_lock
+
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     for attempt in range(1, 1000):
         suffix = "" if attempt == 1 else f"-{attempt}"
-        directory = output / f"{name}-{stamp}{suffix}"
+        directory = output / f"{lock.spec.name}-{stamp}{suffix}"
         try:
             output.mkdir(parents=True, exist_ok=True)
             directory.mkdir(mode=0o700)  # a run may have another user id (CAP-E042)
         except FileExistsError:
             continue
+        write_lock(directory / LOCK, lock)
         return directory
-    raise FileExistsError(output / f"{name}-{stamp}")
+    raise FileExistsError(output / f"{lock.spec.name}-{stamp}")

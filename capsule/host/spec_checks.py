@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
+from capsule.experiment.evaluation import EvaluationSpec
 from capsule.experiment.fields import Model
 from capsule.experiment.spec import (
     AtariEnvironment,
@@ -117,17 +119,16 @@ def _without_requests(
 
 
 def _of_impala(trainer: ImpalaTrainer) -> Iterator[Wrong]:
-    fields = type(trainer).model_fields
-    if trainer.network == "residual" and trainer.hidden_units != fields["hidden_units"].default:
+    if trainer.network == "residual" and _given(trainer, "hidden_units"):
         yield _wrong(
             "trainer.hidden_units",
             f" {trainer.hidden_units} does not apply to trainer.network 'residual', which has 256",
         )
-    epsilon = trainer.correction_epsilon
-    if trainer.correction != "epsilon" and epsilon != fields["correction_epsilon"].default:
+    if trainer.correction != "epsilon" and _given(trainer, "correction_epsilon"):
         yield _wrong(
             "trainer.correction_epsilon",
-            f" {epsilon} does not apply to trainer.correction {trainer.correction!r}",
+            f" {trainer.correction_epsilon} does not apply to trainer.correction "
+            f"{trainer.correction!r}",
         )
     yield from _of_ratios(trainer)
     if trainer.replay is not None and trainer.replay.capacity < trainer.replay.unrolls:
@@ -200,6 +201,22 @@ def _of_evaluation(spec: TrainingSpec) -> Iterator[Wrong]:
             f" {minutes} is less than one step, so that every return would be 0",
             "Raise it; a minute has 3600 emulator frames.",
         )
+    if spec.evaluation.noop_max:
+        for name in _without_ranked_starts(spec.evaluation):
+            yield _wrong(
+                f"evaluation.{name}",
+                f" {getattr(spec.evaluation, name)} does not apply to evaluation.noop_max, with "
+                "which no start sequences are ranked",
+            )
+
+
+def _without_ranked_starts(evaluation: EvaluationSpec) -> Iterator[str]:
+    """Yield the given fields about the ranking of start sequences."""
+    yield from (name for name in ("min_actions", "max_actions") if _given(evaluation, name))
+    # More than by default may be needed: starts <= shortlist <= candidates must hold.
+    for name in ("candidates", "shortlist"):
+        if _given(evaluation, name) and evaluation.starts <= _default(evaluation, name):
+            yield name
 
 
 def _of_network(spec: TrainingSpec) -> Iterator[Wrong]:
@@ -222,7 +239,11 @@ def _activation(network: LayersSpec | ModuleSpec, layers: str) -> Iterator[Wrong
 
 def _given(model: Model, name: str) -> bool:
     """Tell whether a field has another value than by default."""
-    return bool(getattr(model, name) != type(model).model_fields[name].default)
+    return bool(getattr(model, name) != _default(model, name))
+
+
+def _default(model: Model, name: str) -> Any:
+    return type(model).model_fields[name].default
 
 
 def _kernels(spec: TrainingSpec, network: LayersSpec) -> Iterator[Wrong]:

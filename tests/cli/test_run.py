@@ -12,9 +12,10 @@ from capsule.cli import run
 from capsule.engine import select
 from capsule.engine.supervise import exclusive
 from capsule.experiment.contract import LEDGER, RESULT
+from capsule.experiment.spec import MAX_MEBIBYTES
 from capsule.host.errors import CapsuleError
 from capsule.host.run_directory import FINGERPRINT, LOCK, WORK, started
-from capsule.image.lockfile import write_lock
+from capsule.image.lockfile import read_lock, write_lock
 from capsule.machine.fingerprint import take_fingerprint
 from tests.cli.conftest import SMALL, capsule
 from tests.verification.runs import make_lock
@@ -48,12 +49,12 @@ def test_the_outputs_of_a_finished_run_are_not_chosen_anew(directory, outputs):
     """They were listed by the choice in the lock, and are not listed again."""
     (directory / WORK / RESULT).touch()
     before, words = (directory / LOCK).read_bytes(), [f"trainer.outputs={outputs}"]
-    asked = (directory, None, words, None, None, None)
+    asked = (directory, None, words, None, None)
     if outputs == "[one]":  # as in the lock
-        assert run._directory(*asked)[0] == directory
+        assert run._lock(*asked)[0] == read_lock(directory / LOCK)
     else:
         with pytest.raises(CapsuleError, match=r"CAP-S006 .* which has finished"):
-            run._directory(*asked)
+            run._lock(*asked)
     assert (directory / LOCK).read_bytes() == before
 
 
@@ -225,3 +226,14 @@ def test_a_file_in_the_place_of_the_folder_of_runs_is_found_before_anything_is_m
     done = capsule("run", SMALL, *words)
     assert done.exit_code == 2
     assert f"CAP-X004: the output '{tmp_path / 'runs'}' cannot be written" in done.stderr
+
+
+def test_what_the_machine_lacks_is_found_before_a_run_directory_is_made(tmp_path):
+    generate(tmp_path / "alice")
+    lock = tmp_path / "large.lock.json"
+    write_lock(lock, make_lock({**PROGRAM, "limits": {"memory_mb": MAX_MEBIBYTES}}))
+    words = ["--key", tmp_path / "alice", "--output", tmp_path / "runs", "--engine", "process"]
+    done = capsule("run", lock, *words)
+    assert done.exit_code == 4
+    assert "CAP-M005" in done.stderr
+    assert not (tmp_path / "runs").exists()
