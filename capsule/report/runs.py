@@ -27,6 +27,7 @@ from capsule.host.errors import CapsuleError
 from capsule.host.folders import occupied_bytes
 from capsule.host.run_directory import BUNDLES, LOCK, WORK, run_directories, started
 from capsule.image.lockfile import read_lock
+from capsule.report.scores import tasks
 from capsule.report.subject import evaluation_points
 from capsule.report.text import bytes_text, printable
 
@@ -53,8 +54,10 @@ class FoundRun(NamedTuple):
         lock: What is run; None if it is damaged.
         step: Agent steps done, as the run last reported; None if it has not.
         total_steps: Agent steps of the whole run; None where a program does not say.
-        evaluation_return: Mean return of the last evaluation; None without one.
-        episode_return: Mean return of the last 100 episodes of the training, as last reported.
+        evaluation_return: Mean return of the last evaluation; None without one, or with several
+            games.
+        episode_return: Mean return of the last 100 episodes of the training, as last reported; None
+            with several games.
         bundle: The signed bundle; None before the end.
         problem: Why a run failed or is damaged: a code and a message.
     """
@@ -146,16 +149,18 @@ def _read_run(path: Path) -> FoundRun:
         state, failure = "failed", read_document(work / contract.FAILURE, contract.Failure)
     else:
         state = "interrupted"
+    lock = read_lock(path / LOCK)
+    one_task = len(tasks(lock)) == 1  # returns of different games have no mean
     return FoundRun(
         path=path,
         state=state,
         started=started(path),
         bytes=sum(occupied_bytes(entry.facts) for entry in entries_beneath(path)),
-        lock=read_lock(path / LOCK),
+        lock=lock,
         step=None if event is None else event.step,
         total_steps=None if event is None else event.total_steps,
-        evaluation_return=_evaluation_return(work / contract.EVALUATION),
-        episode_return=_episode_return(work / contract.EVENTS),
+        evaluation_return=_evaluation_return(work / contract.EVALUATION) if one_task else None,
+        episode_return=_episode_return(work / contract.EVENTS) if one_task else None,
         bundle=bundles[-1] if bundles else None,
         problem=None if failure is None else f"{failure.code}: {failure.message}",
     )

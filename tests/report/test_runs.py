@@ -92,6 +92,15 @@ def test_returns_that_are_not_finite_are_null_in_json(tmp_path, value):
     assert (document["evaluation_return"], document["episode_return"]) == (None, None)
 
 
+def test_returns_of_different_games_are_not_averaged(tmp_path):
+    directory = make_run(tmp_path, "one", runs.POPULATION)
+    write_event(directory, step=640, episode_return=12.0)
+    evaluation = runs.evaluation({640: (-21.0, 40.0, -19.0, 50.0)})
+    (directory / WORK / contract.EVALUATION).write_bytes(evaluation.document())
+    found = read_run(directory)
+    assert (found.evaluation_return, found.episode_return) == (None, None)
+
+
 def test_looking_at_a_run_does_not_keep_it_from_starting(tmp_path):
     assert not is_held(tmp_path)
     with exclusive(tmp_path):
