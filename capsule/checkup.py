@@ -41,13 +41,13 @@ from capsule.image.resolution.debian import shipped_base
 from capsule.image.resolution.fetch import fetch_debian
 from capsule.image.resolution.sources import machine_sources
 from capsule.image.resolution.wheels import compile_wheels
+from capsule.machine.compare import NEEDED_FLAGS
 from capsule.machine.devices import VISIBLE, Device, read_devices, visible_devices
 from capsule.machine.fingerprint import read_cpu
 from capsule.machine.gpu import load_nvml, read_gpus
 from capsule.machine.self_test import GpuSelfTest, SelfTest
 
 Status = Literal["ok", "warning", "problem", "unchecked"]
-_NEEDED_FLAGS = ("avx2", "fma")  # of the portable numerics profiles
 _LITTLE_DISK, _NO_DISK = 10 << 30, 2 << 30
 _PROGRAMS = {
     "git": "to record the commit of a program's source tree",
@@ -188,7 +188,7 @@ def check_processor() -> Check:
     """Check that the processor has what the portable numerics profiles need."""
     cpu = read_cpu()
     name = cpu.name or "an unknown processor"
-    missing = [flag for flag in _NEEDED_FLAGS if flag not in cpu.flags]
+    missing = sorted(NEEDED_FLAGS["portable-v3"] - set(cpu.flags))
     if not missing:
         cores = cpu.usable_cores
         number = "an unknown number of cores" if cores is None else counted(cores, "usable core")

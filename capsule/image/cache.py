@@ -247,7 +247,7 @@ class Cache:
             return
         self._used = True
         try:
-            descriptor = self._open_use()
+            descriptor = _open_lock(self.root / USE)
         except OSError as error:
             if error.errno not in _DENIED:
                 raise
@@ -255,9 +255,6 @@ class Cache:
         # The kernel releases the lock with its descriptor, also if the process is killed.
         weakref.finalize(self, os.close, descriptor)
         lock_open(descriptor, self.root / USE, shared=True)
-
-    def _open_use(self) -> int:
-        return _open_lock(self.root / USE)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -267,7 +264,7 @@ class Cache:
             CapsuleError: CAP-I309, another process uses the cache; CAP-Y020, its file system has no
                 locks.
         """
-        descriptor = self._open_use()
+        descriptor = _open_lock(self.root / USE)
         try:
             if not lock_open(descriptor, self.root / USE, wait=False):
                 raise CapsuleError(

@@ -182,7 +182,7 @@ def _reachable(
 def _runs_at_start(path: str, site: str) -> bool:
     """Tell if every start of the image's interpreter executes a file, or whether it is one."""
     folder, _, name = path.rpartition("/")
-    # This folder is the first of PATH in every image (images/debian-12.yaml), so a file of such a
+    # This folder is the first of PATH in every image (images/common.yaml), so a file of such a
     # name would be started in place of Debian's interpreter.
     if folder == "usr/local/bin":
         return name.removeprefix("python").replace(".", "").isdigit() or name == "python"

@@ -1,7 +1,7 @@
 """Recipes: what an image holds besides the packages that a spec names.
 
-A recipe is a declarative file in ``images/``, on top of the file of its base. Joined, they are part
-of a lock, by digest.
+A recipe is a declarative file in ``images/``, on top of the file of its base, and that on top of
+``common.yaml``. Joined, they are part of a lock, by digest.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def load_recipe(name: str, base: str) -> Recipe:
     from ruamel.yaml.error import YAMLError
 
     try:
-        tree = _joined(_read(base), _read(name)) | {"base": base}
+        tree = functools.reduce(_joined, map(_read, ("common", base, name))) | {"base": base}
         # JSON mode turns YAML's lists into the model's tuples; everything else stays strict.
         return Recipe.model_validate_json(canonical_json(tree))
     except (OSError, YAMLError, LookupError, TypeError, ValueError) as error:

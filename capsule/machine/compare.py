@@ -257,7 +257,7 @@ def _system_rows(recorded: Fingerprint, here: Fingerprint, spec: Spec) -> Iterat
         place = ("may differ", "outside a container the host's C library is part of the numerics")
     yield _row("memory_bytes", recorded.memory_bytes, here.memory_bytes, _IRRELEVANT)
     yield _row("kernel", recorded.kernel, here.kernel, _IRRELEVANT)
-    yield _row("os", _release(recorded), _release(here), _IRRELEVANT)
+    yield _row("os", recorded.os.title or None, here.os.title or None, _IRRELEVANT)
     yield _row(
         "scratch",
         recorded.scratch,
@@ -287,10 +287,6 @@ def _in_container(machine: Fingerprint) -> bool:
 
 def _engine(machine: Fingerprint, fact: str) -> str | None:
     return (machine.engine or {}).get(fact)
-
-
-def _release(machine: Fingerprint) -> str | None:
-    return " ".join(filter(None, (machine.os.id, machine.os.version_id))) or None
 
 
 # --- GPU ----------------------------------------------------------------------------------------
@@ -417,7 +413,9 @@ def _unmet(spec: Spec, here: Fingerprint) -> Iterator[tuple[str, CapsuleError]]:
 def _unmet_cuda(
     accelerator: CudaAccelerator, here: Fingerprint
 ) -> Iterator[tuple[str, CapsuleError]]:
-    asked = " ".join(filter(None, (accelerator.gpu or "any NVIDIA GPU", _capability(accelerator))))
+    asked = accelerator.gpu or "any NVIDIA GPU"
+    if accelerator.compute_capability:
+        asked += f" with compute capability {accelerator.compute_capability}"
     if not here.gpus:
         yield "gpu.name", _no_gpu(asked, here.driver.nvml)
         return
@@ -484,11 +482,6 @@ def _unmet_by_cuda(
         fix="Use a GPU of one of these, or pin a torch in image.packages that is built for this "
         "one (wheels for CUDA 12.6 have code for older GPUs), and lock again.",
     )
-
-
-def _capability(accelerator: CudaAccelerator) -> str | None:
-    wanted = accelerator.compute_capability
-    return f"with compute capability {wanted}" if wanted else None
 
 
 def _no_gpu(asked: str, nvml: str) -> CapsuleError:

@@ -56,6 +56,11 @@ class OperatingSystem(Model):
     id: str | None = Field(default=None, description="ID of os-release, e.g. 'debian'.")
     version_id: str | None = Field(default=None, description="VERSION_ID of os-release, e.g. '12'.")
 
+    @property
+    def title(self) -> str:
+        """Both in one text, e.g. ``debian 12``; empty if neither is known."""
+        return " ".join(filter(None, (self.id, self.version_id)))
+
 
 class Fingerprint(Model):
     """The description of a machine."""

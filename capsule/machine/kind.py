@@ -31,13 +31,12 @@ class MachineKind(Model):
 def machine_kind(machine: Fingerprint, spec: Spec) -> MachineKind:
     """Return the kind of a machine that runs ``spec``; without a GPU if the run needs none."""
     cpu = machine.cpu
-    parts = (machine.os.id, machine.os.version_id)
     return MachineKind(
         processor=f"{cpu.vendor or 'unknown'} {_shown(cpu.family)}/{_shown(cpu.model)}",
         processor_name=cpu.name or "unknown",
         instructions=cpu.flags,
         gpu=_gpu(machine, spec),
-        system=" ".join(part for part in parts if part) or "unknown",
+        system=machine.os.title or "unknown",
         engine=(machine.engine or {}).get("name", "process"),
     )
 

@@ -193,7 +193,7 @@ def machine_of(observations: Observations) -> str:
         machine.cpu.name or "an unknown processor",
         *(gpu.name or "an unknown GPU" for gpu in machine.gpus),
         f"{machine.memory_bytes / (1 << 30):.0f} GiB",
-        " ".join(filter(None, (machine.os.id, machine.os.version_id))),
+        machine.os.title,
     ]
     place = "" if engine in (None, "process") else f" in {engine}"
     return ", ".join(part for part in parts if part) + place

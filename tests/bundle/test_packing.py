@@ -219,8 +219,7 @@ def contained(training, base_layer):
         Layer(name, f"sha256:{digest}", base_layer, base_layer.stat().st_size)
         for name in ("base", "wheels", "code")
     ]
-    identity = "sha256:" + hashlib.sha256(b"{}").hexdigest()
-    image = Image(b"{}", identity, b"{}", identity, tuple(layers), "capsule:test")
+    image = Image(b"{}", tuple(layers), "capsule:test")
     return replace(with_package(training), image=image, engine={"name": "docker"})
 
 

@@ -8,22 +8,12 @@ from typer.testing import CliRunner
 from capsule import execution
 from capsule.cli import build, main
 from capsule.engine.gpu import no_gpu
-from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.spec import SourcesSpec
 from capsule.image.assembly.assemble import Image
 from tests.verification.runs import CARTPOLE, make_lock, merged
 
 CUDA = {"kind": "cuda", "cuda": "13.0", "cudnn": ">=9.10", "driver": ">=580"}
-CONFIG = b"{}"
-MANIFEST = json.dumps({"layers": []}).encode()
-IMAGE = Image(
-    config=CONFIG,
-    config_digest=f"sha256:{sha256_hex(CONFIG)}",
-    manifest=MANIFEST,
-    manifest_digest=f"sha256:{sha256_hex(MANIFEST)}",
-    layers=(),
-    reference="localhost/capsule/cuda:test",
-)
+IMAGE = Image(b"{}", (), "localhost/capsule/cuda:test")
 
 
 class WithoutGpu:

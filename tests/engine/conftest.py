@@ -259,22 +259,4 @@ def _image(layers, reference, labels, author):
             "history": [{"created": CREATED, "created_by": author} for _ in diff_ids],
         }
     ).encode()
-    media = "application/vnd.oci.image"
-    config_digest = f"sha256:{hashlib.sha256(config).hexdigest()}"
-    manifest = json.dumps(
-        {
-            "schemaVersion": 2,
-            "mediaType": f"{media}.manifest.v1+json",
-            "config": {
-                "mediaType": f"{media}.config.v1+json",
-                "digest": config_digest,
-                "size": len(config),
-            },
-            "layers": [
-                {"mediaType": f"{media}.layer.v1.tar", "digest": la.diff_id, "size": la.size}
-                for la in layers
-            ],
-        }
-    ).encode()
-    digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
-    return Image(config, config_digest, manifest, digest, layers, reference)
+    return Image(config, layers, reference)

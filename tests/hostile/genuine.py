@@ -54,7 +54,7 @@ from capsule.experiment.lock import (
 from capsule.experiment.spec import CodeSpec, EntropySpec, GymnasiumEnvironment, ImageSpec, Spec
 from capsule.experiment.trainers import CommandTrainer, DqnTrainer
 from capsule.image.archives.layers import TarEntry, file_entry, write_tar
-from capsule.image.assembly.assemble import Image, image_config, image_manifest
+from capsule.image.assembly.assemble import Image, image_config
 from capsule.image.assembly.making import ASSEMBLER_VERSION, Layer
 from capsule.image.cache import Cache
 from capsule.image.distribution import DEBIAN_12
@@ -364,9 +364,7 @@ def _image(lock: Lock, folder: Path, store: Cache) -> Image:
     config = image_config(
         lock, load_recipe("cpu", "debian-12"), [(la.name, la.diff_id) for la in layers]
     )
-    manifest = image_manifest(config, [(la.diff_id, la.size) for la in layers])
-    digests = (f"sha256:{sha256_hex(document)}" for document in (config, manifest))
-    return Image(config, next(digests), manifest, next(digests), tuple(layers), "localhost/test")
+    return Image(config, tuple(layers), "localhost/test")
 
 
 def _write(run: Path, name: str, document: Model) -> None:

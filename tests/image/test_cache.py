@@ -21,11 +21,6 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Cache:
-    return Cache(tmp_path / "cache")
-
-
-@pytest.fixture
 def source(tmp_path: Path) -> Path:
     path = tmp_path / "source"
     path.write_bytes(CONTENT)
@@ -162,15 +157,6 @@ def test_a_file_in_the_place_of_the_cache_is_named(source, below):
         Cache(source / below).folder("objects")
     assert caught.value.code == "CAP-I308"
     assert "CAPSULE_CACHE" in caught.value.fix
-
-
-def test_a_cache_in_use_is_not_pruned(cache, source):
-    cache.use()
-    with (
-        pytest.raises(CapsuleError, match="another Capsule process"),
-        Cache(cache.root).exclusive(),
-    ):
-        pass
 
 
 def test_a_cache_that_can_only_be_read_is_locked_all_the_same(cache, monkeypatch):

@@ -181,8 +181,8 @@ def test_a_cache_that_another_process_uses_is_not_held_exclusively(root):
 
 def test_a_cache_is_held_for_as_long_as_it_is_used(root):
     cache = Cache(root)
-    cache.folder("derived")
-    with pytest.raises(CapsuleError), Cache(root).exclusive():
+    cache.use()
+    with pytest.raises(CapsuleError, match="another Capsule process"), Cache(root).exclusive():
         pass
     del cache
     with Cache(root).exclusive():
@@ -194,8 +194,9 @@ def test_a_cache_that_can_only_be_read_is_used_without_a_lock(root, monkeypatch)
         raise PermissionError(errno.EACCES, "Permission denied")
 
     cache = Cache(root)
-    monkeypatch.setattr(cache, "_open_use", refuse)
+    monkeypatch.setattr("capsule.image.cache._open_lock", refuse)
     assert cache.folder("derived") == root / "derived"
-    monkeypatch.setattr(Cache, "_open_use", lambda _: os.open(root / "no" / "use", os.O_RDWR))
+    missing = root / "no" / "use"
+    monkeypatch.setattr("capsule.image.cache._open_lock", lambda _: os.open(missing, os.O_RDWR))
     with pytest.raises(FileNotFoundError):
         Cache(root).folder("derived")

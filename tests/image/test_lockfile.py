@@ -67,11 +67,6 @@ def lock_of(spec, wheels=("old",), base="b" * 64, **image):
 
 
 @pytest.fixture
-def cache(tmp_path):
-    return Cache(tmp_path / "cache")
-
-
-@pytest.fixture
 def path(tmp_path):
     return tmp_path / "tiny.lock.json"
 

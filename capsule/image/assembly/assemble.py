@@ -70,20 +70,29 @@ class Image:
 
     Attributes:
         config: OCI image configuration, canonical JSON.
-        config_digest: ``sha256:…`` of ``config``: the identity of the image.
-        manifest: OCI image manifest over uncompressed layers, canonical JSON.
-        manifest_digest: ``sha256:…`` of ``manifest``; engines with a containerd store use it as id.
         layers: From the bottom up.
         reference: Name that the engine gives the image, spelt the same in Docker and Podman; None
             leaves it without one.
     """
 
     config: bytes
-    config_digest: str
-    manifest: bytes
-    manifest_digest: str
     layers: tuple[Layer, ...]
     reference: str | None
+
+    @property
+    def config_digest(self) -> str:
+        """``sha256:…`` of the configuration: the identity of the image."""
+        return f"sha256:{sha256_hex(self.config)}"
+
+    @property
+    def manifest(self) -> bytes:
+        """OCI image manifest over uncompressed layers, canonical JSON."""
+        return image_manifest(self.config, [(each.diff_id, each.size) for each in self.layers])
+
+    @property
+    def manifest_digest(self) -> str:
+        """``sha256:…`` of the manifest; engines with a containerd store use it as id."""
+        return f"sha256:{sha256_hex(self.manifest)}"
 
 
 def assemble(
@@ -366,16 +375,7 @@ def _supplied_code(path: Path, lock: Lock) -> dict[str, bytes]:
 
 def _image(lock: Lock, recipe: Recipe, layers: tuple[Layer, ...]) -> Image:
     config = image_config(lock, recipe, [(layer.name, layer.diff_id) for layer in layers])
-    manifest = image_manifest(config, [(layer.diff_id, layer.size) for layer in layers])
-    config_digest = f"sha256:{sha256_hex(config)}"
-    return Image(
-        config=config,
-        config_digest=config_digest,
-        manifest=manifest,
-        manifest_digest=f"sha256:{sha256_hex(manifest)}",
-        layers=layers,
-        reference=reference_of(recipe.name, config_digest),
-    )
+    return Image(config, layers, reference_of(recipe.name, f"sha256:{sha256_hex(config)}"))
 
 
 def reference_of(recipe: str, config_digest: str) -> str:

@@ -16,17 +16,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from capsule.experiment.beneath import MAX_ENTRIES, UnboundedError, entries_beneath
-from capsule.experiment.canonical import (
-    canonical_json,
-    open_regular,
-    parse_canonical_json,
-    sha256_hex,
-)
+from capsule.experiment.canonical import canonical_json, parse_canonical_json, sha256_hex
 from capsule.experiment.lock import LockedData
 from capsule.host.encoding import is_utf8
 from capsule.host.errors import CapsuleError
 from capsule.host.wording import counted
-from capsule.image.archives.layers import plain_path
+from capsule.image.archives.layers import file_chunks, plain_path
 
 Listing = dict[str, str]
 Progress = Callable[[str], None]
@@ -34,7 +29,6 @@ FOLDER = "folder"
 MAX_LISTING_BYTES = 64 << 20
 
 _FACT = re.compile(r"folder|file (?:0|[1-9][0-9]{0,15}) [0-9a-f]{64}|symlink [^\0\n\r]{1,4096}")
-_CHUNK = 1 << 20
 _TELL_SECONDS = 5.0
 _EVERYONE_READS, _EVERYONE_ENTERS = stat.S_IROTH, stat.S_IROTH | stat.S_IXOTH
 
@@ -64,11 +58,11 @@ class Meter:
     def sha256(self, path: Path) -> str:
         """Hash a regular file, and count its bytes."""
         digest = hashlib.sha256()
-        # A file that was listed may have been replaced by a link or a pipe by now.
-        with open_regular(path, follow=False) as stream:
-            while chunk := stream.read(_CHUNK):
-                digest.update(chunk)
-                self.add(len(chunk))
+        # A file that was listed may have been replaced by a link or a pipe by now, which this
+        # rejects.
+        for chunk in file_chunks(path):
+            digest.update(chunk)
+            self.add(len(chunk))
         return digest.hexdigest()
 
 

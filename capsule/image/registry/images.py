@@ -10,14 +10,14 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import re
 import zlib
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
-from capsule.experiment.canonical import sha256_hex
 from capsule.host.errors import CapsuleError
-from capsule.image.assembly.assemble import Image, image_manifest
+from capsule.image.assembly.assemble import Image
 from capsule.image.assembly.making import Layer, Progress
 from capsule.image.registry.client import MAX_DOCUMENT_BYTES, Descriptor, Repository
 from capsule.image.registry.reference import Reference
@@ -25,13 +25,6 @@ from capsule.image.registry.reference import Reference
 MAX_IMAGE_BYTES = 64 << 30  # of all layers, unpacked
 _WINDOW_BYTES = 128 << 20  # what other tools' compression with Zstandard may need
 _CHUNK = 1 << 20
-
-
-class _Content(NamedTuple):
-    """The contents of a manifest: configuration, and layers with their media types and diff ids."""
-
-    config: bytes
-    layers: tuple[tuple[Descriptor, str, str], ...]
 
 
 def push_image(image: Image, reference: Reference, progress: Progress) -> Reference:
@@ -90,35 +83,31 @@ def pull_image(
             fix="Add the tag or the digest that 'capsule push' printed.",
         )
     with Repository(reference) as repository:
-        content = _content(repository, reference, expected)
+        config, blobs = _content(repository, reference, expected)
         left = MAX_IMAGE_BYTES if expected is None else sum(each.size for each in expected.layers)
         layers = []
-        for number, (blob, media_type, diff_id) in enumerate(content.layers):
-            progress(f"pulling layer {number + 1} of {len(content.layers)} ({blob.size >> 20} MiB)")
+        for number, (blob, media_type, diff_id) in enumerate(blobs):
+            progress(f"pulling layer {number + 1} of {len(blobs)} ({blob.size >> 20} MiB)")
             packed, path = folder / "packed", folder / diff_id.removeprefix("sha256:")
             if blob.size > left + _CHUNK:  # compression makes nothing much larger
                 raise _other_image(reference, f"a layer has {blob.size} bytes, more than {left}")
             if not path.exists():  # equal layers are one blob
-                _download(repository, blob, packed)
+                with packed.open("wb") as stream:
+                    stream.writelines(repository.blob(blob))
                 _unpack(packed, media_type, path, left, diff_id, reference)
                 packed.unlink(missing_ok=True)
             size = path.stat().st_size
             left -= size
             name = f"layer {number}" if expected is None else expected.layers[number].name
             layers.append(Layer(name, diff_id, path, size))
-    manifest = image_manifest(content.config, [(each.diff_id, each.size) for each in layers])
-    return Image(
-        config=content.config,
-        config_digest=f"sha256:{sha256_hex(content.config)}",
-        manifest=manifest,
-        manifest_digest=f"sha256:{sha256_hex(manifest)}",
-        layers=tuple(layers),
-        reference=None if reference.tag is None else str(reference._replace(digest=None)),
-    )
+    called = None if reference.tag is None else str(reference._replace(digest=None))
+    return Image(config, tuple(layers), called)
 
 
-def _content(repository: Repository, reference: Reference, expected: Image | None) -> _Content:
-    """Read the manifest and the configuration of an image."""
+def _content(
+    repository: Repository, reference: Reference, expected: Image | None
+) -> tuple[bytes, tuple[tuple[Descriptor, str, str], ...]]:
+    """Return an image's configuration, and its layers with their media types and diff ids."""
     try:
         manifest = json.loads(repository.manifest())
         config_blob = _descriptor(manifest["config"])
@@ -139,7 +128,7 @@ def _content(repository: Repository, reference: Reference, expected: Image | Non
             raise ValueError(f"it is for {facts['os']!a}")
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise _other_image(reference, f"it is not an image of one platform: {error}") from error
-    return _Content(config, layers)
+    return config, layers
 
 
 def _descriptor(entry: Any) -> Descriptor:
@@ -151,15 +140,9 @@ def _descriptor(entry: Any) -> Descriptor:
 
 
 def _digest(text: Any) -> str:
-    algorithm, _, digits = str(text).partition(":")
-    if algorithm != "sha256" or len(digits) != 64 or set(digits) - set("0123456789abcdef"):
+    if not re.fullmatch(r"sha256:[0-9a-f]{64}", str(text)):
         raise ValueError(f"{text!a} is not a SHA-256 digest")
     return str(text)
-
-
-def _download(repository: Repository, blob: Descriptor, path: Path) -> None:
-    with path.open("wb") as stream:
-        stream.writelines(repository.blob(blob))
 
 
 def _unpack(

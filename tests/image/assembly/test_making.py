@@ -17,12 +17,6 @@ from capsule.image.archives.layers import TarEntry, file_entry
 from capsule.image.assembly import making
 from capsule.image.assembly.assemble import assemble
 from capsule.image.assembly.making import Layer, Plan, find_layer, layer_key, make_layers
-from capsule.image.cache import Cache
-
-
-@pytest.fixture
-def cache(tmp_path):
-    return Cache(tmp_path / "cache")
 
 
 def plan(name, made=None, content=b"content"):

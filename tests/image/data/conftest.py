@@ -1,13 +1,6 @@
-"""A cache, and a data set of one file."""
+"""A data set of one file."""
 
 import pytest
-
-from capsule.image.cache import Cache
-
-
-@pytest.fixture
-def cache(tmp_path):
-    return Cache(tmp_path / "cache")
 
 
 @pytest.fixture

@@ -5,13 +5,7 @@ from contextlib import ExitStack
 import pytest
 
 from capsule.host.network import CERTIFICATES
-from tests.image.conftest import Tiny
 from tests.own_registry import running_registry
-
-
-@pytest.fixture
-def tiny(tmp_path):
-    return Tiny(tmp_path)
 
 
 @pytest.fixture

@@ -136,7 +136,7 @@ def test_a_password_of_a_credential_helper(serve, image, tmp_path, monkeypatch):
 def test_another_image_than_the_expected_one_is_refused(serve, image, tmp_path, tiny):
     host = serve()
     push_image(image, Reference.parse(f"{host}/tiny:1"), ignore)
-    other = replace(image, config_digest="sha256:" + "0" * 64)
+    other = replace(image, config=b"{}")
     message = refused(
         "CAP-I405", pull, Reference.parse(f"{host}/tiny:1"), tmp_path / "pulled", other
     )

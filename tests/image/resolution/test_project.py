@@ -32,11 +32,6 @@ CORPUS = Path(__file__).parents[2] / "corpus"
 
 
 @pytest.fixture
-def cache(tmp_path):
-    return Cache(tmp_path / "cache")
-
-
-@pytest.fixture
 def tree(tmp_path):
     folder = tmp_path / "tree"
     write(folder, "train.py", "print(1)\n")

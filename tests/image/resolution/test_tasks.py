@@ -12,7 +12,6 @@ from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.lock import LockedWheel
 from capsule.experiment.spec import ImageSpec, Spec
 from capsule.host.errors import CapsuleError
-from capsule.image.cache import Cache
 from capsule.image.resolution.tasks import check_packages, check_tasks
 
 REGISTRATIONS = """\
@@ -28,11 +27,6 @@ FILES = {
     "ale-py": {"ale_py/roms/pong.bin": "", "ale_py/roms/klax.bin": "", "ale_py/readme.md": ""},
     "gymnasium": {"gymnasium/envs/__init__.py": REGISTRATIONS},
 }
-
-
-@pytest.fixture
-def cache(tmp_path):
-    return Cache(tmp_path / "cache")
 
 
 @pytest.fixture
