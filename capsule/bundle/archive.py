@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import BinaryIO
 
 from capsule.experiment.canonical import NotRegularError, open_regular
 from capsule.experiment.files import CREATE, UnusableNameError, open_file, open_folder
@@ -298,8 +298,18 @@ def other_content(name: str, found: str, signed: str) -> CapsuleError:
 def _compare(found: bytes, name: str, size: int) -> None:
     """Reject a header block that is not ``header(name, size)``, and name where it differs."""
     expected = header(name, size)
-    if found != expected:
-        _reject_header(found, expected, name)
+    if found == expected:
+        return
+    reject_wrapped(found)
+    if not any(found):
+        raise tampered("CAP-B104", f"the archive ends where {name} must stand")
+    pairs = zip(_FIELDS, _LAYOUT.unpack(found), _LAYOUT.unpack(expected), strict=True)
+    field, is_, must = next((field, a, b) for field, a, b in pairs if a != b)
+    if field == "name":
+        raise tampered("CAP-B107", f"member {name} must stand where {_name_in(found)} stands")
+    raise tampered(
+        "CAP-B107", f"header field {field!r} of {name} is {_show(is_)}, must be {_show(must)}"
+    )
 
 
 def reject_wrapped(block: bytes) -> None:
@@ -315,19 +325,6 @@ def reject_wrapped(block: bytes) -> None:
                 f"the bundle is wrapped in {format_}; a bundle is a plain tar file",
                 fix=f"Remove the {format_} layer, then verify the .capsule.tar file itself.",
             )
-
-
-def _reject_header(found: bytes, expected: bytes, name: str) -> NoReturn:
-    reject_wrapped(found)
-    if not any(found):
-        raise tampered("CAP-B104", f"the archive ends where {name} must stand")
-    pairs = zip(_FIELDS, _LAYOUT.unpack(found), _LAYOUT.unpack(expected), strict=True)
-    field, is_, must = next((field, a, b) for field, a, b in pairs if a != b)
-    if field == "name":
-        raise tampered("CAP-B107", f"member {name} must stand where {_name_in(found)} stands")
-    raise tampered(
-        "CAP-B107", f"header field {field!r} of {name} is {_show(is_)}, must be {_show(must)}"
-    )
 
 
 def _name_in(block: bytes) -> str:

@@ -201,7 +201,6 @@ def pack(
         (name, len(document), document) for name, document in documents.items()
     ]
     members += [(file.path, file.size, _data(files[file.path].source)) for file in manifest.files]
-    signed = {file.path: file.sha256 for file in manifest.files}
     with _appearing(destination) as stream:
         try:
             written = archive.write(stream, members)
@@ -209,9 +208,9 @@ def pack(
             raise _unreadable("a file became shorter while it was packed") from error
         # Each file was hashed for the manifest and is read a second time here. If a program still
         # writes to it, the two digests differ and the temporary file is dropped.
-        for path, digest in signed.items():
-            if written[path] != digest:
-                raise _unreadable(f"{path} changed while it was packed")
+        for file in manifest.files:
+            if written[file.path] != file.sha256:
+                raise _unreadable(f"{file.path} changed while it was packed")
     return destination
 
 

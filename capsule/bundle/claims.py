@@ -143,6 +143,12 @@ class ProgramClaims(Claims):
         return ", ".join(f"{n:,} {one if n == 1 else many}" for n, one, many in counts if n)
 
 
+def steps_per_second(claims: TrainingClaims | ProgramClaims, seconds: float) -> float | None:
+    """Return the speed of a run of so many seconds; None for a program, which counts no steps."""
+    # A clock that was set back while the run lasted may make its time 0.
+    return claims.steps / seconds if isinstance(claims, TrainingClaims) and seconds else None
+
+
 def claims_model(lock: Lock) -> type[TrainingClaims | ProgramClaims]:
     """Return what a run of ``lock`` claims."""
     return ProgramClaims if isinstance(lock.spec.trainer, CommandTrainer) else TrainingClaims

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,14 +21,14 @@ from capsule.bundle.claims import (
     TraceClaim,
     TrainingClaims,
     collect_claims,
-    has_population,
     open_run_file,
     read_document,
+    steps_per_second,
 )
 from capsule.bundle.derived import derived_members
 from capsule.bundle.events import sound_events
 from capsule.bundle.licences import collect_licences
-from capsule.bundle.run_bundle import RUN, Kind, image_claim, members_of
+from capsule.bundle.run_bundle import RUN, image_claim, members_of
 from capsule.bundle.sbom import image_sbom
 from capsule.bundle.sbom_checks import validate_sbom
 from capsule.experiment import contract
@@ -56,6 +57,25 @@ ZSTD_LEVEL = 9
 ARCHIVE_ZSTD_LEVEL = 3
 
 Sources = dict[str, Path | bytes]  # by member
+
+# The file of the run directory that each member is. members_of() knows which of them a run has.
+_RUN_FILES = {
+    **{
+        RUN + name: name
+        for name in (
+            *(contract.RUNTIME, contract.MECHANISMS, contract.RESULT, contract.LOG, contract.DATA),
+            *(contract.CHECKPOINT_INDEX, contract.EVALUATION, contract.TRACE, contract.OUTPUTS),
+        )
+    },
+    run_bundle.ARRIVALS: contract.ARRIVALS,
+    run_bundle.ENTROPY_PROFILE: contract.ENTROPY_PROFILE,
+    run_bundle.ENTROPY_REPORT: contract.ENTROPY_REPORT,
+    run_bundle.LEDGER: contract.LEDGER,
+    run_bundle.POPULATION: contract.POPULATION,
+    run_bundle.SCHEDULE: contract.SCHEDULE,
+    run_bundle.STANDARD_OUTPUT: contract.STANDARD_OUTPUT,
+    run_bundle.STREAMS: contract.STREAMS,
+}
 
 
 @dataclass(frozen=True)
@@ -102,15 +122,17 @@ def pack_run(
             run_bundle.CLAIMS: claims.document(),
             run_bundle.OBSERVATIONS: observations.document(),
             run_bundle.LOCK: run.lock.document(),
-            **_run_files(run, claims),
+            **_run_files(run, claims, scratch),
             RUN + contract.EVENTS: _events(run.directory, scratch),
-            **_state_files(run, scratch),
             **_image_files(run, cache, scratch, embed_image=embed_image),
             **_project_files(run.lock, cache, scratch),
             **_data_files(run, scratch, embed_data=embed_data),
         }
         kinds = members_of(run.lock, claims, embedded=embed_image, with_data=embed_data)
-        sources |= _derived(run.lock, claims, observations, kinds)
+        derived = derived_members(run.lock, claims, observations, kinds)
+        # The other bill of materials is validated where it is made, once for all runs of an image.
+        validate_sbom(derived[run_bundle.MACHINE_SBOM])
+        sources |= derived
         # Verifiers compute the same names from lock and claims. A source that is missing is an
         # error here, and not a bundle that everybody rejects.
         claimed = _claimed_digests(claims)
@@ -123,17 +145,11 @@ def pack_run(
         return pack(members, claim_id, key, path, ssh_sign), claims
 
 
-def _derived(
-    lock: Lock, claims: Claims, observations: Observations, kinds: Mapping[str, Kind]
-) -> dict[str, bytes]:
-    members = derived_members(lock, claims, observations, kinds)
-    # The other bill of materials is validated where it is made, once for all runs of an image.
-    validate_sbom(members[run_bundle.MACHINE_SBOM])
-    return members
-
-
-def _observations(run: FinishedRun, claims: Claims) -> Observations:
-    seconds, speed = _speed(run, claims)
+def _observations(run: FinishedRun, claims: TrainingClaims | ProgramClaims) -> Observations:
+    model: type[contract.Result | contract.ProgramResult] = contract.ProgramResult
+    if isinstance(claims, TrainingClaims):
+        model = contract.Result
+    seconds = read_document(run.directory / contract.RESULT, model).seconds
     runtime = read_document(run.directory / contract.RUNTIME, contract.Runtime)
     return Observations(
         capsule=__version__,
@@ -141,7 +157,7 @@ def _observations(run: FinishedRun, claims: Claims) -> Observations:
         started=run.started.isoformat(timespec="seconds"),
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
         training_seconds=seconds,
-        steps_per_second=speed,
+        steps_per_second=steps_per_second(claims, seconds),
         engine=run.engine,
         device=runtime.device,
         fingerprint=run.fingerprint,
@@ -149,32 +165,18 @@ def _observations(run: FinishedRun, claims: Claims) -> Observations:
     )
 
 
-def _speed(run: FinishedRun, claims: Claims) -> tuple[float, float | None]:
-    """Return the seconds that a run took, and its steps per second if it counted any."""
-    if isinstance(claims, TrainingClaims):
-        result = read_document(run.directory / contract.RESULT, contract.Result)
-        # A clock that was set back while the run lasted may make it 0.
-        return result.seconds, claims.steps / result.seconds if result.seconds else None
-    return read_document(run.directory / contract.RESULT, contract.ProgramResult).seconds, None
-
-
-def _run_files(run: FinishedRun, claims: Claims) -> Sources:
+def _run_files(run: FinishedRun, claims: TrainingClaims | ProgramClaims, scratch: Path) -> Sources:
     """Take the run directory's documents, and what came out."""
-    directory = run.directory
-    names = (contract.RUNTIME, contract.MECHANISMS, contract.RESULT, contract.LOG)
-    files: Sources = {RUN + name: directory / name for name in names}
-    files[run_bundle.ENTROPY_REPORT] = directory / contract.ENTROPY_REPORT
-    files[run_bundle.LEDGER] = directory / contract.LEDGER
-    if claims.entropy_profile is not None:
-        files[run_bundle.ENTROPY_PROFILE] = directory / contract.ENTROPY_PROFILE
-    if has_population(run.lock):
-        files[run_bundle.POPULATION] = directory / contract.POPULATION
+    files: Sources = {member: run.directory / name for member, name in _RUN_FILES.items()}
     if isinstance(claims, ProgramClaims):
-        return files | _program_files(directory, claims)
-    if isinstance(claims, TrainingClaims) and claims.schedule is not None:
-        files[run_bundle.SCHEDULE] = directory / contract.SCHEDULE
-    _require_trace(directory, claims)
-    return files | _training_files(directory)
+        # A symbolic link is in the listing only.
+        for path, name in run_bundle.claimed_outputs(claims).items():
+            files[name] = _written(run.directory / contract.WORKSPACE, path)
+        return files
+    _require_trace(run.directory, claims)
+    member = run_bundle.checkpoint_member(claims.checkpoints[-1].step)
+    files[member] = run.directory / contract.CHECKPOINTS / PurePosixPath(member).name
+    return files | _state_files(run, claims, scratch)
 
 
 def _events(directory: Path, scratch: Path) -> Path:
@@ -185,33 +187,20 @@ def _events(directory: Path, scratch: Path) -> Path:
     return path
 
 
-def _state_files(run: FinishedRun, scratch: Path) -> Sources:
+def _state_files(run: FinishedRun, claims: TrainingClaims, scratch: Path) -> Sources:
     """Take the states that segments begin with, where the run kept them."""
     if not run.lock.spec.recording.segment_states:
         return {}
-    index = read_document(run.directory / contract.CHECKPOINT_INDEX, contract.CheckpointIndex)
     folder = run.directory / contract.SEGMENT_STATES
     files: Sources = {}
     # No segment begins at the last checkpoint, so no state is kept there.
-    for checkpoint in index.checkpoints[:-1]:
+    for checkpoint in claims.checkpoints[:-1]:
         name = contract.checkpoint_name(checkpoint.step)
         index_member, pack_member = run_bundle.state_members(checkpoint.step)
         packed = scratch / f"{name}.zst"
         with open_run_file(run.directory, f"{contract.SEGMENT_STATES}/{name}.blocks") as blocks:
             _compress(packed, ZSTD_LEVEL, partial(_copy_stream, blocks))
         files |= {index_member: folder / f"{name}.json", pack_member: packed}
-    return files
-
-
-def _program_files(directory: Path, claims: ProgramClaims) -> Sources:
-    """Take every claimed output; a symbolic link is in the listing only."""
-    files: Sources = {RUN + contract.OUTPUTS: directory / contract.OUTPUTS}
-    if claims.arrivals is not None:
-        files[run_bundle.ARRIVALS] = directory / contract.ARRIVALS
-    if claims.standard_output is not None:
-        files[run_bundle.STANDARD_OUTPUT] = directory / contract.STANDARD_OUTPUT
-    for path, name in run_bundle.claimed_outputs(claims).items():
-        files[name] = _written(directory / contract.WORKSPACE, path)
     return files
 
 
@@ -241,27 +230,14 @@ def _claimed_digests(claims: Claims) -> dict[str, str]:
     return {name: output.sha256 for name, output in found.items()}
 
 
-def _require_trace(directory: Path, claims: Claims) -> None:
+def _require_trace(directory: Path, claims: TrainingClaims) -> None:
     """Check that the trace is the claimed one, of which the run's result names the head."""
     try:
         heads = trace_heads(directory / contract.TRACE)
     except CapsuleError as error:  # it is no trace any more
         raise changed(RUN + contract.TRACE) from error
-    if isinstance(claims, TrainingClaims) and claims.trace != TraceClaim(
-        records=heads.records, head=heads.last
-    ):
+    if claims.trace != TraceClaim(records=heads.records, head=heads.last):
         raise changed(RUN + contract.TRACE)
-
-
-def _training_files(directory: Path) -> Sources:
-    """Take the documents of a trainer of Capsule's own, and the final checkpoint."""
-    names = (contract.CHECKPOINT_INDEX, contract.EVALUATION, contract.TRACE)
-    files: Sources = {RUN + name: directory / name for name in names}
-    files[run_bundle.STREAMS] = directory / contract.STREAMS
-    index = read_document(directory / contract.CHECKPOINT_INDEX, contract.CheckpointIndex)
-    member = run_bundle.checkpoint_member(index.checkpoints[-1].step)
-    files[member] = directory / contract.CHECKPOINTS / PurePosixPath(member).name
-    return files
 
 
 def _image_files(run: FinishedRun, cache: Cache, scratch: Path, *, embed_image: bool) -> Sources:
@@ -382,6 +358,4 @@ def _copy(source: Path, target: BinaryIO) -> None:
 
 
 def _copy_stream(source: BinaryIO, target: BinaryIO) -> None:
-    import shutil
-
     shutil.copyfileobj(source, target, 1 << 20)

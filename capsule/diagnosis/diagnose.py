@@ -270,7 +270,7 @@ def compare_runs(first: Path, second: Path) -> list[str]:
     differences = []
     # Trainers leave a trace, and programs outputs.
     if (first / contract.TRACE).exists():
-        found = compare_traces(first / contract.TRACE, second / contract.TRACE, prefix=False)
+        found = compare_traces(first / contract.TRACE, second / contract.TRACE)
         if found is not None:
             inside = f", {found.name}" if found.name else ""
             part = f"the traces diverge at step {found.step}, in {found.component}{inside}"

@@ -9,6 +9,7 @@ from typing import get_args
 from capsule.bundle.keys import PrivateKey
 from capsule.bundle.receipts import (
     MAX_DIFFERENCE,
+    TIME_FORMAT,
     Detail,
     ReceiptStatement,
     Verdict,
@@ -93,7 +94,7 @@ def statement_of(report: Report) -> ReceiptStatement | None:
     )
     # A verdict that has a receipt was reached after the integrity stage, so that the claim id and
     # the digest of the manifest are known.
-    time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    time = datetime.now(UTC).strftime(TIME_FORMAT)
     return make_statement(str(report.claim_id), str(report.manifest), time, detail)
 
 

@@ -25,7 +25,7 @@ from capsule.experiment.dense import (
 from capsule.experiment.trace import Mark, compare_records
 from capsule.host.errors import CapsuleError
 from capsule.verification.analysis.causes import COMPUTED
-from capsule.verification.analysis.comparison import compare_segment
+from capsule.verification.analysis.comparison import compare_traces
 from capsule.verification.analysis.runs import ComparedRun
 from capsule.verification.analysis.trace_alignment import record_names
 from capsule.verification.content.ulp import Distance, Width
@@ -99,7 +99,7 @@ def dense_record(
     mark = execute(side, window, directory)
     if side.training is not None:
         again = directory / contract.TRACE
-        first = compare_segment(side.training.trace, again, mark, window.last)
+        first = compare_traces(side.training.trace, again, mark, window.last)
         if first is not None:
             raise CapsuleError(
                 "CAP-V075",

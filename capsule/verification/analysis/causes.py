@@ -273,10 +273,8 @@ def _packaging(facts: Facts) -> Cause | None:
     if facts.outputs is None or facts.outputs.nature != "packaging":
         return None
     places = [place for place, _ in _of_nature(facts, "packaging")]
-    return Cause(
-        name="packaging",
-        certainty="shown",
-        evidence=(f"the same content is stored differently: {_listed(places)}",),
+    return _cause(
+        "packaging", "shown", f"the same content is stored differently: {_listed(places)}"
     )
 
 

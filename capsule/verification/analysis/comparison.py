@@ -10,7 +10,7 @@ from typing import Any
 from capsule.bundle.claims import NO_NAMESPACES, CheckpointClaim, Claims
 from capsule.experiment import contract
 from capsule.experiment.states import ResumeState
-from capsule.experiment.trace import Difference, Mark, first_difference
+from capsule.experiment.trace import BEGINNING, Difference, Mark, first_difference
 from capsule.verification.verdict import (
     ComponentDifference,
     TraceDifference,
@@ -86,14 +86,13 @@ def compare_checkpoints(
     )
 
 
-def compare_traces(recorded: Path, found: Path, *, prefix: bool) -> TraceDifference | None:
-    """Find the first trace record that differs; with ``prefix`` either trace may end early."""
-    difference = first_difference(recorded, found, prefix=prefix)
-    return None if difference is None else trace_difference(difference)
+def compare_traces(
+    recorded: Path, found: Path, since: Mark = BEGINNING, until: int | None = None
+) -> TraceDifference | None:
+    """Find the first trace record that differs.
 
-
-def compare_segment(recorded: Path, found: Path, since: Mark, until: int) -> TraceDifference | None:
-    """Find the first record that differs in one segment, which is all that ``found`` has."""
+    With ``since`` and ``until``, one segment is compared, which is all that ``found`` has.
+    """
     difference = first_difference(recorded, found, since=since, until=until)
     return None if difference is None else trace_difference(difference)
 

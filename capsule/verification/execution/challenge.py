@@ -33,8 +33,8 @@ from capsule.host.owner import temporary_folder
 from capsule.host.wording import agreeing, counted
 from capsule.verification.analysis.comparison import (
     compare_checkpoints,
-    compare_segment,
     compare_states,
+    compare_traces,
 )
 from capsule.verification.execution.reexecution import reexecution_folder
 from capsule.verification.execution.segment_states import (
@@ -138,7 +138,7 @@ def _segment(
             name, _ = run_bundle.state_members(mark.step)
             raise bad_state(name, f"cannot be resumed from: {error.message}") from error
         raise
-    first = compare_segment(recorded.trace, _trace_of(directory), mark, end.step)
+    first = compare_traces(recorded.trace, _trace_of(directory), mark, end.step)
     found = read_document(directory / contract.CHECKPOINT_INDEX, CheckpointIndex)
     claimed = CheckpointClaim(step=end.step, digest=end.digest())
     differences = compare_checkpoints((claimed,), found, end.step)

@@ -22,6 +22,7 @@ from capsule.bundle.claims import (
     image_relaxations,
     read_schedule,
     records_schedule,
+    steps_per_second,
 )
 from capsule.bundle.derived import derived_members
 from capsule.bundle.events import MAX_EVENTS, event_lines, parse_event
@@ -406,9 +407,7 @@ def _parameters(final: contract.Checkpoint) -> set[str]:
 def _check_observations(run: RecordedRun, observed: Observations, seconds: float) -> None:
     """Check that the observations repeat what the run itself recorded."""
     runtime = run.bundle.read(RUN + contract.RUNTIME, contract.Runtime)
-    steps = run.claims.steps if isinstance(run.claims, TrainingClaims) else None
-    # This is the division of the packer (bundle/packing.py), so equal inputs give an equal float.
-    speed = None if steps is None or not seconds else steps / seconds
+    speed = steps_per_second(run.claims, seconds)
     name = run_bundle.OBSERVATIONS
     _equal(name, "the device", runtime.device, observed.device)
     _equal(name, "the seconds of training", seconds, observed.training_seconds)

@@ -114,17 +114,16 @@ def test_the_first_differing_record_and_component_are_found(tmp_path):
     changed = [dict(record) for record in records]
     changed[1] |= {"loss": "other", "actions": "other"}
     right = write(tmp_path / "right", changed)
-    first = compare_traces(left, right, prefix=False)
+    first = compare_traces(left, right)
     assert (first.step, first.component, first.claimed, first.found) == (8, "actions", "a", "other")
     assert first.also == ("loss",)
-    assert compare_traces(left, left, prefix=False) is None
+    assert compare_traces(left, left) is None
 
 
-def test_only_a_prefix_may_end_early(tmp_path):
+def test_a_trace_that_ends_early_differs(tmp_path):
     records = [{"step": step, "streams": "s"} for step in (4, 8)]
     whole, part = write(tmp_path / "whole", records), write(tmp_path / "part", records[:1])
-    assert compare_traces(whole, part, prefix=True) is None
-    assert compare_traces(whole, part, prefix=False).component == "end"
+    assert compare_traces(whole, part).component == "end"
 
 
 def test_namespaces_that_one_machine_lacks_contradict_no_claim():
