@@ -91,7 +91,7 @@ def test_failures_are_shown_with_code_and_fix_and_no_control_characters(director
     progress = progress_of(directory)
     counts = progress.whole.counts
     assert (counts["failed"], counts["done"], counts["waiting"]) == (1, 1, 2)
-    assert [state.name for state in progress.failures] == ["deterministic.2"]
+    assert list(progress.failures) == ["deterministic.2"]
     assert progress.document()["failures"]["deterministic.2"]["code"] == "CAP-E007"
     text = shown(progress)
     assert "deterministic.2 failed: CAP-E007: out of " in text
