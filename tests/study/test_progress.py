@@ -1,21 +1,17 @@
 """How far a study is, as a table and as JSON."""
 
-import io
 import json
-
-from rich.console import Console
 
 from capsule.study.directory import OUTCOME, WORK, Outcome
 from capsule.study.progress import progress_of, show
+from tests.report.terminals import printed
 
 DONE = Outcome(bundle="x.capsule.tar", claim_id="a" * 64)
 FAILED = Outcome(code="CAP-E007", message="out of \x1b[31mmemory", fix="Buy more.")
 
 
 def shown(progress):
-    stream = io.StringIO()
-    show(progress, Console(file=stream, width=100))
-    return stream.getvalue()
+    return printed(show, progress, width=100)
 
 
 def write(folder, step, speed, total=1024):
