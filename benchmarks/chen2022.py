@@ -42,6 +42,7 @@ from capsule.entropy.profile import check_consumed, merge, parse
 from capsule.host.spec_file import load_spec
 from capsule.machine.fingerprint import take_fingerprint
 from capsule.native import native_part
+from capsule.verification.equivalence.statistics import cliffs_delta
 
 SCRIPT = Path(__file__).resolve().parent.parent / "examples" / "supervised" / "train.py"
 SETUPS = (("C1", "C2", "C3"), ("C4", "C5", "C6"))  # original, seeded, recorded; by torch version
@@ -238,13 +239,6 @@ def differences(pairs: Sequence[Pair]) -> dict[str, list[float]]:
     return found
 
 
-def cliffs_delta(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return P(first > second) - P(first < second), from -1 to 1 (Cliff 1993)."""
-    above = sum(a > b for a in first for b in second)
-    below = sum(a < b for a in first for b in second)
-    return (above - below) / (len(first) * len(second))
-
-
 def magnitude(delta: float) -> str:
     """Name the size of an effect by the thresholds of Romano et al. 2006."""
     for name, bound in (("negligible", 0.147), ("small", 0.33), ("medium", 0.474)):
@@ -297,7 +291,7 @@ def _overhead(original: Sequence[Pair], ours: Sequence[Pair]) -> list[str]:
         return ["-"] * 8
     theirs, times = _times(original), _times(ours)
     whole = _ratio(_times(ours, "wall_seconds"), _times(original, "wall_seconds"))
-    p, delta = rank_sum(times, theirs), cliffs_delta(times, theirs)
+    p, delta = rank_sum(times, theirs), cliffs_delta(theirs, times)
     mark = " (*)" if p < 0.001 and magnitude(delta) == "large" else ""
     means = map(statistics.fmean, (theirs, times, times[::2], times[1::2]))
     seconds = [f"{mean:.3f}" for mean in means]

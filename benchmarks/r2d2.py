@@ -112,7 +112,7 @@ def compare(options: argparse.Namespace) -> None:
     if options.only != "actors":
         report_learner(speeds)
     if options.only != "learner":
-        report(speeds, ACTING, PLAIN_ACTING, "agent steps/s", 1.0)
+        report(speeds, ACTING, PLAIN_ACTING, "agent steps/s")
 
 
 def report_learner(speeds: Mapping[Contender, Sequence[float]]) -> None:
@@ -125,7 +125,7 @@ def report_learner(speeds: Mapping[Contender, Sequence[float]]) -> None:
             print(f"{contender.name:34} {_figures(values, 1e-9)}")
     ceiling = best(speeds, CEILINGS)
     print()
-    report(speeds, LEARNER, PLAIN_LEARNER, "updates/s", 1.0)
+    report(speeds, LEARNER, PLAIN_LEARNER, "updates/s")
     for contender, values in speeds.items():
         if contender.role in (LEARNER, PLAIN_LEARNER) and not contender.gpu:
             share = operations * median_ratio(values, ceiling)
@@ -133,16 +133,14 @@ def report_learner(speeds: Mapping[Contender, Sequence[float]]) -> None:
     print()
 
 
-def report(
-    speeds: Mapping[Contender, Sequence[float]], ours: str, plain: str, unit: str, scale: float
-) -> None:
+def report(speeds: Mapping[Contender, Sequence[float]], ours: str, plain: str, unit: str) -> None:
     """Print a table of two roles, with ratios to the better contender of the role ``plain``."""
     baseline = best(speeds, (plain,))
     print(f"{unit:34} {'median':>8} {'best':>8}   ratio to the best of plain torch")
     for contender, values in speeds.items():
         if contender.role in (ours, plain):
             ratio = median_ratio(values, baseline)
-            print(f"{contender.name:34} {_figures(values, scale)}   {ratio:6.2f}")
+            print(f"{contender.name:34} {_figures(values)}   {ratio:6.2f}")
 
 
 def best(speeds: Mapping[Contender, Sequence[float]], roles: Sequence[str]) -> Sequence[float]:
@@ -151,7 +149,7 @@ def best(speeds: Mapping[Contender, Sequence[float]], roles: Sequence[str]) -> S
     return max(values, key=statistics.median)
 
 
-def _figures(values: Sequence[float], scale: float) -> str:
+def _figures(values: Sequence[float], scale: float = 1.0) -> str:
     return f"{statistics.median(values) * scale:8.3f} {max(values) * scale:8.3f}"
 
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import chen2022
 import pytest
-from chen2022 import Pair, Run, cliffs_delta, differences, magnitude, rank_sum
+from chen2022 import Pair, Run, differences, magnitude, rank_sum
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import mannwhitneyu
 
 from capsule.entropy.profile import check_consumed, merge, parse
 
@@ -67,29 +66,6 @@ def test_a_pair_is_reproduced_if_all_but_the_time_is_identical(
     second: Run, reproduced: bool
 ) -> None:
     assert Pair(regressor(2.0, [0.1]), second).reproduced is reproduced
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "delta"),
-    [
-        ([3, 4], [1, 2], 1.0),
-        ([1, 2], [3, 4], -1.0),
-        ([1, 2], [1, 2], 0.0),
-        ([1, 3], [2], 0.0),
-        ([2, 3, 4], [1, 3], (4 - 1) / 6),
-    ],
-)
-def test_cliffs_delta(first: list[float], second: list[float], delta: float) -> None:
-    assert cliffs_delta(first, second) == delta
-
-
-SAMPLE = st.lists(st.integers(-3, 3), min_size=1, max_size=9)
-
-
-@given(SAMPLE, SAMPLE)
-def test_cliffs_delta_is_mann_and_whitneys_u_rescaled(first: list[int], second: list[int]) -> None:
-    u = mannwhitneyu(first, second).statistic
-    assert cliffs_delta(first, second) == pytest.approx(2 * u / (len(first) * len(second)) - 1)
 
 
 @pytest.mark.parametrize(

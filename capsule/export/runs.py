@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from capsule.bundle import run_bundle
 from capsule.bundle.bundle import OpenedBundle, open_bundle
-from capsule.bundle.claims import ProgramClaims, TrainingClaims, read_document
+from capsule.bundle.claims import ProgramClaims, TrainingClaims
 from capsule.bundle.events import sound_events
 from capsule.bundle.run_bundle import RecordedRun
 from capsule.bundle.trust import TrustPolicy
@@ -29,7 +29,7 @@ from capsule.host.encoding import is_utf8
 from capsule.host.errors import CapsuleError
 from capsule.host.run_directory import LOCK, MEMBERS, WORK, run_directories
 from capsule.image.lockfile import read_lock
-from capsule.report.runs import RunState, read_run
+from capsule.report.runs import RunState, evaluated, read_run
 from capsule.report.scores import by_task
 from capsule.report.subject import (
     EVALUATIONS,
@@ -38,7 +38,6 @@ from capsule.report.subject import (
     JsonLines,
     NetworkReturns,
     claimed_points,
-    evaluation_points,
     evaluations_of,
     first_named,
     recorded_lines,
@@ -263,7 +262,7 @@ def read_directory(path: Path) -> ExportedRun:
             evaluations = {EVALUATION: evaluations_of(_workspace_lines(work, EVALUATIONS))}
         else:
             logged = _logged(partial(open_beneath, work, contract.EVENTS))
-            evaluations = _by_game(lock, _evaluated(work / contract.EVALUATION))
+            evaluations = _by_game(lock, evaluated(work / contract.EVALUATION))
     except (OSError, ValueError, UnboundedError) as error:
         raise CapsuleError(
             "CAP-P202",
@@ -288,12 +287,6 @@ def _workspace_lines(work: Path, name: str) -> JsonLines:
     files = (each.path for each in entries_beneath(workspace) if stat.S_ISREG(each.facts.st_mode))
     found = first_named(files, name)
     return JsonLines(None if found is None else partial(open_beneath, workspace, found))
-
-
-def _evaluated(path: Path) -> tuple[NetworkReturns, ...]:
-    if not path.exists():  # the run has not come so far
-        return ()
-    return evaluation_points(read_document(path, contract.Evaluation))
 
 
 def _logged(open_file: Callable[[], BinaryIO]) -> tuple[Metric, ...]:

@@ -11,6 +11,7 @@ An answer cites the files of the bundle that support it. Whatever a bundle canno
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 
 from capsule.bundle.claims import TrainingClaims
@@ -20,6 +21,7 @@ from capsule.image.releases import release_of
 from capsule.report import facts
 from capsule.report.markdown import code, document, files, items, plain, rows, todo
 from capsule.report.subject import ReportedRun
+from capsule.report.text import printable
 
 # Yes is only answered where files of every bundle show it.
 _YES, _OPEN = "[Yes]", todo("[Yes], [No] or [NA]")
@@ -57,6 +59,7 @@ def neurips(subject: ReportedRun) -> str:
 
 def _questions(subject: ReportedRun) -> list[_Question]:
     person = "the bundle of a run does not show this."
+    lasted = facts.lasted(subject.observations)
     return [
         _Question("Claims", "Do the main claims reflect what was found?", _OPEN, todo(person)),
         _Question(
@@ -92,7 +95,7 @@ def _questions(subject: ReportedRun) -> list[_Question]:
             "Compute resources",
             "Are the requirements of each experiment stated?",
             f"{_YES} for this run",
-            f"{facts.machine(subject)}; {facts.duration(subject)} of training "
+            f"{facts.machine(subject)}; {lasted} of training "
             f"({files('observations.json', 'machine/sbom.cdx.json')}). "
             f"{todo('the total of the project, with runs that are not in the paper.')}",
         ),
@@ -142,10 +145,6 @@ def _limits(subject: ReportedRun) -> str:
 
 
 def _access(subject: ReportedRun) -> str:
-    return f"{_code_of(subject)} {todo('where the bundle and the data are available.')}"
-
-
-def _code_of(subject: ReportedRun) -> str:
     """Say where the code of a run is."""
     lock, program = files("spec/lock.json"), facts.is_program(subject)
     sentences = []
@@ -163,7 +162,7 @@ def _code_of(subject: ReportedRun) -> str:
         own = code == training_code_digest() or release_of(code) is not None
         whose = "Capsule's own" if own else "of a version of Capsule that this one does not know"
         sentences.append(f"The training code is {whose}, named by digest in {lock}.")
-    return " ".join(sentences)
+    return " ".join([*sentences, todo("where the bundle and the data are available.")])
 
 
 def _statistics(subject: ReportedRun) -> str:
@@ -184,6 +183,7 @@ def _statistics(subject: ReportedRun) -> str:
 def artifact_appendix(subject: ReportedRun) -> str:
     """Return an artifact appendix, as far as this run can fill it in."""
     within = "; environments are in the image" if facts.in_image(subject) else ""
+    bundle = shlex.quote(printable(subject.bundle))
     return document(
         f"# Artifact appendix: {plain(subject.lock.spec.name)}",
         "## Abstract",
@@ -200,9 +200,9 @@ def artifact_appendix(subject: ReportedRun) -> str:
         f"**Data sets.** {todo('any that the program reads' + within + '.')}",
         f"**Models.** {files(*facts.made(subject))}",
         "## Installation",
-        _commands("pip install capsule-rl"),
+        "    pip install capsule-rl",
         "## Experiment workflow",
-        _commands(f"capsule verify {_file_name(subject)} {facts.verify_options(subject)}"),
+        f"    capsule verify {bundle} {facts.verify_options(subject)}",
         f"Without Capsule: {files('REPRODUCING.md')}.",
         "## Evaluation and expected results",
         f"`reproduced-bitwise`, exit status 0: every claim of {files('claims.json')} was "
@@ -226,6 +226,7 @@ def _software(subject: ReportedRun) -> str:
 
 def _meta(subject: ReportedRun) -> list[tuple[str, str]]:
     spec, image = subject.lock.spec, subject.claims.image
+    lasted = facts.lasted(subject.observations)
     where, binary = "a plain process", "none; plain process"
     system, built = "the machine's operating system", "environment"
     if image is not None:
@@ -241,13 +242,13 @@ def _meta(subject: ReportedRun) -> list[tuple[str, str]]:
         ("Run-time environment", f"{system}, Python {spec.image.python}"),
         ("Hardware", facts.hardware_needed(subject)),
         ("Run-time state", f"pinned; exceptions are in {files('profiles/ledger.json')}"),
-        ("Execution", f"{facts.duration(subject)} on {facts.machine(subject)}"),
+        ("Execution", f"{lasted} on {facts.machine(subject)}"),
         ("Metrics", "returns" if subject.evaluation else todo("which of the outputs.")),
         ("Output", files("claims.json", "manifest.json")),
         ("Experiments", "one run; `capsule verify` repeats it"),
         ("Disk space", f"bundle {facts.size(subject)}; {todo(f'{built} and run.')}"),
         ("Time to prepare", todo("depends on the network and what is cached.")),
-        ("Time to complete", facts.duration(subject)),
+        ("Time to complete", lasted),
         ("Publicly available", todo("where.")),
         ("Code licences", f"{files('image/sbom.cdx.json')}; {todo('of your own code.')}"),
         ("Data licences", todo("of any data.")),
@@ -269,15 +270,3 @@ def _badges(subject: ReportedRun) -> list[str]:
         f"Results Validated, reproduced: {facts.reproduced(subject)} {decide}",
         f"Results Validated, replicated: {todo('a study by others, with artifacts of their own.')}",
     ]
-
-
-def _file_name(subject: ReportedRun) -> str:
-    import shlex
-
-    from capsule.report.text import printable
-
-    return shlex.quote(printable(subject.bundle))
-
-
-def _commands(*lines: str) -> str:
-    return "\n".join(f"    {line}" for line in lines)

@@ -55,11 +55,6 @@ def hardware_needed(subject: ReportedRun) -> str:
     return f"{common}; {profile}"
 
 
-def duration(subject: ReportedRun) -> str:
-    """Return the duration of the run."""
-    return lasted(subject.observations)
-
-
 def lasted(seen: Observations) -> str:
     """Return the duration of a run, as ``1 min 20 s``."""
     minutes, left = divmod(round(seen.training_seconds), 60)

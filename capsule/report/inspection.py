@@ -21,7 +21,7 @@ from capsule.bundle.reproducing import what_ran
 from capsule.bundle.run_bundle import RecordedRun
 from capsule.entropy.ledger import Ledger
 from capsule.experiment.canonical import parse_canonical_json
-from capsule.experiment.lock import Lock
+from capsule.experiment.lock import Lock, LockedProject
 from capsule.host.wording import counted
 from capsule.image.data.listing import size_text
 from capsule.report.facts import claimed_results, lasted
@@ -128,7 +128,7 @@ def inspect_lock(lock: Lock) -> Inspected:
         ("packages", ", ".join(f"{each.name} {each.version}" for each in lock.image.wheels)),
     ]
     if lock.project is not None:
-        rows.append(("program", _project(lock)))
+        rows.append(("program", _project(lock.project)))
     document = {
         "schema": "capsule/shown/v1",
         "kind": "lock",
@@ -249,10 +249,7 @@ def _made_of(lock: Lock) -> str:
     return f"{packages}, training code {image.code.version} ({image.recipe})"
 
 
-def _project(lock: Lock) -> str:
-    project = lock.project
-    if project is None:
-        return "none"
+def _project(project: LockedProject) -> str:
     git = project.git
     commit = "" if git is None else f", commit {git.commit[:12]}{' with changes' * git.dirty}"
     return f"{counted(len(project.files), 'file')} of {bytes_text(project.size)}{commit}"

@@ -67,7 +67,7 @@ def _details(subject: ReportedRun, stated: Mapping[str, str]) -> list[str]:
         f"Type: {facts.what(subject)}",
         f"Files: {files(*facts.made(subject))}",
         f"Software: {facts.requested(subject)} ({files('image/sbom.cdx.json')})",
-        f"Compute: {facts.machine(subject)}, {facts.duration(subject)} ({OBSERVED})",
+        f"Compute: {facts.machine(subject)}, {facts.lasted(subject.observations)} ({OBSERVED})",
         f"Licence: {stated.get('Licence') or todo('of the model.')}",
         f"Citation and contact: {stated.get('Citation and contact') or todo('both.')}",
     ]

@@ -39,7 +39,7 @@ from capsule.report.scores import (
 from capsule.report.story import machine_of, tell
 from capsule.report.subject import NetworkReturns, ReportedRun, drawable, evaluation_points
 from capsule.report.templates import TEMPLATES, code, toned
-from capsule.report.terminal import place_of
+from capsule.report.terminal import EFFECTS, place_of
 from capsule.verification.vary import VaryReport
 from capsule.verification.verdict import DivergenceMap, Report
 
@@ -47,7 +47,6 @@ MAX_TASKS = 12
 TREATMENT_TONES = {"assumed": "open", "unsupported": "bad"}
 EFFECT_TONES = {"gate": "bad", "may differ": "open"}
 VARIATION_TONES = {"equal": "good", "shielded": "good", "differs": "bad", "undecided": "open"}
-EFFECTS = ("gate", "may differ", "recorded-only", "none")
 RETURNS_NOTE = (
     "The line is the mean over the starts. The shaded area reaches from the lowest to the highest "
     "return, the darker area from the first to the third quartile."

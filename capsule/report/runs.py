@@ -28,7 +28,7 @@ from capsule.host.folders import occupied_bytes
 from capsule.host.run_directory import BUNDLES, LOCK, WORK, run_directories, started
 from capsule.image.lockfile import read_lock
 from capsule.report.scores import tasks
-from capsule.report.subject import evaluation_points
+from capsule.report.subject import NetworkReturns, evaluation_points
 from capsule.report.text import bytes_text, printable
 
 if TYPE_CHECKING:
@@ -194,12 +194,21 @@ def _episode_return(path: Path) -> float | None:
     return next((value for value in returns if value is not None), None)
 
 
+def evaluated(path: Path) -> tuple[NetworkReturns, ...]:
+    """Return the evaluations that a run has written; none if it has not come so far.
+
+    Raises:
+        CapsuleError: The file is malformed.
+        ValueError: A return is not a C99 hexadecimal float.
+    """
+    if not path.exists():
+        return ()
+    return evaluation_points(read_document(path, contract.Evaluation))
+
+
 def _evaluation_return(path: Path) -> float | None:
     """Return the mean return of the last network that was evaluated."""
-    if not path.exists():
-        return None
-    points = evaluation_points(read_document(path, contract.Evaluation))
-    scored = [point for point in points if point.returns]
+    scored = [point for point in evaluated(path) if point.returns]
     return scored[-1].mean if scored else None
 
 

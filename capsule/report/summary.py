@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from capsule.host.wording import counted
+from capsule.report.divergence import show_lines
 from capsule.report.facts import verify_options
 from capsule.report.scores import by_task, cells, run_scores
 from capsule.report.story import Tone, tell
@@ -48,9 +49,7 @@ def show_subject(subject: ReportedRun, console: Console) -> None:
         ),
         ("verify with", f"capsule verify BUNDLE {verify_options(subject)}"),
     ]
-    for label, value in rows:
-        if value is not None:
-            print_line(console, f"{label:<16} {printable(value)}")
+    show_lines(((label, value) for label, value in rows if value is not None), console)
 
 
 def _few(points: tuple[NetworkReturns, ...]) -> tuple[NetworkReturns, ...]:

@@ -34,7 +34,7 @@ _STYLES = {
     "untrusted": "bold yellow",
     "inconclusive": "bold yellow",
 }
-_EFFECTS = ("gate", "may differ", "recorded-only")  # the gravest first; equal facts are counted
+EFFECTS = ("gate", "may differ", "recorded-only", "none")  # the gravest first
 MAX_LINES = 30
 TAIL = 3  # of them: an error, a blank one, the verdict
 MAX_ROWS = 7
@@ -251,7 +251,7 @@ def _show_environment(report: Report, console: Console) -> int:
     from rich.table import Table
 
     differing = [row for row in report.environment if row.effect != "none"]
-    differing.sort(key=lambda row: _EFFECTS.index(row.effect))
+    differing.sort(key=lambda row: EFFECTS.index(row.effect))
     shown = differing[: MAX_ROWS if report.divergence is None else FEW_ROWS]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("machine", "recorded", "here", "effect"):

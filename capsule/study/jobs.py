@@ -179,6 +179,7 @@ class Scheduler(ABC):
         patience_seconds: How long the scheduler may leave questions unanswered.
         title: The scheduler, for messages.
         folder: The folder of its files in the folder of a study.
+        array: The class of its arrays.
     """
 
     note: Callable[[str], None]
@@ -188,10 +189,7 @@ class Scheduler(ABC):
     patience_seconds: float = PATIENCE_SECONDS
     title: ClassVar[str]
     folder: ClassVar[str]
-
-    @abstractmethod
-    def array(self, job: str, members: tuple[str, ...]) -> JobArray:
-        """Return an array that an earlier command submitted."""
+    array: ClassVar[type[JobArray]]
 
     @abstractmethod
     def submit(

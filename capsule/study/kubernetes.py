@@ -115,10 +115,7 @@ class Kubernetes(Scheduler):
 
     title = "Kubernetes"
     folder = "kubernetes"
-
-    def array(self, job: str, members: tuple[str, ...]) -> IndexedJob:
-        """Return a Job that an earlier command created."""
-        return IndexedJob(job, members)
+    array = IndexedJob
 
     def submit(
         self,

@@ -146,10 +146,8 @@ def _filled_in(
     disruption = {"type": "DisruptionTarget", "status": "True"}
     rules = [{"action": "Ignore", "onPodConditions": [disruption]}]
     yield ("spec", "podFailurePolicy"), {"rules": rules}
-    yield (
-        ("spec", "podReplacementPolicy"),
-        "Failed",
-    )  # not while the first one still saves its state
+    # Not while the first pod still saves its state.
+    yield ("spec", "podReplacementPolicy"), "Failed"
     # The Job's deadline would be one for all members together.
     yield ("spec", "activeDeadlineSeconds"), None
     yield (*pod, "activeDeadlineSeconds"), 60 * minutes

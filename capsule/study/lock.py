@@ -305,10 +305,9 @@ def read_study_lock(path: Path) -> StudyLock:
         raise CapsuleError(
             "CAP-Y003", f"study lock {path}: {where or 'the document'}: {first['msg']}", fix=fix
         ) from error
-    except (FileNotFoundError, NotADirectoryError) as error:
-        fix = "Name an existing lock of a study, or make one with 'capsule study lock'."
-        raise CapsuleError("CAP-Y003", f"study lock {path}: {error.strerror}", fix=fix) from error
     except OSError as error:
+        if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            fix = "Name an existing lock of a study, or make one with 'capsule study lock'."
         raise CapsuleError("CAP-Y003", f"study lock {path}: {error.strerror}", fix=fix) from error
     except (CapsuleError, ValueError) as error:  # CAP-Y001 of its study
         raise CapsuleError("CAP-Y003", f"study lock {path}: {error}", fix=fix) from error

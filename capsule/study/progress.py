@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from capsule.report.progress import duration
-from capsule.report.text import printable
-from capsule.study.directory import MemberState, State, StudyDirectory
+from capsule.report.text import print_line, printable
+from capsule.study.directory import MemberState, Outcome, State, StudyDirectory
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,7 +42,7 @@ class StudyProgress(NamedTuple):
 
     groups: tuple[GroupProgress, ...]
     whole: GroupProgress
-    failures: tuple[MemberState, ...]
+    failures: Mapping[str, Outcome]  # by member
 
     def document(self) -> dict[str, Any]:
         """Return the progress as JSON values."""
@@ -52,9 +52,8 @@ class StudyProgress(NamedTuple):
             "speeds": {group.name: group.speed() for group in self.groups},
             "all": {**self.whole.counts, **self.whole.speed()},
             "failures": {
-                state.name: state.outcome.model_dump(mode="json", by_alias=True)
-                for state in self.failures
-                if state.outcome is not None
+                name: outcome.model_dump(mode="json", by_alias=True)
+                for name, outcome in self.failures.items()
             },
         }
 
@@ -69,7 +68,11 @@ def progress_of(study: StudyDirectory) -> StudyProgress:
     return StudyProgress(
         groups=tuple(_progress(name, members) for name, members in groups.items()),
         whole=_progress("all", states),
-        failures=tuple(state for state in states if state.state == "failed"),
+        failures={
+            state.name: state.outcome
+            for state in states
+            if state.outcome is not None and state.state == "failed"
+        },
     )
 
 
@@ -100,12 +103,10 @@ def _steps_left(states: Iterable[MemberState]) -> int | None:
 def show(progress: StudyProgress, console: Console) -> None:
     """Print how far a study is."""
     console.print(table(progress))
-    for failure in progress.failures:
-        outcome = failure.outcome
-        if outcome is not None:
-            lines = f"{failure.name} failed: {outcome.code}: {outcome.message}\nfix: {outcome.fix}"
-            for line in lines.splitlines():
-                console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+    for name, outcome in progress.failures.items():
+        lines = f"{name} failed: {outcome.code}: {outcome.message}\nfix: {outcome.fix}"
+        for line in lines.splitlines():
+            print_line(console, printable(line))
 
 
 def table(progress: StudyProgress) -> Table:

@@ -16,8 +16,8 @@ from capsule.report.charts import Band, Curve, LineChart, line_chart
 from capsule.report.scores import NETWORKS, NOTE, percentage
 from capsule.report.templates import TEMPLATES, code
 from capsule.report.text import print_line, printable
-from capsule.study.results import MemberResult, StudyResults, grouped
-from capsule.study.statistics import profile_band
+from capsule.study.results import MemberResult, StudyResults, grouped, means
+from capsule.study.statistics.profiles import profile_band
 from capsule.study.study_bundle import sample_of
 from capsule.study.tables import (
     AGGREGATES,
@@ -311,9 +311,14 @@ def _member_cells(member: MemberResult) -> tuple[object, ...]:
     return (identity.name, *cells, code(identity.claim_id), code(identity.bundle))
 
 
-def _batches(labels: Sequence[str]) -> Iterator[Sequence[str]]:
-    for start in range(0, len(labels), CURVES_OF_A_CHART):
-        yield labels[start : start + CURVES_OF_A_CHART]
+def _line_charts(
+    identity: str, title: str, x_name: str, y_name: str, curves: Sequence[Curve], note: str
+) -> Iterator[tuple[list[str], str, LineChart]]:
+    """Yield charts with some of the curves each; see :func:`capsule.report.charts.line_chart`."""
+    for part, start in enumerate(range(0, len(curves), CURVES_OF_A_CHART)):
+        some = curves[start : start + CURVES_OF_A_CHART]
+        chart = line_chart(f"{identity}-{part}", title, x_name, y_name, some)
+        yield [curve.label for curve in some], note, chart
 
 
 def _curve_charts(report: StudyReport) -> Iterator[tuple[list[str], str, LineChart]]:
@@ -345,30 +350,23 @@ def _profiles(results: StudyResults) -> Iterator[tuple[list[str], str, LineChart
     groups = grouped(results.members)
     for number, task in enumerate(dict.fromkeys(task for _, task in groups)):
         finals = {
-            group: [member.scores[task]["final"].summary.mean for member in members]
-            for (group, each), members in groups.items()
-            if each == task
+            group: means(members, task) for (group, each), members in groups.items() if each == task
         }
-        scores = [score for group in finals.values() for score in group]
-        low, high = min(scores), max(scores)
+        every = [score for group in finals.values() for score in group]
+        low, high = min(every), max(every)
         # Equal scores have no range from which thresholds could be taken.
         if low == high:
             continue
         width = (high - low) / (THRESHOLDS - 1)
         thresholds = [low + width * place for place in range(THRESHOLDS)]
-        for part, names in enumerate(_batches(list(finals))):
-            curves = [
-                _profile(name, finals[name], thresholds, f"{seed}/profile/{task.name}/{name}")
-                for name in names
-            ]
-            chart = line_chart(
-                f"profile-{number}-{part}",
-                f"Performance profile: {task.name}",
-                "final score",
-                "share of runs above it",
-                curves,
-            )
-            yield list(names), PROFILE_NOTE, chart
+        curves = [
+            _profile(name, scores, thresholds, f"{seed}/profile/{task.name}/{name}")
+            for name, scores in finals.items()
+        ]
+        title, share = f"Performance profile: {task.name}", "share of runs above it"
+        yield from _line_charts(
+            f"profile-{number}", title, "final score", share, curves, PROFILE_NOTE
+        )
 
 
 def _profile(name: str, scores: list[float], thresholds: Sequence[float], seed: str) -> Curve:
@@ -384,26 +382,13 @@ def _sensitivity(tables: StudyTables) -> Iterator[tuple[list[str], str, LineChar
         for row in tables.settings:
             if row.task == task:
                 ranked.setdefault(row.group, []).append(row.score)
-        for part, names in enumerate(_batches(list(ranked))):
-            curves = [
-                Curve(
-                    name,
-                    tuple(
-                        (float(place), score)
-                        for place, score in enumerate(sorted(ranked[name], reverse=True), 1)
-                    ),
-                )
-                for name in names
-            ]
-            chart = line_chart(
-                f"settings-{number}-{part}",
-                f"Settings by rank: {task}",
-                "rank",
-                "final score",
-                curves,
-            )
-            note = "Final scores of the settings, best first (Espeholt et al. 2018, figure E.2)."
-            yield list(names), note, chart
+        curves = [
+            Curve(name, tuple(enumerate(sorted(scores, reverse=True), 1)))
+            for name, scores in ranked.items()
+        ]
+        note = "Final scores of the settings, best first (Espeholt et al. 2018, figure E.2)."
+        title = f"Settings by rank: {task}"
+        yield from _line_charts(f"settings-{number}", title, "rank", "final score", curves, note)
 
 
 def _start_charts(results: StudyResults, name: str | None) -> Iterator[LineChart]:

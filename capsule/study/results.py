@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -170,3 +170,10 @@ def grouped(
         for task, _ in member.tasks:
             groups.setdefault((member.plan.group, task), []).append(member)
     return groups
+
+
+def means(
+    members: Iterable[MemberResult], task: ScoredTask, network: Network = "final"
+) -> list[float]:
+    """Return the score of a network of each member in a task."""
+    return [member.scores[task][network].summary.mean for member in members]

@@ -105,10 +105,7 @@ class Slurm(Scheduler):
 
     title = "Slurm"
     folder = FOLDER
-
-    def array(self, job: str, members: tuple[str, ...]) -> SlurmArray:
-        """Return an array that an earlier command submitted."""
-        return SlurmArray(job, members)
+    array = SlurmArray
 
     def submit(
         self,

@@ -91,7 +91,9 @@ class StudyFile(NamedTuple):
                 a spec that is not valid; the message names the group.
         """
         known: dict[str, Spec] = {}  # members with equal settings have one spec
-        pinned = () if starts is None else (_pair(starts),)
+        pinned: Sequence[Pair] = ()
+        if starts is not None:
+            pinned = [(START_SET, starts.model_dump(mode="json", by_alias=True))]
         for member in plan_members(self.study):
             # Settings have lists and mappings as values, which have no hash.
             key = repr(member.settings)
@@ -127,7 +129,3 @@ class StudyFile(NamedTuple):
                 raise
             message = f"{error.message} (with the settings of {where} of {self.path.name})"
             raise CapsuleError(error.code, message, fix=error.fix) from error
-
-
-def _pair(starts: StartSet) -> Pair:
-    return START_SET, starts.model_dump(mode="json", by_alias=True)

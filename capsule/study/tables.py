@@ -8,7 +8,7 @@ et al. 2021 (arXiv:2108.13264) ask for interquartile means with intervals.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from statistics import fmean
 from typing import Any, Literal
 
@@ -17,19 +17,23 @@ from pydantic import Field
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Sha256
 from capsule.report.scores import NETWORKS, ScoredTask, normalize, summarize
-from capsule.study.results import MemberIdentity, MemberResult, StudyResults, grouped
-from capsule.study.statistics import (
-    MIN_SCORES,
-    ConfidenceInterval,
-    equal_variance,
-    holm,
+from capsule.study.results import MemberIdentity, MemberResult, StudyResults, grouped, means
+from capsule.study.statistics.aggregates import (
     mean_of_means,
     median_of_means,
     optimality_gap,
     pooled_iqm,
-    probability_of_improvement,
+)
+from capsule.study.statistics.bootstrap import (
+    ConfidenceInterval,
     stratified_interval,
     stratified_intervals,
+)
+from capsule.study.statistics.comparison import (
+    MIN_SCORES,
+    equal_variance,
+    holm,
+    probability_of_improvement,
 )
 
 P_DIGITS = 6  # after the point; further ones depend on the mathematical library
@@ -190,14 +194,10 @@ def tables_of(results: StudyResults) -> StudyTables:
 Groups = dict[tuple[str, ScoredTask], list[MemberResult]]
 
 
-def _finals(members: Iterable[MemberResult], task: ScoredTask) -> list[float]:
-    return [member.scores[task]["final"].summary.mean for member in members]
-
-
 def _group_rows(groups: Groups, seed: str) -> Iterator[GroupRow]:
     for (group, task), members in groups.items():
         for network in NETWORKS:
-            scores = [member.scores[task][network].summary.mean for member in members]
+            scores = means(members, task, network)
             label = f"{seed}/iqm/{group}/{task.name}/{network}"
             yield GroupRow(
                 group=group,
@@ -237,11 +237,7 @@ def _variances(groups: Groups, seed: str) -> Iterator[VarianceRow]:
         tests = {}
         for first, second in _pairs(groups):
             scores = [
-                [
-                    member.scores[task][network].summary.mean
-                    for member in groups.get((name, task), ())
-                ]
-                for name in (first, second)
+                means(groups.get((name, task), ()), task, network) for name in (first, second)
             ]
             if min(map(len, scores)) >= MIN_SCORES:
                 label = f"{seed}/variance/{task.name}/{network}/{first}/{second}"
@@ -268,7 +264,7 @@ def _improvements(groups: Groups, seed: str) -> Iterator[ImprovementRow]:
         tasks = [task for group, task in groups if group == first and (second, task) in groups]
         if tasks:
             samples = [
-                [_finals(groups[name, task], task) for task in tasks] for name in (first, second)
+                [means(groups[name, task], task) for task in tasks] for name in (first, second)
             ]
             interval = stratified_interval(
                 samples, probability_of_improvement, f"{seed}/improvement/{first}/{second}"
@@ -290,7 +286,7 @@ def _settings(groups: Groups) -> Iterator[SettingRow]:
                 task=task.name,
                 values=runs[0].plan.setting_values,
                 runs=len(runs),
-                score=fmean(_finals(runs, task)),
+                score=fmean(means(runs, task)),
             )
 
 
@@ -300,7 +296,7 @@ def _aggregates(groups: Groups, seed: str) -> Iterator[AggregateRow]:
         if len(tasks) < _COMPARABLE or any(task.reference is None for task in tasks):
             continue
         scores = [
-            [score for final in _finals(members, task)
+            [score for final in means(members, task)
              if (score := normalize(task, final)) is not None]
             for task, members in tasks.items()
         ]  # fmt: skip

@@ -1,11 +1,9 @@
 """The ledger and the findings of a diagnosis, on a terminal."""
 
-import io
 from pathlib import Path
 from typing import get_args
 
 import pytest
-from rich.console import Console
 
 from capsule.diagnosis.diagnose import Diagnosis, OperatorCensus
 from capsule.diagnosis.findings import CATALOGUE, finding
@@ -14,18 +12,18 @@ from capsule.entropy.evidence import Treatment
 from capsule.entropy.ledger import Ledger, LedgerRow
 from capsule.report.diagnosis import show_diagnosis, show_ledger, show_trial
 from capsule.training.instruments.report import Location
+from tests.report.terminals import printed
 
 
 def test_every_row_shows_source_treatment_and_evidence_and_steers_nothing():
     row = LedgerRow(
         source="Clocks", treatment="assumed", evidence="left\x1b[31m alone", weakened_by="x"
     )
-    stream = io.StringIO()
-    show_ledger(Ledger(rows=(row,)), Console(file=stream, width=100))
-    assert "source of nondeterminism" in stream.getvalue()
-    assert "Clocks" in stream.getvalue()
-    assert "assumed" in stream.getvalue()
-    assert "\x1b" not in stream.getvalue()
+    text = printed(show_ledger, Ledger(rows=(row,)), width=100)
+    assert "source of nondeterminism" in text
+    assert "Clocks" in text
+    assert "assumed" in text
+    assert "\x1b" not in text
 
 
 def row(source, treatment):
@@ -47,9 +45,7 @@ WHERE = Location(file="train.py", line=4, function="<module>")
 
 
 def text_of(show, *arguments):
-    stream = io.StringIO()
-    show(*arguments, Console(file=stream, width=60))
-    return stream.getvalue()
+    return printed(show, *arguments, width=60)
 
 
 def diagnosis(*findings, steps=None, equal=False, **census):

@@ -1,9 +1,6 @@
 """The first difference of two runs on a terminal."""
 
-import io
-
 import pytest
-from rich.console import Console
 
 from capsule.report.divergence import divergence_lines, show_divergence, show_lines
 from capsule.verification.verdict import (
@@ -19,6 +16,7 @@ from capsule.verification.verdict import (
     TensorDifference,
     TraceDifference,
 )
+from tests.report.terminals import printed
 
 FIRST = TraceDifference(
     step=1200, component="loss", name="td", claimed="0x1p0", found="0x1p1", also=("gradients", "q")
@@ -201,16 +199,10 @@ def test_a_difference_without_an_operator_comes_from_outside():
 # --- the terminal -------------------------------------------------------------------------------
 
 
-def printed(show, *arguments):
-    stream = io.StringIO()
-    show(*arguments, Console(file=stream, width=60))
-    return stream.getvalue()
-
-
 @pytest.mark.parametrize(("equal", "result"), [(True, "equal, bit for bit"), (False, "different")])
 def test_an_analysis_begins_with_the_two_runs_and_ends_with_the_result(equal, result):
     found = Divergence(a="one.tar", b="two", equal=equal, first=None if equal else FIRST)
-    text = printed(show_divergence, found).splitlines()
+    text = printed(show_divergence, found, width=60).splitlines()
     assert text[:2] == ["a                one.tar", "b                two"]
     assert text[-1] == f"result           {result}"
     assert (len(text) > 3) == (not equal)
@@ -218,7 +210,8 @@ def test_an_analysis_begins_with_the_two_runs_and_ends_with_the_result(equal, re
 
 def test_lines_are_neither_wrapped_nor_markup_nor_padded_and_steer_nothing():
     long = "word " * 30 + "end"
-    text = printed(show_lines, [("label", long), ("", "[bold]x[/bold]\x1b[31m"), ("empty", "")])
+    lines = [("label", long), ("", "[bold]x[/bold]\x1b[31m"), ("empty", "")]
+    text = printed(show_lines, lines, width=60)
     assert text.splitlines() == [
         f"label            {long}",
         "                 [bold]x[/bold]\N{REPLACEMENT CHARACTER}[31m",

@@ -14,10 +14,10 @@ from capsule.experiment.lock import LockedWheel
 from capsule.experiment.spec import CudaAccelerator
 from capsule.report.facts import (
     claimed_results,
-    duration,
     hardware_needed,
     is_program,
     last_returns,
+    lasted,
     machine,
     made,
     reproduced,
@@ -80,7 +80,8 @@ def specified(subject, **facts):
     ],
 )
 def test_the_duration_is_in_minutes_and_whole_seconds(subjects, seconds, expected):
-    assert duration(observed(subjects["dqn"], training_seconds=seconds)) == expected
+    seen = observed(subjects["dqn"], training_seconds=seconds).observations
+    assert lasted(seen) == expected
 
 
 def test_a_program_is_told_from_a_trainer(subjects):

@@ -1,12 +1,10 @@
 """What 'capsule show' says of bundles, run directories and locks."""
 
-import io
 import json
 import re
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from capsule.bundle.bundle import open_bundle
@@ -15,6 +13,7 @@ from capsule.host.run_directory import LOCK
 from capsule.image.lockfile import write_lock
 from capsule.report.inspection import show_rows
 from tests.report import runs
+from tests.report.terminals import printed
 
 CORPUS = Path(__file__).parents[1] / "corpus"
 BUNDLES = sorted(CORPUS.glob("*.tar"))
@@ -96,9 +95,7 @@ def test_a_narrow_terminal_loses_no_word_that_a_wide_one_shows():
     text = " ".join(f"word{number}" for number in range(26))
 
     def shown(width):
-        stream = io.StringIO()
-        show_rows([("signer", text)], Console(file=stream, width=width))
-        return stream.getvalue()
+        return printed(show_rows, [("signer", text)], width=width)
 
     assert shown(80).split() == ["signer", *text.split()]
     assert shown(40).split() == shown(80).split()

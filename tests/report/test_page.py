@@ -1,6 +1,5 @@
 """The page: what it says, that it says no more than is known, and that it stays inert."""
 
-import io
 from math import inf
 from statistics import fmean
 
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from capsule.bundle.bundle import open_bundle
 from capsule.bundle.keys import load_public
@@ -26,6 +24,7 @@ from tests.report import runs
 from tests.report.conftest import different, make_report, read, write
 from tests.report.pages import Reader
 from tests.report.runs import HOSTILE, hostile_bundle
+from tests.report.terminals import printed
 
 
 def page_of(bundle, *reports, trusted=True):
@@ -193,10 +192,8 @@ def test_what_a_result_depends_on_is_shown_beside_its_control(bundles, saved):
 @pytest.mark.parametrize("returns", [(inf, -inf, 1.0, 2.0), (1.7e308,) * 4])
 def test_returns_without_a_mean_have_a_report(tmp_path, returns):
     subject = read(runs.pack(tmp_path, evaluation=runs.evaluation({400: returns})))
-    console = Console(file=io.StringIO(), width=120)
-    show_subject(subject, console)
     shown = (
-        console.file.getvalue(),
+        printed(show_subject, subject, width=120),
         model_card(subject),
         claimed_results(subject.lock, subject.claims),
     )

@@ -1,12 +1,10 @@
 """The story of a run on a terminal."""
 
-import io
 import statistics
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from capsule.bundle.claims import ImageClaim
 from capsule.report.facts import verify_options
@@ -16,21 +14,20 @@ from capsule.report.summary import show_subject
 from tests.report import runs
 from tests.report.conftest import different, make_report, read, write
 from tests.report.runs import hostile_bundle
+from tests.report.terminals import printed
 
 CORPUS = Path(__file__).parents[1] / "corpus"
 MAX_LINES = 30
 
 
-def printed(subject):
-    stream = io.StringIO()
-    show_subject(subject, Console(file=stream, width=120))
-    return stream.getvalue()
+def told(subject):
+    return printed(show_subject, subject, width=120)
 
 
 @pytest.mark.parametrize("kind", ["dqn", "r2d2", "impala", "own"])
 def test_the_terminal_tells_the_story_of_the_page(bundles, subjects, saved, kind):
     subject = read(bundles[kind], *saved(different(subjects[kind])), trusted=False)
-    text = printed(subject)
+    text = told(subject)
     story = tell(subject)
     assert story.headline in text
     assert all(sentence in text for sentence in (*story.shown, *story.not_shown)[:4])
@@ -43,7 +40,7 @@ def test_many_reports_and_evaluations_stay_within_thirty_lines(tmp_path):
     bundle = runs.pack(tmp_path, evaluation=runs.evaluation(returns))
     report = make_report(read(bundle))
     reports = [write(tmp_path / f"{number}.json", report) for number in range(40)]
-    text = printed(read(bundle, *reports))
+    text = told(read(bundle, *reports))
     assert len(text.splitlines()) <= MAX_LINES
     assert "more on the page" in text
     assert "step 1:" in text
@@ -51,7 +48,7 @@ def test_many_reports_and_evaluations_stay_within_thirty_lines(tmp_path):
 
 
 def test_text_from_a_stranger_cannot_steer_the_terminal(tmp_path):
-    text = printed(read(hostile_bundle(tmp_path)))
+    text = told(read(hostile_bundle(tmp_path)))
     assert "\x1b" not in text
     assert "\u202e" not in text
 
@@ -61,7 +58,7 @@ def test_text_from_a_stranger_cannot_steer_the_terminal(tmp_path):
 
 def labelled(subject, label):
     """Return the lines of a label: the one with it, and those below it without any."""
-    lines = printed(subject).splitlines()
+    lines = told(subject).splitlines()
     (start,) = (n for n, line in enumerate(lines) if line[:17].strip() == label)
     end = start + 1
     while end < len(lines) and lines[end].startswith(" "):
@@ -102,7 +99,7 @@ def test_scores_are_those_of_the_final_and_of_the_best_network(tmp_path):
 
 
 def test_several_games_have_their_scores_on_the_page_only(subjects):
-    text = printed(subjects["impala"])
+    text = told(subjects["impala"])
     assert "\nevaluation " in text
     assert "\nscores " not in text
 
@@ -119,7 +116,7 @@ def test_returns_of_several_games_are_not_mixed(tmp_path):
 
 def test_a_rejected_receipt_is_named(bundles, tmp_path):
     receipt = CORPUS / "dqn.capsule.tar.verifier.receipt.json"
-    text = printed(read(bundles["dqn"], receipt))
+    text = told(read(bundles["dqn"], receipt))
     assert f"What {receipt.name} states. It was rejected: the receipt is about another run" in text
 
 
@@ -130,7 +127,7 @@ def test_the_command_that_verifies_is_that_of_the_page(bundles, subjects):
 
 
 def test_a_program_without_evaluations_has_neither_scores_nor_parameters(subjects):
-    labels = {line[:17].strip() for line in printed(subjects["own"]).splitlines()}
+    labels = {line[:17].strip() for line in told(subjects["own"]).splitlines()}
     assert {"claim id", "lock", "files", "verify with"} <= labels
     assert not {"evaluation", "scores", "parameters", "image"} & labels
 
@@ -150,4 +147,4 @@ def test_digests_are_those_of_the_claims_and_files_are_counted(subjects):
 
 def test_a_report_that_contradicts_is_the_headline(bundles, subjects, saved):
     subject = read(bundles["dqn"], *saved(different(subjects["dqn"])))
-    assert printed(subject).startswith("An unsigned report says: not reproduced  According to")
+    assert told(subject).startswith("An unsigned report says: not reproduced  According to")

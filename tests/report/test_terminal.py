@@ -1,10 +1,8 @@
 """Verification reports on a terminal."""
 
-import io
 from typing import get_args
 
 import pytest
-from rich.console import Console
 
 from capsule.bundle.trust import Signer
 from capsule.entropy.ledger import Ledger, LedgerRow, compare_ledgers
@@ -26,14 +24,13 @@ from capsule.verification.verdict import (
     TraceDifference,
 )
 from tests.report.conftest import different, read
+from tests.report.terminals import printed
 
 MAX_LINES = 30
 
 
 def shown(report):
-    stream = io.StringIO()
-    show_report(report, Console(file=stream, width=120))
-    return stream.getvalue()
+    return printed(show_report, report, width=120)
 
 
 def ledger(**treatments):
@@ -465,10 +462,8 @@ def test_an_analysis_leaves_less_room_for_the_machines(analysed, most):
 
 
 def test_the_verdict_is_one_line_however_narrow_the_terminal():
-    stream = io.StringIO()
     error = {"code": "CAP-V009", "message": "m", "fix": "pass --engine process " * 5}
     report = verified().model_copy(update={"summary": "a long sentence " * 9, "error": error})
-    show_report(report, Console(file=stream, width=80))
-    *_, verdict, fix = stream.getvalue().splitlines()
+    *_, verdict, fix = printed(show_report, report, width=80).splitlines()
     assert verdict.startswith("reproduced-bitwise  CAP-V009: a long")
     assert fix.startswith("fix: pass")

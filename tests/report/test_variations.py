@@ -1,13 +1,11 @@
 """What a run depends on, on a terminal."""
 
-import io
-
 import pytest
-from rich.console import Console
 
 from capsule.report.variations import show_variations
 from capsule.verification.vary import VariedResult, VaryReport
 from capsule.verification.verdict import Report
+from tests.report.terminals import printed
 
 CONTROL = Report(bundle="b", mode="full", verdict="reproduced-bitwise", summary="all equal")
 REFUSED = Report(bundle="b", mode="full", verdict="inconclusive", summary="it does not start")
@@ -15,7 +13,6 @@ REFUSED = Report(bundle="b", mode="full", verdict="inconclusive", summary="it do
 
 @pytest.fixture
 def shown():
-    stream = io.StringIO()
     rows = (
         VariedResult(name="threads", outcome="equal", was="1", became="2", report=CONTROL),
         VariedResult(
@@ -25,8 +22,7 @@ def shown():
     report = VaryReport(
         bundle="b", conclusion="In short.", control=CONTROL, variations=rows, seconds=1.0
     )
-    show_variations(report, Console(file=stream, width=100))
-    return stream.getvalue().splitlines()
+    return printed(show_variations, report, width=100).splitlines()
 
 
 def test_each_variation_is_a_row_and_the_conclusion_is_last(shown):

@@ -46,9 +46,7 @@ SCRIPTS = {}
 class Scripted(Scheduler):
     title = "Scripted"
     folder = "scripted"
-
-    def array(self, job, members):
-        return ScriptedArray(job, members)
+    array = ScriptedArray
 
     def submit(self, _study, names, *_):
         return [ScriptedArray(str(len(SCRIPTS)), tuple(names))]

@@ -1,21 +1,17 @@
 """How far a study is, as a table and as JSON."""
 
-import io
 import json
-
-from rich.console import Console
 
 from capsule.study.directory import OUTCOME, WORK, Outcome
 from capsule.study.progress import progress_of, show
+from tests.report.terminals import printed
 
 DONE = Outcome(bundle="x.capsule.tar", claim_id="a" * 64)
 FAILED = Outcome(code="CAP-E007", message="out of \x1b[31mmemory", fix="Buy more.")
 
 
 def shown(progress):
-    stream = io.StringIO()
-    show(progress, Console(file=stream, width=100))
-    return stream.getvalue()
+    return printed(show, progress, width=100)
 
 
 def write(folder, step, speed, total=1024):
@@ -91,7 +87,7 @@ def test_failures_are_shown_with_code_and_fix_and_no_control_characters(director
     progress = progress_of(directory)
     counts = progress.whole.counts
     assert (counts["failed"], counts["done"], counts["waiting"]) == (1, 1, 2)
-    assert [state.name for state in progress.failures] == ["deterministic.2"]
+    assert list(progress.failures) == ["deterministic.2"]
     assert progress.document()["failures"]["deterministic.2"]["code"] == "CAP-E007"
     text = shown(progress)
     assert "deterministic.2 failed: CAP-E007: out of " in text

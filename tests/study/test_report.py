@@ -8,7 +8,6 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from rich.console import Console
 
 from capsule.host.errors import CapsuleError
 from capsule.study.report import (
@@ -19,6 +18,7 @@ from capsule.study.report import (
     show_report,
 )
 from capsule.study.results import StudyResults
+from tests.report.terminals import printed
 from tests.study.studies import final_score, make_lock, make_results
 
 
@@ -109,24 +109,18 @@ def test_two_machines_are_compared_by_claim_ids_and_on_one_chart(report):
     assert "8 of 9 members have the same claim id on both machines" in page
     assert "this one differs: deterministic.1." in page
     assert page.count("second machine") == 6  # in the legend and the description of each chart
-    stream = io.StringIO()
-    show_report(both, Console(file=stream, width=200))
-    assert "this one differs: deterministic.1." in stream.getvalue()
+    assert "this one differs: deterministic.1." in printed(show_report, both, width=200)
     same = report.compared(StudyReport.of(make_results(missing=("rates.1.1",))))
-    stream = io.StringIO()
-    show_report(same, Console(file=stream, width=200))
     text = "8 of 8 members have the same claim id on both machines, of 9 in the study."
-    assert text in stream.getvalue()
+    assert text in printed(show_report, same, width=200)
 
 
 def test_two_machines_without_common_members_are_not_said_to_agree():
     lock = make_lock({"a": {"runs": 2}})
     first, second = (StudyReport.of(make_results(lock, missing=(name,))) for name in ("a.1", "a.2"))
     both = first.compared(second)
-    stream = io.StringIO()
-    show_report(both, Console(file=stream, width=200))
     text = "None of 2 members has results on both machines."
-    assert text in stream.getvalue()
+    assert text in printed(show_report, both, width=200)
     assert text in page_report(both, "studies/tiny")
 
 
@@ -171,10 +165,9 @@ def test_names_from_elsewhere_do_not_control_the_terminal(report):
         update={"groups": (*groups, *tables.groups), "variances": variances}
     )
     hostile = report._replace(tables=changed)
-    stream = io.StringIO()
-    show_report(hostile, Console(file=stream, width=200))
-    assert "deterministic, [/x]\ufffd[2J\ufffdend" in stream.getvalue()
-    assert "([/x]\ufffd[2J\ufffdend, final) differ" in stream.getvalue()
+    text = printed(show_report, hostile, width=200)
+    assert "deterministic, [/x]\ufffd[2J\ufffdend" in text
+    assert "([/x]\ufffd[2J\ufffdend, final) differ" in text
     # A line that is not a comment would be executed by LaTeX.
     assert f"% {report.results.lock.study.name}, [/x]\ufffd[2J\ufffdend\n" in latex_report(hostile)
 
@@ -183,22 +176,16 @@ def test_names_from_elsewhere_do_not_control_the_terminal(report):
 def test_a_study_in_progress_is_reported_as_incomplete():
     report = StudyReport.of(make_results(missing=("exploration.2", "exploration.3")))
     assert "2 of 9 members have no results yet" in page_report(report, "studies/tiny")
-    stream = io.StringIO()
-    show_report(report, Console(file=stream, width=120))
-    assert "2 of 9 members have no results yet." in stream.getvalue()
+    assert "2 of 9 members have no results yet." in printed(show_report, report, width=120)
 
 
 def test_one_missing_member_is_written_in_the_singular():
     report = StudyReport.of(make_results(missing=("exploration.2",)))
-    stream = io.StringIO()
-    show_report(report, Console(file=stream, width=120))
-    assert "1 of 9 members has no results yet." in stream.getvalue()
+    assert "1 of 9 members has no results yet." in printed(show_report, report, width=120)
 
 
 def test_the_terminal_shows_each_group(report):
-    stream = io.StringIO()
-    show_report(report, Console(file=stream, width=100))
-    shown = stream.getvalue()
+    shown = printed(show_report, report, width=100)
     assert all(group in shown for group in report.results.lock.study.groups)
 
 
@@ -206,10 +193,9 @@ def test_long_names_leave_the_numbers_of_a_narrow_terminal_whole(report):
     first, *others = report.tables.groups
     long = first.model_copy(update={"group": "a-group-of-a-long-name-" * 4, "task": "task-" * 20})
     tables = report.tables.model_copy(update={"groups": (long, *others)})
-    stream = io.StringIO()
-    show_report(StudyReport(report.results, tables, None), Console(file=stream, width=80))
-    lines = stream.getvalue().splitlines()
+    text = printed(show_report, StudyReport(report.results, tables, None), width=80)
+    lines = text.splitlines()
     assert max(map(len, lines)) <= 80
     row = next(line for line in lines if "a-group" in line)
     assert [cell.strip() for cell in row.split("│")[2:4]] == [first.network, str(first.runs)]
-    assert "…" not in stream.getvalue()
+    assert "…" not in text

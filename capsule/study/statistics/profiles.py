@@ -22,7 +22,11 @@ from capsule.verification.equivalence.statistics import RESAMPLES
 def performance_profile(tasks: Tasks, thresholds: Sequence[float]) -> list[float]:
     """Return the share of all runs of all tasks whose score exceeds each threshold."""
     check_scores(tasks)
-    return _shares_above([score for task in tasks for score in task], thresholds)
+    if not all(map(math.isfinite, thresholds)):
+        raise ValueError("a threshold is not a finite number")
+    ordered = sorted(score for task in tasks for score in task)
+    number = len(ordered)
+    return [(number - bisect_right(ordered, threshold)) / number for threshold in thresholds]
 
 
 def profile_band(
@@ -44,11 +48,3 @@ def profile_band(
     return stratified_intervals(
         [tasks], lambda drawn: performance_profile(drawn, thresholds), seed, resamples
     )
-
-
-def _shares_above(values: Sequence[float], thresholds: Sequence[float]) -> list[float]:
-    if not all(map(math.isfinite, thresholds)):
-        raise ValueError("a threshold is not a finite number")
-    ordered = sorted(values)
-    number = len(ordered)
-    return [(number - bisect_right(ordered, threshold)) / number for threshold in thresholds]
