@@ -122,6 +122,11 @@ def write(stream: BinaryIO, members: Iterable[tuple[str, int, Data]]) -> dict[st
     return digests
 
 
+def size_of(sizes: Iterable[int]) -> int:
+    """Return the size in bytes of an archive whose members have these sizes."""
+    return sum(BLOCK + size + -size % BLOCK for size in sizes) + 2 * BLOCK
+
+
 def open_archive(path: Path) -> BufferedReader:
     """Open a bundle.
 
@@ -344,5 +349,5 @@ def _too_large(what: str, limit: int) -> CapsuleError:
     return tampered(
         "CAP-B105",
         f"{what}, more than the limit of {limit}",
-        fix="If you expect a bundle this large, raise the limit; otherwise do not use it.",
+        fix="Do not use it: Capsule makes no bundle that is so large.",
     )

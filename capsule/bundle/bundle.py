@@ -166,6 +166,7 @@ def pack(
     destination: Path,
     ssh_sign: Callable[[bytes], bytes] | None = None,
     kind: BundleKind = "run",
+    limits: Limits | None = None,
 ) -> Path:
     """Write a signed bundle; equal input gives equal bytes.
 
@@ -177,6 +178,7 @@ def pack(
         destination: The bundle; it appears, or is replaced, all at once.
         ssh_sign: Makes an SSH signature over the manifest as well, if given.
         kind: Whether it is the bundle of one run, or of a study.
+        limits: Largest sizes and counts that readers accept.
 
     Returns:
         ``destination``.
@@ -184,7 +186,7 @@ def pack(
     Raises:
         CapsuleError: CAP-B141 (a path, role or digest cannot be bundled), B142 (a file cannot be
             read, is not the claimed one, or changed meanwhile), B143 (the bundle cannot be
-            written).
+            written), B163 (no reader would accept a bundle of this size).
     """
     manifest = _describe(files, claim_id, kind, with_sshsig=ssh_sign is not None)
     statement = envelope.BundleStatement.about(manifest)
@@ -201,6 +203,7 @@ def pack(
         (name, len(document), document) for name, document in documents.items()
     ]
     members += [(file.path, file.size, _data(files[file.path].source)) for file in manifest.files]
+    _require_acceptable(manifest, archive.size_of(size for _, size, _ in members), limits)
     with _appearing(destination) as stream:
         try:
             written = archive.write(stream, members)
@@ -345,6 +348,8 @@ def _describe(
             size, digest = _measure(content.source)
             if content.sha256 not in (None, digest):
                 raise changed(path)
+            if size > archive.MAX_SIZE:
+                raise _too_large(f"{path} has {size:,} bytes", f"{archive.MAX_SIZE:,}")
             entries.append(
                 BundleFile(
                     path=path,
@@ -363,6 +368,31 @@ def _describe(
             fix="Check the path, role and media type of each file, and that the claim id is the "
             "SHA-256 of the claims file.",
         ) from error
+
+
+def _require_acceptable(manifest: Manifest, size: int, limits: Limits | None) -> None:
+    """Check that readers will accept an archive, before it is signed and written."""
+    limits = limits or Limits()
+    if size > limits.archive:
+        largest = max(manifest.files, key=lambda file: file.size)
+        raise _too_large(
+            f"the bundle would have {size:,} bytes ({largest.path} alone has {largest.size:,})",
+            f"{limits.archive:,}",
+        )
+    if len(manifest.files) > limits.files:
+        raise _too_large(
+            f"the bundle would have {len(manifest.files):,} files", f"{limits.files:,}"
+        )
+
+
+def _too_large(what: str, limit: str) -> CapsuleError:
+    return CapsuleError(
+        "CAP-B163",
+        f"{what}, and no reader accepts more than {limit}",
+        fix="If --embed-image or --embed-data was given, pack the run without it: capsule run "
+        "--resume. Otherwise start a new run that keeps less: fewer files in trainer.outputs, or "
+        "fewer checkpoints with recording.segment_states.",
+    )
 
 
 def _measure(source: Path | bytes) -> tuple[int, str]:

@@ -217,6 +217,22 @@ def test_a_destination_that_cannot_be_written(tmp_path, contents, claim_id, alic
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
+def test_what_no_reader_would_accept_is_not_signed(
+    bundle, tmp_path, contents, claim_id, alice, monkeypatch
+):
+    size, place = bundle.stat().st_size, tmp_path / "large.capsule.tar"
+    pack(contents, claim_id, alice, place, limits=Limits(archive=size, files=len(contents)))
+    place.unlink()
+    for limits in (Limits(archive=size - 1), Limits(files=len(contents) - 1)):
+        with pytest.raises(CapsuleError, match="no reader accepts more than") as caught:
+            pack(contents, claim_id, alice, place, limits=limits)
+        assert (caught.value.code, caught.value.exit_code) == ("CAP-B163", ExitCode.USAGE)
+    monkeypatch.setattr(archive, "MAX_SIZE", 1)
+    with pytest.raises(CapsuleError, match=r"CAP-B163 .* has [0-9,]+ bytes, and no reader"):
+        pack(contents, claim_id, alice, place)
+    assert not place.exists()
+
+
 # Opening
 
 
