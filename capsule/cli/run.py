@@ -164,8 +164,7 @@ def command(
         typer.echo(f"claimed   {claims.described}")
     typer.echo(f"bundle    {bundle}")
     trust = f" --key {shell_word(public_half(key_file))}" if key else ""
-    engine_option = " --engine process" if claims.image is None else ""
-    typer.echo(f"next: capsule verify {shell_word(bundle)}{trust}{engine_option}", err=True)
+    typer.echo(f"next: capsule verify {shell_word(bundle)}{trust}{_where(claims)}", err=True)
 
 
 def _check_embedding(engine: str, *, embed_image: bool) -> None:
@@ -187,6 +186,11 @@ def _places(data: list[str] | None, asked: Spec, *, embed_data: bool) -> dict[st
     if embed_data and asked.data is None:
         raise no_effect("--embed-data", "a spec without data sets", "It stores those of 'data'.")
     return places
+
+
+def _where(claims: Claims) -> str:
+    """Return the option that a bundle without an image needs to be verified."""
+    return " --engine process" if claims.image is None else ""
 
 
 def _document(bundle: Path, claims: Claims, directory: Path) -> dict[str, Any]:
