@@ -85,7 +85,7 @@ def check_machine(keys: Iterable[Path]) -> Iterator[Check]:
         keys: Private keys, beside those in the current folder.
     """
     yield Check("Python", "ok", f"{sys.version.split()[0]}, {sys.executable}")
-    system = check_platform()
+    system = next(_results("platform", check_platform))
     yield system
     if system.status != "ok":  # what the other checks look for exists on Linux only
         yield from _results("keys", lambda: map(check_key, private_keys(keys)))
@@ -125,10 +125,7 @@ def _results(name: str, check: _Checking) -> Iterator[Check]:
 
 def check_platform() -> Check:
     """Check that runs can be executed here at all."""
-    try:
-        require_execution()
-    except CapsuleError as error:
-        return Check("platform", "problem", error.message, error.fix)
+    require_execution()
     return Check("platform", "ok", "Linux on x86_64")
 
 
@@ -241,15 +238,12 @@ def _given(found: str, devices: Sequence[Device]) -> Check:
 def check_disks() -> Iterator[Check]:
     """Check the free space where files are written, each disk once."""
     places = {"cache": Cache().root, "temporary files": Path(tempfile.gettempdir()), "runs": Path()}
-    seen: dict[int, list[str]] = {}
+    disks: dict[int, tuple[Path, list[str]]] = {}
     for name, path in places.items():
         place = existing_folder(path)
-        seen.setdefault(place.stat().st_dev, []).append(f"{name} ({place})")
-    for device, names in seen.items():
-        # Any place on a disk tells how much of it is free.
-        place = next(
-            each for each in map(existing_folder, places.values()) if each.stat().st_dev == device
-        )
+        _, names = disks.setdefault(place.stat().st_dev, (place, []))
+        names.append(f"{name} ({place})")
+    for place, names in disks.values():
         free = free_bytes(place)
         status: Status = (
             "ok" if free >= _LITTLE_DISK else "warning" if free >= _NO_DISK else "problem"
@@ -267,10 +261,7 @@ def check_cache() -> Check:
             return Check("cache", "ok", f"{root} will be made")
         fix = "Set CAPSULE_CACHE to a folder that you may write to."
         return Check("cache", "problem", f"{root} cannot be made in {place}", fix)
-    try:
-        reject_shared(root)
-    except CapsuleError as error:
-        return Check("cache", "problem", error.message, error.fix)
+    reject_shared(root)
     if not os.access(root, os.W_OK):
         fix = "Set CAPSULE_CACHE to a folder that you may write to."
         return Check("cache", "problem", f"{root} cannot be written", fix)

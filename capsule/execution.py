@@ -489,7 +489,7 @@ def _task(
         run_directory=run_directory,
         # Variables that are varied replace those of the spec.
         environment={**environment_variables(spec), **surroundings.variables},
-        data=dict(_mounted(name, found) for name, found in data.items()),
+        data={f"{name}/{found.below}".rstrip("/"): found.path for name, found in data.items()},
         limits=limits,
         gpus=devices_for(spec.accelerator, learners),
         hostname=surroundings.hostname,
@@ -505,11 +505,6 @@ def _python(spec: Spec) -> str:
 def _read_data(data: Mapping[str, FoundData], reporter: Reporter) -> dict[str, LockedData]:
     """Hash data sets, and return what they are, which is what their lock pins."""
     return {name: found.check(name, reporter.note) for name, found in data.items()}
-
-
-def _mounted(name: str, found: FoundData) -> tuple[str, Path]:
-    """Return where below its data folder a task sees a data set, and what."""
-    return f"{name}/{found.below}".rstrip("/"), found.path
 
 
 def _write_ledger(

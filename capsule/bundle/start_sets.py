@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from capsule.bundle.claims import ProgramClaims, TrainingClaims
+from collections.abc import Iterable
+from pathlib import Path
+
+from capsule.bundle.bundle import open_bundle
+from capsule.bundle.claims import TrainingClaims
+from capsule.bundle.keys import PublicKey
+from capsule.bundle.run_bundle import RecordedRun
 from capsule.experiment.evaluation import StartSet
-from capsule.experiment.lock import Lock
 from capsule.experiment.spec import AtariEnvironment, task_name
 from capsule.host.errors import CapsuleError
 
 
-def start_set_of(lock: Lock, claims: TrainingClaims | ProgramClaims) -> StartSet:
-    """Return the starts that a run ranked, or those that were pinned for it.
+def start_set_of(path: Path, keys: Iterable[PublicKey]) -> StartSet:
+    """Return the starts that the run of a bundle ranked, or those that were pinned for it.
 
     Raises:
-        CapsuleError: CAP-S011, its starts are not ranked by a network.
+        CapsuleError: CAP-S011, its starts are not ranked by a network; CAP-B… as
+            :func:`open_bundle` and :meth:`RecordedRun.read` raise them.
     """
-    spec = lock.spec
+    with open_bundle(path, keys) as bundle:
+        run = RecordedRun.read(bundle)
+    spec, claims = run.lock.spec, run.claims
     if not isinstance(claims, TrainingClaims) or spec.environment is None:
         raise _rejected("it ran a program instead of one of Capsule's trainers")
     if spec.evaluation.start_set is not None:

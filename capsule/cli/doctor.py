@@ -88,20 +88,20 @@ def command(
     for each in done:
         typer.echo(f"--fix {each}", err=True)
     checks: list[Check] = []
-    for check in check_machine(named):
-        checks.append(check)
-        if not as_json:
-            _show(check)
     tests: list[SelfTest] = []
-    for check, test in _numerics(profile):
+
+    def add(check: Check) -> None:
         checks.append(check)
-        tests += [test] if test is not None else []
         if not as_json:
             _show(check)
+
+    for check in check_machine(named):
+        add(check)
+    for check, test in _numerics(profile):
+        add(check)
+        tests += [test] if test is not None else []
     if gpu:
-        checks.append(gpu_check(gpu_self_test()))
-        if not as_json:
-            _show(checks[-1])
+        add(gpu_check(gpu_self_test()))
     if as_json:
         print_json(
             {

@@ -41,8 +41,6 @@ def command(
         # Write starts.json, then name it as evaluation.start_set in other specs.
         capsule starts run.capsule.tar --key alice.pub -o starts.json
     """
-    from capsule.bundle.bundle import open_bundle
-    from capsule.bundle.run_bundle import RecordedRun
     from capsule.bundle.start_sets import start_set_of
     from capsule.bundle.trust import load_trusted
     from capsule.experiment.evaluation import digest_of_starts
@@ -51,10 +49,8 @@ def command(
 
     place = DEFAULT if output is None else output
     require_file(place, (bundle, *(keys or ())))
-    with open_bundle(bundle, load_trusted(keys or [])) as opened:
-        run = RecordedRun.read(opened)
-    found = start_set_of(run.lock, run.claims)
-    data = found.model_dump_json(by_alias=True, indent=None).encode() + b"\n"
+    found = start_set_of(bundle, load_trusted(keys or []))
+    data = found.model_dump_json(by_alias=True).encode() + b"\n"
     if output is None and place.exists() and place.read_bytes() != data:
         raise CapsuleError(
             "CAP-X004",

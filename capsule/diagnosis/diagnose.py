@@ -22,7 +22,7 @@ from capsule.diagnosis.entropy import (
 )
 from capsule.diagnosis.findings import Finding, finding
 from capsule.diagnosis.settings import UNKNOWN, given_up, tailored, unexplained
-from capsule.engine.interface import RUN_DIRECTORY, Engine, EngineName, Exit, Progress, Task
+from capsule.engine.interface import RUN_DIRECTORY, ChangedEngine, Engine, Exit, Task
 from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
 from capsule.experiment.beneath import open_beneath
@@ -37,8 +37,6 @@ from capsule.experiment.trainers import (
 )
 from capsule.host.errors import CapsuleError, ExitCode
 from capsule.host.reporter import Reporter
-from capsule.image.assembly.assemble import Image
-from capsule.image.cache import Cache
 from capsule.image.data.places import FoundData
 from capsule.training.instruments.operator_rules import STATUSES
 from capsule.training.instruments.report import InstrumentReport, OperatorUse
@@ -82,35 +80,16 @@ class Diagnosis(Model):
 
 
 @dataclass(frozen=True)
-class Instrumented:
+class Instrumented(ChangedEngine):
     """An engine that asks the training side to watch itself.
 
     Attributes:
-        engine: Where the run executes.
         strace: Whether to let strace write down the requests for randomness, as well.
         draws: The requests of each thread, once the run has ended well.
     """
 
-    engine: Engine
     strace: bool = False
     draws: dict[tuple[str, str], int] = field(default_factory=dict)
-
-    @property
-    def name(self) -> EngineName:
-        """The engine's name."""
-        return self.engine.name
-
-    def describe(self) -> dict[str, str]:
-        """Return the engine's facts."""
-        return self.engine.describe()
-
-    def check(self, lock: Lock) -> None:
-        """Reject a lock that the engine cannot run."""
-        self.engine.check(lock)
-
-    def prepare(self, lock: Lock, image: Image | None, cache: Cache, *, progress: Progress) -> None:
-        """Make the engine ready."""
-        self.engine.prepare(lock, image, cache, progress=progress)
 
     def run(self, task: Task, *, on_poll: Callable[[], None], poll_seconds: float) -> Exit:
         """Execute a task under instruments."""

@@ -58,12 +58,6 @@ _FIX = (
     "namespaces (sysctl kernel.unprivileged_userns_clone, user.max_user_namespaces, and on Ubuntu "
     "kernel.apparmor_restrict_unprivileged_userns); or use another --engine."
 )
-_LIMITS = {
-    "core": resource.RLIMIT_CORE,
-    "fsize": resource.RLIMIT_FSIZE,
-    "nofile": resource.RLIMIT_NOFILE,
-    "nproc": resource.RLIMIT_NPROC,
-}
 
 
 class BubblewrapEngine(UnpackedImageEngine):
@@ -274,7 +268,7 @@ def _first_process(tell: io.FileIO, waiting: Iterable[None]) -> int | None:
 def _limit(process: int, limits: dict[str, int]) -> None:
     """Set the resource limits of a process, and read them back."""
     for name, limit in limits.items():
-        number = _LIMITS[name]
+        number = getattr(resource, f"RLIMIT_{name.upper()}")
         _, hard = resource.prlimit(process, number)
         wanted = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.prlimit(process, number, (wanted, wanted))

@@ -16,29 +16,18 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capsule.engine.bytecode import FOLDER as BYTECODE
-from capsule.engine.interface import (
-    Engine,
-    EngineName,
-    Exit,
-    Progress,
-    RemoteCluster,
-    Task,
-    Workers,
-)
+from capsule.engine.interface import ChangedEngine, Exit, RemoteCluster, Task, Workers
 from capsule.experiment import contract
-from capsule.experiment.lock import Lock
 from capsule.experiment.spec import Spec
 from capsule.experiment.trainers import ImpalaTrainer
 from capsule.host.errors import CapsuleError
 from capsule.host.folders import home_folder
 from capsule.host.owner import temporary_folder
-from capsule.image.assembly.assemble import Image
-from capsule.image.cache import Cache
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -57,55 +46,45 @@ _NO_STATISTICS = {"RAY_USAGE_STATS_ENABLED": "0"}
 _NODES = {**_NO_STATISTICS, "RAY_worker_niceness": "0"}
 
 
-class OnCluster:
-    """An engine whose tasks have a cluster."""
+@dataclass(frozen=True)
+class OnCluster(ChangedEngine):
+    """An engine whose tasks have a cluster.
 
-    def __init__(self, engine: Engine, cluster: Workers | RemoteCluster) -> None:
-        """Give tasks of ``engine`` a cluster.
+    Raises:
+        CapsuleError: CAP-E016, the engine cannot make one.
+    """
 
-        Raises:
-            CapsuleError: CAP-E016, the engine cannot make one.
-        """
-        if isinstance(cluster, Workers) and engine.name != "docker":
+    cluster: Workers | RemoteCluster
+
+    def __post_init__(self) -> None:
+        """Check that the engine can give tasks the cluster."""
+        if isinstance(self.cluster, Workers) and self.name != "docker":
             raise CapsuleError(
                 "CAP-E016",
-                f"--cluster docker:{cluster.count} requires Docker, not the engine {engine.name}",
+                f"--cluster docker:{self.cluster.count} requires Docker, not the engine "
+                f"{self.name}",
                 fix="Use --engine docker, or the address of a cluster.",
             )
-        if engine.name in ("bwrap", "apptainer"):
+        if self.name in ("bwrap", "apptainer"):
             raise CapsuleError(
                 "CAP-E016",
-                f"--cluster requires a network, which the engine {engine.name} gives to no run",
+                f"--cluster requires a network, which the engine {self.name} gives to no run",
                 fix="Use --engine docker, podman or process.",
             )
-        self._engine, self._cluster = engine, cluster
-
-    @property
-    def name(self) -> EngineName:
-        """See :class:`Engine`."""
-        return self._engine.name
 
     def describe(self) -> dict[str, str]:
         """See :class:`Engine`; ``cluster`` is ``docker:N``, or ``remote`` without its address."""
-        cluster = self._cluster
+        cluster = self.cluster
         which = f"docker:{cluster.count}" if isinstance(cluster, Workers) else "remote"
-        return {**self._engine.describe(), "cluster": which}
-
-    def check(self, lock: Lock) -> None:
-        """See :class:`Engine`."""
-        self._engine.check(lock)
-
-    def prepare(self, lock: Lock, image: Image | None, cache: Cache, *, progress: Progress) -> None:
-        """See :class:`Engine`."""
-        self._engine.prepare(lock, image, cache, progress=progress)
+        return {**super().describe(), "cluster": which}
 
     def run(self, task: Task, *, on_poll: Callable[[], None], poll_seconds: float) -> Exit:
         """See :class:`Engine`."""
-        given = replace(task, cluster=self._cluster)
-        if self.name == "process" and isinstance(self._cluster, RemoteCluster):
-            variables = remote_variables(self._cluster, str(self._cluster.token))
+        given = replace(task, cluster=self.cluster)
+        if self.name == "process" and isinstance(self.cluster, RemoteCluster):
+            variables = remote_variables(self.cluster, str(self.cluster.token))
             given = replace(given, environment={**task.environment, **variables})
-        return self._engine.run(given, on_poll=on_poll, poll_seconds=poll_seconds)
+        return self.engine.run(given, on_poll=on_poll, poll_seconds=poll_seconds)
 
 
 def parse_cluster(text: str, spec: Spec, environment: Mapping[str, str]) -> Workers | RemoteCluster:

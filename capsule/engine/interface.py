@@ -152,3 +152,31 @@ class Engine(Protocol):
         Raises:
             CapsuleError: CAP-E…, the task could not be started or the engine went away.
         """
+
+
+@dataclass(frozen=True)
+class ChangedEngine:
+    """An engine that changes the tasks of another one.
+
+    Attributes:
+        engine: Where they are executed.
+    """
+
+    engine: Engine
+
+    @property
+    def name(self) -> EngineName:
+        """See :class:`Engine`."""
+        return self.engine.name
+
+    def describe(self) -> dict[str, str]:
+        """See :class:`Engine`."""
+        return self.engine.describe()
+
+    def check(self, lock: Lock) -> None:
+        """See :class:`Engine`."""
+        self.engine.check(lock)
+
+    def prepare(self, lock: Lock, image: Image | None, cache: Cache, *, progress: Progress) -> None:
+        """See :class:`Engine`."""
+        self.engine.prepare(lock, image, cache, progress=progress)

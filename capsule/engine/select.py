@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Literal
 
 from capsule.engine.connection import CONTAINER_ENGINES, connect
-from capsule.engine.interface import Engine, Progress
+from capsule.engine.interface import Engine, EngineName, Progress
 from capsule.host.errors import CapsuleError
 from capsule.host.owner import remove_abandoned
 from capsule.host.platform import require_execution
 
-EngineChoice = Literal["auto", "docker", "podman", "bwrap", "apptainer", "process"]
+EngineChoice = Literal["auto", EngineName]
 
 
 def open_engine(choice: EngineChoice, *, strange: bool = False, progress: Progress) -> Engine:

@@ -23,16 +23,15 @@ class ErrorEntry(NamedTuple):
     fix: str
 
 
-def _entry(code: str, status: str, cause: str, fix: str) -> ErrorEntry:
-    return ErrorEntry(IMAGE_CODES[code] if status == "-" else ExitCode[status], cause, fix)
-
-
 _ROWS = [
     line.split(" | ")
     for line in Path(__file__).with_name("errors.txt").read_text(encoding="utf-8").splitlines()
     if line.startswith("CAP-")
 ]
-ENTRIES = {row[0]: _entry(*row) for row in _ROWS}
+ENTRIES = {
+    code: ErrorEntry(IMAGE_CODES[code] if status == "-" else ExitCode[status], cause, fix)
+    for code, status, cause, fix in _ROWS
+}
 register({code: entry.exit_code for code, entry in ENTRIES.items() if code not in IMAGE_CODES})
 
 

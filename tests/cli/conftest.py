@@ -22,6 +22,12 @@ def capsule(*words, **settings):
     return CliRunner().invoke(app, [*map(str, words)], **settings)
 
 
+@pytest.fixture(autouse=True)
+def no_debug(monkeypatch):
+    """Forget --debug after a test: the option sets a variable of this process."""
+    monkeypatch.setenv("CAPSULE_DEBUG", "")
+
+
 @pytest.fixture
 def bundle(tmp_path):
     """The bundle of a training, signed by the signer of all genuine bundles."""

@@ -25,11 +25,6 @@ DOCUMENTS = st.dictionaries(st.text(max_size=9), VALUES, max_size=3)
 ERROR = CapsuleError("CAP-S003", "a.b 7 is not a known key", fix="Remove it.")
 
 
-@pytest.fixture(autouse=True)
-def no_debug(monkeypatch):
-    monkeypatch.setenv("CAPSULE_DEBUG", "")
-
-
 # Errors of commands
 
 

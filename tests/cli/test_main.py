@@ -16,12 +16,6 @@ from tests.command_lines import COMMANDS
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(autouse=True)
-def no_debug(monkeypatch):
-    """Forget --debug after a test: the option sets a variable of this process."""
-    monkeypatch.setenv("CAPSULE_DEBUG", "")
-
-
 @pytest.fixture
 def call(monkeypatch, capfd):
     """Return a function that calls what the program 'capsule' calls: status, output, errors."""

@@ -31,8 +31,6 @@ def command(
         # Write study.starts.json.
         capsule study starts study.yaml --key alice
     """
-    from capsule.bundle.bundle import open_bundle
-    from capsule.bundle.run_bundle import RecordedRun
     from capsule.bundle.start_sets import start_set_of
     from capsule.cli.defaults import checked_key
     from capsule.experiment.evaluation import digest_of_starts
@@ -68,9 +66,7 @@ def command(
         raise KeyboardInterrupt
     if outcome.bundle is None:
         raise CapsuleError(str(outcome.code), str(outcome.message), fix=str(outcome.fix))
-    with open_bundle(folder / outcome.bundle, [signer.public]) as opened:
-        run = RecordedRun.read(opened)
-        found = start_set_of(run.lock, run.claims)
-    write_file(target, found.model_dump_json(by_alias=True, indent=None).encode() + b"\n")
+    found = start_set_of(folder / outcome.bundle, [signer.public])
+    write_file(target, found.model_dump_json(by_alias=True).encode() + b"\n")
     typer.echo(f"starts  {len(found.starts)}\ndigest  sha256:{digest_of_starts(found.starts)}")
     typer.echo(f"bundle  {folder / outcome.bundle}\nfile    {target}")
