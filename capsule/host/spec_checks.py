@@ -34,6 +34,10 @@ from capsule.host.validation import Wrong
 
 _OF_REQUESTS = ("batch_invariance", "request_seeds", "deterministic_routing")
 _FRAMES_PER_MINUTE = 60 * 60
+# What one document of a bundle can hold: readers accept 64 MiB, 2,000,000 values and 10,000 files
+# (docs/hostile-bundles.md). Each checkpoint has a digest for every tensor, and two files if its
+# state is kept; each episode has two values.
+_MAX_CHECKPOINTS, _MAX_EPISODES = 4_000, 500_000
 _SIDES = {"atari": 84, "minatar": 10}  # rows and columns of the frames, where the suite has them
 # As capsule.training.networks.language splits an instruction.
 _WORD = re.compile(r"[^\s,.;:!?]+")
@@ -59,6 +63,7 @@ def _of_training(spec: TrainingSpec) -> Iterator[Wrong]:
     yield from _of_network(spec)
     yield from _of_streams(spec)
     yield from _of_evaluation(spec)
+    yield from _of_intervals(spec)
     if spec.recording.segment_states and spec.entropy.mode == "recorded":
         yield _wrong(
             "recording.segment_states",
@@ -207,6 +212,27 @@ def _of_evaluation(spec: TrainingSpec) -> Iterator[Wrong]:
                 f"evaluation.{name}",
                 f" {getattr(spec.evaluation, name)} does not apply to evaluation.noop_max, with "
                 "which no start sequences are ranked",
+            )
+
+
+def _of_intervals(spec: TrainingSpec) -> Iterator[Wrong]:
+    """Yield the intervals after which no reader would accept the bundle."""
+    intervals = (
+        ("recording.checkpoint_interval", spec.recording.checkpoint_interval),
+        ("evaluation.interval", spec.evaluation.interval),
+    )
+    bounds = (
+        ("checkpoints", 1, _MAX_CHECKPOINTS),
+        ("evaluation episodes", spec.evaluation.starts, _MAX_EPISODES),
+    )
+    for (field, interval), (what, each, most) in zip(intervals, bounds, strict=True):
+        number = spec.trainer.total_steps // interval * each
+        if number > most:
+            yield _wrong(
+                field,
+                f" {interval:,} gives {number:,} {what}, more than the {most:,} that a bundle may "
+                "have",
+                f"Make it at least {-(-number // most)} times as long.",
             )
 
 

@@ -17,7 +17,7 @@ INTERVALS = {
     "recording": {"trace_interval": 640, "tensor_interval": 6400, "checkpoint_interval": 64000},
     "evaluation": {"interval": 64000},
 }
-R2D2 = {"algorithm": "r2d2", "network": "mlp"}
+R2D2 = {"algorithm": "r2d2", "network": "mlp", "total_steps": 6_400_000}
 STEPS = {
     "recording": {"trace_interval": 6400, "tensor_interval": 6400, "checkpoint_interval": 64000},
     "evaluation": {"interval": 64000},
@@ -140,6 +140,18 @@ REJECTED = [
         ),
         "trainer.network.activation",
     ),
+    (
+        of(
+            CARTPOLE,
+            DQN | {"total_steps": 400_100},
+            recording={"trace_interval": 100, "tensor_interval": 100, "checkpoint_interval": 100},
+        ),
+        "recording.checkpoint_interval",
+    ),
+    (
+        of(CARTPOLE, DQN | {"total_steps": 500_100}, evaluation={"interval": 100}),
+        "evaluation.interval",
+    ),
     (mission(["go", "Go"]), "trainer.language.vocabulary.1"),
     (mission(["to the"]), "trainer.language.vocabulary.0"),
     (mission(["go"], observation="mission"), "environment.observation"),
@@ -184,6 +196,12 @@ def test_a_setting_without_an_effect_is_rejected_in_a_new_spec_only(tmp_path, se
         of(ATARI, {"algorithm": "impala", "network": "residual", "hidden_units": 256}),
         kernels(ATARI, (8, 4), (4, 2), (9, 1)),
         mission(["go", "to"]),
+        of(
+            CARTPOLE,
+            DQN | {"total_steps": 400_000},
+            recording={"trace_interval": 100, "tensor_interval": 100, "checkpoint_interval": 100},
+            evaluation={"interval": 100},
+        ),
     ],
 )
 def test_settings_with_an_effect_are_accepted(tmp_path, sections):
