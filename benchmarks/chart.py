@@ -66,7 +66,9 @@ def draw(path: Path, panels: Sequence[Panel], across: Axis, *, columns: int = 4)
     colours = dict(zip(names, COLOURS, strict=False))
     if len(colours) < len(names):
         raise ValueError(f"{len(names)} lines, but {len(COLOURS)} colours")
-    charts = min(columns, len(panels)) * (WIDTH + GAP) - GAP + 24
+    # Half of the last mark lies beyond the last panel.
+    beyond = max(24, 4 + 3.3 * len(_shown(across.marks[-1])))
+    charts = min(columns, len(panels)) * (WIDTH + GAP) - GAP + math.ceil(beyond)
     width = LEFT + max(charts, math.ceil(sum(map(_legend_width, names))))
     height = -(-len(panels) // columns) * (TOP + HEIGHT + BELOW)
     size = f'width="{width}" height="{height}"'
@@ -91,11 +93,15 @@ def _frame(panel: Panel, across: Axis) -> Iterator[str]:
     yield _text(WIDTH / 2, HEIGHT + 34, across.label)
     yield _text(-40, HEIGHT / 2, panel.up.label, turned=True)
     for mark in across.marks:
-        yield _text(across.place(mark) * WIDTH, HEIGHT + 16, f"{mark:,.12g}")
+        yield _text(across.place(mark) * WIDTH, HEIGHT + 16, _shown(mark))
     for mark in panel.up.marks:
         level = (1 - panel.up.place(mark)) * HEIGHT
         yield f'<path d="M0 {level:.1f}H{WIDTH}" stroke="#ddd"/>'
-        yield _text(-6, level + 4, f"{mark:,.12g}", anchor="end")
+        yield _text(-6, level + 4, _shown(mark), anchor="end")
+
+
+def _shown(mark: float) -> str:
+    return f"{mark:,.12g}"
 
 
 def _lines(panel: Panel, colours: Mapping[str, str], across: Axis) -> Iterator[str]:

@@ -206,6 +206,15 @@ def test_more_lines_than_colours_are_refused(tmp_path):
         draw(tmp_path / "chart.svg", [Panel("one", lines, axis)], axis)
 
 
+def test_a_chart_is_wide_enough_for_the_last_mark(tmp_path: Path) -> None:
+    def width(last: int) -> int:
+        panel = Panel("one", {"a": [(0, 1)]}, Axis("y", 0, 1, (0, 1)))
+        draw(tmp_path / "chart.svg", [panel], Axis("x", 0, last, (0, last)))
+        return int(ET.parse(tmp_path / "chart.svg").getroot().get("width", ""))  # noqa: S314
+
+    assert width(10) < width(1_000_000) < width(1_000_000_000)
+
+
 # Speed
 
 
