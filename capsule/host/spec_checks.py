@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
-from capsule.experiment.evaluation import EvaluationSpec
 from capsule.experiment.fields import Model
 from capsule.experiment.spec import (
     AtariEnvironment,
@@ -206,13 +204,6 @@ def _of_evaluation(spec: TrainingSpec) -> Iterator[Wrong]:
             f" {minutes} is less than one step, so that every return would be 0",
             "Raise it; a minute has 3600 emulator frames.",
         )
-    if spec.evaluation.noop_max:
-        for name in _without_ranked_starts(spec.evaluation):
-            yield _wrong(
-                f"evaluation.{name}",
-                f" {getattr(spec.evaluation, name)} does not apply to evaluation.noop_max, with "
-                "which no start sequences are ranked",
-            )
 
 
 def _of_intervals(spec: TrainingSpec) -> Iterator[Wrong]:
@@ -236,15 +227,6 @@ def _of_intervals(spec: TrainingSpec) -> Iterator[Wrong]:
             )
 
 
-def _without_ranked_starts(evaluation: EvaluationSpec) -> Iterator[str]:
-    """Yield the given fields about the ranking of start sequences."""
-    yield from (name for name in ("min_actions", "max_actions") if _given(evaluation, name))
-    # More than by default may be needed: starts <= shortlist <= candidates must hold.
-    for name in ("candidates", "shortlist"):
-        if _given(evaluation, name) and evaluation.starts <= _default(evaluation, name):
-            yield name
-
-
 def _of_network(spec: TrainingSpec) -> Iterator[Wrong]:
     network = spec.trainer.network
     if isinstance(network, ModuleSpec) and not network.dense:
@@ -265,11 +247,7 @@ def _activation(network: LayersSpec | ModuleSpec, layers: str) -> Iterator[Wrong
 
 def _given(model: Model, name: str) -> bool:
     """Tell whether a field has another value than by default."""
-    return bool(getattr(model, name) != _default(model, name))
-
-
-def _default(model: Model, name: str) -> Any:
-    return type(model).model_fields[name].default
+    return bool(getattr(model, name) != type(model).model_fields[name].default)
 
 
 def _kernels(spec: TrainingSpec, network: LayersSpec) -> Iterator[Wrong]:

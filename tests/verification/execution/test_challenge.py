@@ -75,17 +75,12 @@ def opened(tmp_path):
         scratch.mkdir()
         run = SimpleNamespace(lock=lock, directory=directory)
         write_entropy_report(directory, lock)  # the launcher's, without which these trainers ran
-        contents = {
-            **packing._training_files(directory),
-            **packing._state_files(run, scratch),
-        }
         claims = collect_claims(lock, None, "process", directory)
-        if claims.schedule:
-            contents[run_bundle.SCHEDULE] = directory / contract.SCHEDULE
         files = {}
-        for member, source in contents.items():
-            files[member] = scratch / member.replace("/", "-")
-            shutil.copyfile(source, files[member])
+        for member, source in packing._run_files(run, claims, scratch).items():
+            if source.exists():  # the host's documents do not, as no engine executed the run
+                files[member] = scratch / member.replace("/", "-")
+                shutil.copyfile(source, files[member])
         return RecordedRun(Files(files), lock, claims)
 
     return bundle
