@@ -100,8 +100,8 @@ def pull_image(
             left -= size
             name = f"layer {number}" if expected is None else expected.layers[number].name
             layers.append(Layer(name, diff_id, path, size))
-    called = None if reference.tag is None else str(reference._replace(digest=None))
-    return Image(config, tuple(layers), called)
+    tagged = None if reference.tag is None else str(reference._replace(digest=None))
+    return Image(config, tuple(layers), tagged)
 
 
 def _content(
