@@ -112,7 +112,7 @@ def one_processor():
         os.sched_setaffinity(0, usable)
 
 
-def wait_until(condition, seconds=60.0):
+def wait_until(condition, seconds=600.0):
     """Wait until a condition is true, and fail after many seconds."""
     deadline = time.monotonic() + seconds
     while not condition():

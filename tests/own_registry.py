@@ -3,10 +3,11 @@
 import json
 import socket
 import subprocess
-import time
 from contextlib import contextmanager
 
 import requests
+
+from tests.conftest import wait_until
 
 # Of the name "alice" and the password "secret", by bcrypt.
 HTPASSWD = "alice:$2b$04$GsvWOKD0y2DSo9eqURByKOeSRa1YrTldHioLQV4CC3l5eMh1KpLcK\n"
@@ -44,20 +45,18 @@ def running_registry(folder, *, password=False, certificate=None):
         subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) as process,
     ):
         try:
-            wait_for(f"{'http' if certificate is None else 'https'}://{host}/v2/")
+            scheme = "http" if certificate is None else "https"
+            wait_until(lambda: answers(f"{scheme}://{host}/v2/"))
             yield host
         finally:
             process.terminate()
 
 
-def wait_for(address):
-    for _ in range(400):
-        try:
-            requests.get(address, timeout=10)
-        except requests.exceptions.SSLError:  # it answers, with a certificate of its own
-            return
-        except requests.ConnectionError:
-            time.sleep(0.05)
-        else:
-            return
-    raise AssertionError("the registry does not answer")
+def answers(address):
+    try:
+        requests.get(address, timeout=10)
+    except requests.exceptions.SSLError:  # it answers, with a certificate of its own
+        return True
+    except (requests.ConnectionError, requests.Timeout):
+        return False
+    return True

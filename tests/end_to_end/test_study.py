@@ -98,18 +98,23 @@ def whole(folder):
 
 @pytest.fixture
 def begun(folder, request):
-    """Start the study, and let both runs train for a moment."""
+    """Start the study, and wait until both runs have begun and one of them trains."""
     output = folder / request.node.name
     words = [sys.executable, "-m", "capsule", *command(output, *BOTH)]
     with subprocess.Popen(words, cwd=folder, stderr=subprocess.PIPE) as process:
-        traces = [output / MEMBERS / name / WORK / TRACE for name in RUNS]
-        wait_until(
-            lambda: all(records(trace) >= RECORDS for trace in traces) or process.poll(),
-            seconds=600,
-        )
+        wait_until(lambda: training(output) or process.poll() is not None, seconds=600)
         assert process.poll() is None, process.stderr.read()
         yield process, StudyDirectory.open(output)
         process.kill()
+
+
+def training(output):
+    """Whether both runs have begun and one trains, which may be done before the other trains."""
+    traces = [output / MEMBERS / name / WORK / TRACE for name in RUNS]
+    if not any(records(trace) >= RECORDS for trace in traces):
+        return False
+    states = [StudyDirectory.open(output).state(name) for name in RUNS]
+    return all(state.state == "running" and state.step is not None for state in states)
 
 
 def records(trace):

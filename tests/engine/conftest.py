@@ -2,12 +2,18 @@
 
 import hashlib
 import json
+import os
 import shutil
+import signal
+import threading
+import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from capsule.engine import supervise
 from capsule.engine.connection import connect
 from capsule.engine.containers import ContainerEngine
 from capsule.engine.interface import Task
@@ -24,6 +30,7 @@ from capsule.image.distribution import DEBIAN_12
 from capsule.image.resolution.debian import shipped_base
 from capsule.image.resolution.fetch import fetch_debian
 from capsule.native import native_part
+from tests.conftest import wait_until
 from tests.locked_images import locked_image
 
 LIMITS = LimitsSpec(memory_mb=256, processes=32, disk_mb=64, minutes=5, temporary_mb=16)
@@ -197,6 +204,28 @@ def run(engine, make_image, make_lock, make_task, cache, run_directory):
         return ended, (run_directory / "output.log").read_text()
 
     return run_script
+
+
+@pytest.fixture
+def time_is_up(monkeypatch, run_directory):
+    """What to call at each poll: once a task has made the file "ready", its minutes are over."""
+    late = SimpleNamespace(monotonic=lambda: time.monotonic() + 60 * LIMITS.minutes)
+
+    def look():
+        if (run_directory / "ready").exists():
+            monkeypatch.setattr(supervise, "time", late)
+
+    return look
+
+
+def interrupt_once_there(path):
+    """Interrupt this process as soon as a file exists."""
+
+    def interrupt():
+        wait_until(path.exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
 
 
 def installations(notes):

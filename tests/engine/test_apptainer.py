@@ -4,8 +4,6 @@ import csv
 import errno
 import json
 import os
-import signal
-import threading
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -17,6 +15,7 @@ from capsule.engine.cluster import OnCluster
 from capsule.engine.interface import RemoteCluster
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.machine.devices import Device
+from tests.engine.conftest import interrupt_once_there
 
 CUDA = {"kind": "cuda", "cuda": "13.0", "cudnn": "9.20", "driver": "580.65"}
 
@@ -190,10 +189,11 @@ def test_a_task_whose_output_a_full_disk_cannot_hold_is_reported_as_such(ending,
 
 
 @pytest.fixture
-def hanging(program, make_image, make_lock, make_task, cache):
+def hanging(program, make_image, make_lock, make_task, cache, tmp_path):
     """A function that runs a task with an Apptainer that starts nothing, as on a dead disk."""
     program.write_text(
-        '#!/bin/sh\n[ "$1" = --version ] && echo apptainer version 1.4.5 && exit\nexec sleep 20\n'
+        '#!/bin/sh\n[ "$1" = --version ] && echo apptainer version 1.4.5 && exit\n'
+        f": >{tmp_path}/ready\nexec sleep 20\n"
     )
     engine = ApptainerEngine()
     engine.prepare(make_lock(), make_image(), cache, progress=lambda _: None)
@@ -202,8 +202,8 @@ def hanging(program, make_image, make_lock, make_task, cache):
     return lambda: engine.run(make_task("exit 0"), on_poll=lambda: None, poll_seconds=0.05)
 
 
-def test_a_start_that_hangs_can_be_interrupted(hanging):
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+def test_a_start_that_hangs_can_be_interrupted(hanging, tmp_path):
+    interrupt_once_there(tmp_path / "ready")
     ended = hanging()
     assert (ended.status, ended.reason) == (143, "interrupted")
 

@@ -8,7 +8,6 @@ import pwd
 import shutil
 import signal
 import tempfile
-import threading
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from capsule.engine.process import descendants
 from capsule.engine.seccomp_filter import compiled_profile
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.image.cache import Cache
+from tests.engine.conftest import interrupt_once_there
 
 pytestmark = pytest.mark.engine
 
@@ -129,9 +129,15 @@ def test_the_profile_forbids_what_containers_may_not(run):
     assert output.count("Operation not permitted") >= 2
 
 
-def test_limits_of_time_memory_and_files(run):
-    ended, _ = run("trap 'exit 3' TERM; while :; do busybox sleep 0.1; done", minutes=0.02)
+def test_a_limit_of_time(run, time_is_up):
+    ended, _ = run(
+        "trap 'exit 3' TERM; echo >/out/ready; while :; do busybox sleep 0.1; done",
+        on_poll=time_is_up,
+    )
     assert (ended.status, ended.reason) == (3, "timed-out")
+
+
+def test_limits_of_memory_and_files(run):
     large = "x=$(busybox head -c 100m /dev/zero | busybox tr '\\0' a); busybox sleep 60; echo"
     ended, _ = run(large, memory_mb=64)
     assert (ended.status, ended.reason) == (137, "out-of-memory")
@@ -151,9 +157,9 @@ def test_a_start_that_hangs_can_be_interrupted(make_lock, image, make_task, cach
     engine = BubblewrapEngine()
     engine.prepare(make_lock(), image, cache, progress=lambda _: None)
     engine._program = str(tmp_path / "bwrap")
-    (tmp_path / "bwrap").write_text("#!/bin/sh\nexec sleep 20\n")
+    (tmp_path / "bwrap").write_text(f"#!/bin/sh\n: >{tmp_path}/ready\nexec sleep 20\n")
     (tmp_path / "bwrap").chmod(0o755)
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    interrupt_once_there(tmp_path / "ready")
     ended = engine.run(make_task("exit 0"), on_poll=lambda: None, poll_seconds=0.05)
     assert (ended.status, ended.reason) == (137, "interrupted")
 

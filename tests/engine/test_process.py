@@ -174,7 +174,7 @@ def test_nothing_of_the_callers_environment_is_inherited(run, monkeypatch, lock,
 
 def test_no_privilege_can_be_gained_and_no_core_is_dumped(run):
     _, output = run(
-        "import resource, time; time.sleep(.2)\n"
+        "import resource\n"
         "print(resource.getrlimit(resource.RLIMIT_CORE))\n"
         "print([l for l in open('/proc/self/status') if l.startswith('NoNewPrivs')])"
     )
@@ -201,14 +201,13 @@ def test_a_signal_is_told_as_by_a_shell(run):
     assert (ended.status, ended.reason) == (128 + signal.SIGSEGV, "exited")
 
 
-def test_too_much_time_ends_a_task(run):
+def test_too_much_time_ends_a_task(run, time_is_up):
     code = (
         "import signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: (print('saved'), sys.exit(3)))\n"
-        "time.sleep(60)"
+        "open(sys.argv[1] + '/ready', 'w').close(); time.sleep(60)"
     )
-    # The signal must not come before the handler is there.
-    ended, output = run(code, minutes=1 / 60)
+    ended, output = run(code, on_poll=time_is_up)
     assert (ended.status, ended.reason, output) == (3, "timed-out", "saved\n")
 
 

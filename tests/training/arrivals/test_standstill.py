@@ -9,6 +9,7 @@ import time
 import pytest
 
 from capsule.training.arrivals import standstill
+from tests.conftest import wait_until
 
 STUCK = {
     "a lock": "import threading; lock = threading.Lock(); lock.acquire(); say(); lock.acquire()",
@@ -33,33 +34,24 @@ SAY = "def say(): print(1, flush=True)\n"
 
 
 @pytest.fixture
-def looked(monkeypatch):
-    """Look at a program until it is at a standstill, but no more than forty times."""
+def watch(monkeypatch, code):
+    """Look at a program that has begun."""
     monkeypatch.setattr(standstill, "LOOK_SECONDS", 0.05)
-
-    def looked(code):
-        command = [sys.executable, "-c", SAY + code]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
-            process.stdout.readline()
-            watch = standstill.Standstill()
-            try:
-                return any(reached(watch) for _ in range(40))
-            finally:
-                os.killpg(process.pid, signal.SIGKILL)
-
-    def reached(watch):
-        time.sleep(0.06)
-        return watch.reached()
-
-    return looked
+    command = [sys.executable, "-c", SAY + code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        process.stdout.readline()
+        yield standstill.Standstill()
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("code", STUCK.values(), ids=STUCK)
-def test_a_program_all_of_which_waits_is_at_a_standstill(looked, code):
-    assert looked(code)
+def test_a_program_all_of_which_waits_is_at_a_standstill(watch):
+    wait_until(watch.reached)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("code", ALIVE.values(), ids=ALIVE)
-def test_a_program_of_which_anything_goes_on_is_not(looked, code):
-    assert not looked(code)
+def test_a_program_of_which_anything_goes_on_is_not(watch):
+    for _ in range(40):
+        time.sleep(0.06)
+        assert not watch.reached()
