@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -36,8 +37,9 @@ class CacheItem(NamedTuple):
         kind: Its kind.
         paths: Its files and folders; what makes it count comes first.
         bytes: Disk space that these take.
-        last_used: When it was last read or written, in seconds since the epoch. A file system may
-            note a reading only once a day, or never (mount options relatime and noatime).
+        last_used: When a file of it was last read or written, in seconds since the epoch. A file
+            system may note a reading only once a day, or never (mount options relatime and
+            noatime).
     """
 
     kind: CacheKind
@@ -165,19 +167,30 @@ def _named(folder: Path, name: re.Pattern[str]) -> list[Path]:
 
 def disk_bytes(path: Path) -> int:
     """Return the disk space that a file or a folder takes; links are not followed."""
-    total = occupied_bytes(path.lstat())
-    for place, folders, files in os.walk(path):
-        for name in (*folders, *files):
-            with suppress(FileNotFoundError):  # it was deleted since it was listed
-                total += occupied_bytes(Path(place, name).lstat())
-    return total
+    return sum(map(occupied_bytes, _facts(path)))
 
 
 def _item(kind: CacheKind, paths: Sequence[Path]) -> CacheItem:
-    facts = [path.lstat() for path in paths]
+    facts = [each for path in paths for each in _facts(path)]
     return CacheItem(
         kind=kind,
         paths=tuple(paths),
-        bytes=sum(map(disk_bytes, paths)),
-        last_used=max(max(each.st_atime, each.st_mtime) for each in facts),
+        bytes=sum(map(occupied_bytes, facts)),
+        last_used=max(map(_last_used, facts)),
     )
+
+
+def _facts(path: Path) -> Iterator[os.stat_result]:
+    """Yield the status of a file, or of a folder and of everything in it."""
+    yield path.lstat()
+    for place, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            with suppress(FileNotFoundError):  # it was deleted since it was listed
+                yield Path(place, name).lstat()
+
+
+def _last_used(facts: os.stat_result) -> float:
+    # To list a folder, as _facts() does, counts as a reading of it. So only its writing is used.
+    if stat.S_ISDIR(facts.st_mode):
+        return facts.st_mtime
+    return max(facts.st_atime, facts.st_mtime)

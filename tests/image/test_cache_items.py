@@ -62,6 +62,21 @@ def test_an_item_that_was_read_lately_is_not_old(root):
     assert kinds(found) == ["bytecode", "unpacked source trees", "unpacked images", "layers"]
 
 
+def test_to_look_at_items_makes_none_of_them_look_used(root):
+    before = NOW - DAY / 2
+    first = chosen(cache_items(Cache(root)), DERIVED, before=before)
+    for folder in (path for path in root.rglob("*") if path.is_dir()):
+        os.utime(folder, (NOW, folder.stat().st_mtime))  # as relatime notes that it was listed
+    assert chosen(cache_items(Cache(root)), DERIVED, before=before) == first
+    assert len(first) == len(DERIVED)
+
+
+def test_an_item_is_as_young_as_the_file_in_it_that_was_used_last(root):
+    os.utime(root / "uv" / "e", (NOW - 99 * DAY, NOW))
+    found = chosen(cache_items(Cache(root)), DOWNLOADED, before=NOW - DAY / 2)
+    assert kinds(found) == ["data sets", "source trees", "packages"]
+
+
 def test_the_longest_unused_go_until_the_cache_is_small_enough(root):
     items = list(cache_items(Cache(root)))  # 45 MiB in all
     everything = (*DERIVED, *DOWNLOADED)
