@@ -19,6 +19,8 @@ class HttpClient:
     def __init__(self) -> None:
         self._session = requests.Session()
         self._session.headers["User-Agent"] = f"capsule/{__version__}"
+        # Digests are those of the stored bytes. By default, requests accepts compressed ones, too.
+        self._session.headers["Accept-Encoding"] = "identity"
 
     def __enter__(self) -> Self:
         return self

@@ -17,6 +17,7 @@ from urllib.parse import urljoin, urlsplit
 
 import requests
 import urllib3
+from requests.adapters import HTTPAdapter
 
 from capsule.experiment.canonical import sha256_hex
 from capsule.host.errors import CapsuleError
@@ -41,6 +42,13 @@ class Descriptor(NamedTuple):
     size: int
 
 
+class _NoPlainHttp(HTTPAdapter):
+    """Rejects requests over plain HTTP: a registry may redirect to such an address."""
+
+    def send(self, request: requests.PreparedRequest, *_: Any, **__: Any) -> requests.Response:
+        raise requests.exceptions.InvalidSchema(f"{request.url} is plain HTTP")
+
+
 class Repository(HttpClient):
     """A repository of a registry. Use it as a context manager."""
 
@@ -57,6 +65,8 @@ class Repository(HttpClient):
         self._session.trust_env = False
         self._session.proxies = requests.utils.get_environ_proxies(reference.address)
         self._session.verify = trusted_certificates() or True
+        if not reference.is_loopback:
+            self._session.mount("http://", _NoPlainHttp())
         self._authorisation: str | None = None
 
     def has_blob(self, blob: Descriptor) -> bool:
@@ -214,16 +224,10 @@ class Repository(HttpClient):
         secure = realm.startswith("https://") or self._reference.is_loopback
         if scheme.lower() != "bearer" or not realm or not secure:
             raise self._denied()
-        headers = {"Accept-Encoding": "identity"}
         with (
             self._reachable(),
             self._session.get(
-                realm,
-                params=facts,
-                auth=self._login,
-                headers=headers,
-                stream=True,
-                timeout=_TIMEOUT_S,
+                realm, params=facts, auth=self._login, stream=True, timeout=_TIMEOUT_S
             ) as answer,
         ):
             data = answer.raw.read(MAX_DOCUMENT_BYTES, decode_content=False)

@@ -1,11 +1,15 @@
 """The client against a server that demands tokens, redirects and lies."""
 
+import gzip
 import hashlib
+import io
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+import urllib3
+from requests import Response
 
 from capsule.host.errors import CapsuleError
 from capsule.image.registry import client
@@ -133,6 +137,42 @@ def test_a_login_does_not_follow_a_redirection_to_another_host(server, login):
     assert other.asked == [("/store", None)]
     other.http.shutdown()
     other.http.server_close()
+
+
+def test_bytes_are_asked_for_as_they_are_stored(server):
+    def compressed(headers):
+        if "gzip" in headers.get("Accept-Encoding", ""):
+            return 200, {"Content-Encoding": "gzip"}, gzip.compress(BLOB)
+        return 200, {}, BLOB
+
+    server.answers = {f"/v2/a/b/blobs/{DIGEST}": compressed}
+    assert blob(server) == BLOB
+
+
+def test_plain_http_is_not_used_for_another_machine(server, monkeypatch):
+    """Neither for an upload, nor after a redirect."""
+    server.answers = {"/upload": lambda _: (201, {}, b""), "/blob": lambda _: (200, {}, BLOB)}
+    with Repository(Reference.parse("registry.example.org/a/b:1")) as repository:
+        adapter = repository._session.get_adapter("https://registry.example.org")
+        answers = []
+        monkeypatch.setattr(adapter, "send", lambda request, **_: answers.pop()(request))
+
+        def redirect(status, path):
+            def answer(request):
+                response = Response()
+                response.status_code, response.url, response.request = status, request.url, request
+                response.raw = urllib3.HTTPResponse(io.BytesIO(), preload_content=False)
+                response.headers["Location"] = f"http://{server.host}{path}"
+                return response
+
+            return answer
+
+        answers.append(redirect(307, "/blob"))
+        descriptor = Descriptor(DIGEST, len(BLOB))
+        assert "plain HTTP" in refused("CAP-I402", lambda: list(repository.blob(descriptor)))
+        answers.append(redirect(202, "/upload"))
+        assert "plain HTTP" in refused("CAP-I402", repository.push_blob, descriptor, BLOB)
+    assert server.asked == []
 
 
 @pytest.mark.parametrize("body", [b"other bytes of a layer", BLOB[:-1], BLOB + b"!", b""])
