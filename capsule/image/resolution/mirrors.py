@@ -2,7 +2,8 @@
 
 They are those of the spec, else of ``CAPSULE_DEBIAN_MIRROR`` or ``CAPSULE_UBUNTU_MIRROR``, else of
 this machine's apt, else the vendor's own. Where the machine has apt, its proxies and certificates
-are used. Whatever is downloaded is checked by the caller, by a signature or a SHA-256.
+are used, unless the environment names others. Whatever is downloaded is checked by the caller, by a
+signature or a SHA-256.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote, unquote, urlsplit
@@ -92,6 +93,12 @@ class Downloader(HttpClient):
                 raise DownloadError(f"{place}: larger than {limit:,} bytes")
             target.write(chunk)
 
+    def _proxies_for(self, place: str) -> Mapping[str, str]:
+        """Return apt's proxies, unless the environment says how an address is reached."""
+        named = requests.utils.getproxies().keys() & {urlsplit(place).scheme, "all"}
+        excepted = requests.utils.should_bypass_proxies(place, no_proxy=None)
+        return {} if named or excepted else self._proxies
+
     def _chunks(self, place: str) -> Iterator[bytes]:
         """Yield the file at an address.
 
@@ -106,7 +113,7 @@ class Downloader(HttpClient):
                 yield Path(unquote(parts.path)).read_bytes()
                 return
             with self._session.get(
-                place, stream=True, timeout=_TIMEOUT_S, proxies=self._proxies
+                place, stream=True, timeout=_TIMEOUT_S, proxies=self._proxies_for(place)
             ) as answer:
                 answer.raise_for_status()
                 # Not the decoded content: some servers call an .xz file itself an encoding.

@@ -146,6 +146,18 @@ def test_apts_proxies_are_used_but_for_the_hosts_that_it_excepts(programs, mirro
     assert mirror.asked[-1] == "/file"
 
 
+def test_the_proxies_of_the_environment_come_before_those_of_apt(programs, mirror, monkeypatch):
+    (mirror.folder / "file").write_bytes(b"content")
+    programs("apt-config", f'Acquire::http::Proxy "{mirror.address}/apt";')
+    monkeypatch.setenv("HTTP_PROXY", f"{mirror.address}/environment")
+    with pytest.raises(DownloadError, match="404"):
+        download("http://elsewhere.example", "file")
+    monkeypatch.delenv("HTTP_PROXY")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    assert download(mirror.address, "file") == b"content"
+    assert mirror.asked[-1] == "/file"
+
+
 def test_a_malformed_address_is_named(mirror):
     with pytest.raises(DownloadError, match=r"http://\[x/none: Invalid IPv6 URL"):
         download("http://[x", "none")
