@@ -47,7 +47,7 @@ def read_layer(stream: BinaryIO, owner: str) -> Iterator[TarEntry]:
     """
     end = stream.seek(0, os.SEEK_END)
     position, previous = 0, b""
-    known = {""}
+    folders = {""}
     while True:
         stream.seek(position)
         entry, header = _entry(stream, owner)
@@ -60,9 +60,10 @@ def read_layer(stream: BinaryIO, owner: str) -> Iterator[TarEntry]:
             raise _not_canonical(owner, position)
         # write_tar() writes every parent before what is in it. If a parent could be missing, adding
         # those of long paths would take a thousand times the memory of the archive.
-        if entry.path.rpartition("/")[0] not in known:
+        if entry.path.rpartition("/")[0] not in folders:
             raise _not_canonical(owner, position)
-        known.add(entry.path)
+        if entry.kind == "directory":
+            folders.add(entry.path)
         previous = path
         content = position + header
         padding = -entry.size % _BLOCK

@@ -96,9 +96,12 @@ def _entries(listing: Listing, place_of: Callable[[str], Path]) -> Iterator[TarE
 
 def _content(name: str, path: Path, size: int) -> Iterator[bytes]:
     """Yield the content of a file that was listed with a size."""
-    for chunk in file_chunks(path):
-        size -= len(chunk)
-        yield chunk
+    try:
+        for chunk in file_chunks(path):
+            size -= len(chunk)
+            yield chunk
+    except OSError as error:
+        raise _changed(name) from error
     if size:
         raise _changed(name)
 

@@ -76,6 +76,22 @@ def test_a_file_that_changes_while_it_is_packed_is_noticed(tmp_path, content):
     assert caught.value.fix == "Leave the data set alone until the bundle is written."
 
 
+def test_a_file_that_is_removed_while_it_is_packed_is_noticed(tmp_path):
+    (tmp_path / "a").write_text("hello")
+    listing = list_data("digits", tmp_path, sha256_file)
+    (tmp_path / "a").unlink()
+    with pytest.raises(CapsuleError, match="CAP-I104"):
+        pack(tmp_path, listing)
+
+
+def test_nothing_lies_below_a_link(tmp_path):
+    link = TarEntry("a", "x", "symlink", 0o777, target="b")
+    file = TarEntry("a/c", "x", "file", 0o644, 0, lambda: iter(()))
+    (tmp_path / "archive").write_bytes(tar_header(link) + tar_header(file) + bytes(1024))
+    with pytest.raises(CapsuleError, match="CAP-I110"):
+        read_data(tmp_path / "archive")
+
+
 def test_an_archive_of_another_program_is_refused(tmp_path):
     with tarfile.open(tmp_path / "archive", "w") as archive:
         archive.add(os.devnull, "null")
