@@ -24,6 +24,7 @@ from capsule.host.errors import CapsuleError
 from capsule.host.outputs import write_file
 from capsule.host.platform import require_execution
 from capsule.host.run_directory import LOCK
+from capsule.host.wording import counted
 from capsule.image.assembly.base import locked_base
 from capsule.image.assembly.making import ASSEMBLER_VERSION
 from capsule.image.cache import Cache
@@ -200,7 +201,8 @@ def resolve(
 
     Raises:
         CapsuleError: CAP-L101 to CAP-L110 Python packages, CAP-L122 to CAP-L125 Debian packages,
-            CAP-I… the base layer cannot be made of them, CAP-E019 this platform builds no images.
+            CAP-I… the base layer cannot be made of them, CAP-E019 this platform builds no images,
+            CAP-L204 the lock would be too large.
     """
     require_execution()
     recipe, sources = recipe_for(spec), spec.image.sources
@@ -211,7 +213,21 @@ def resolve(
     check_tasks(spec, pins.wheels, cache, progress)
     base = pins.base or locked_base(pins.debian, recipe, cache, sources, progress)
     image = locked_image(recipe, pins, base)
-    return Lock(spec=without_sources(spec), image=image, project=project, data=data)
+    lock = Lock(spec=without_sources(spec), image=image, project=project, data=data)
+    _check_size(lock)
+    return lock
+
+
+def _check_size(lock: Lock) -> None:
+    """Reject a lock that :func:`read_lock` would not read."""
+    size = len(lock.document())
+    if size >= MAX_LOCK_BYTES:  # the file has a line break, too
+        raise CapsuleError(
+            "CAP-L204",
+            f"the lock would have {counted(size, 'byte')}, and {MAX_LOCK_BYTES:,} is too many: the "
+            "source tree has too many files with too long paths",
+            fix="Exclude files with code.files, or have git ignore them.",
+        )
 
 
 def find_pins(

@@ -272,6 +272,18 @@ def test_a_lock_that_cannot_be_written_is_named(tmp_path):
     assert caught.value.code in {"CAP-X003", "CAP-X004"}
 
 
+def test_a_lock_that_could_not_be_read_again_is_not_made(obtain, path, resolved, monkeypatch):
+    lock, _ = obtain(spec_of())
+    size = len(lock.document())
+    monkeypatch.setattr(lockfile, "MAX_LOCK_BYTES", size + 1)
+    assert obtain(spec_of())[0] == read_lock(path) == lock
+    monkeypatch.setattr(lockfile, "MAX_LOCK_BYTES", size)
+    path.unlink()
+    with pytest.raises(CapsuleError, match=rf"CAP-L204 the lock would have {size:,} bytes"):
+        obtain(spec_of())
+    assert not path.exists()
+
+
 def test_a_new_lock_is_written_once(obtain, path, resolved):
     lock, said = obtain(spec_of())
     assert said == [f"wrote {path}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -28,7 +29,7 @@ from capsule.image.data.listing import (
     list_data,
     pin_of,
 )
-from capsule.image.data.places import came_from, keep_listing, read_listing, remember
+from capsule.image.data.places import address_of, keep_listing, read_listing, remember
 
 _CHUNK = 1 << 20
 _TIMEOUT_S = 60.0
@@ -65,11 +66,11 @@ def capture_data(
     pins = {}
     for name, spec in data.items():
         pinned = [lock.data[name] for lock in earlier if lock.data and name in lock.data]
-        listing, place = _captured(name, spec, base, cache, pinned, progress)
+        listing, place, address = _captured(name, spec, base, cache, pinned, progress)
         pins[name] = pin_of(listing)
         if pinned and pins[name] not in pinned and not may_change:
             raise _changed(name, read_listing(pinned[0].sha256, cache), listing)
-        remember(cache, listing, place, spec.url)
+        remember(cache, listing, place, address)
     return pins
 
 
@@ -80,10 +81,11 @@ def _captured(
     cache: Cache,
     pinned: Sequence[LockedData],
     progress: Progress,
-) -> tuple[Listing, Path]:
-    """Return the listing of a data set, and where it lies."""
+) -> tuple[Listing, Path, str | None]:
+    """Return the listing of a data set, where it lies, and where it was downloaded from."""
+    address = None
     if spec.url is not None:
-        place, listing = _fetched(name, spec, spec.url, cache, pinned, progress)
+        place, listing, address = _fetched(name, spec, spec.url, cache, pinned, progress)
     elif spec.path is not None:
         place = _existing(name, spec.path, base)
         listing = _listed(name, place, cache, progress)
@@ -94,7 +96,7 @@ def _captured(
             fix=f"Say where the data set is: data.{name}.path, or data.{name}.url.",
         )
     _check_expected(name, spec, listing)
-    return listing, place
+    return listing, place, address
 
 
 def _existing(name: str, path: str, base: Path) -> Path:
@@ -120,15 +122,29 @@ def _existing(name: str, path: str, base: Path) -> Path:
 
 def _listed(name: str, place: Path, cache: Cache, progress: Progress) -> Listing:
     """List a data set, or return what was found when each file had the same state as now."""
-    # The state has the time of change of every file, which no program can set.
-    state = folder_state(place) if place.is_dir() else " ".join(map(str, file_state(place)))
-    note = cache.data.folder("states") / sha256_hex(f"{place} {state}".encode())
-    known = read_listing(note.read_text(errors="replace"), cache) if note.exists() else None
-    if known is not None:
-        return known
+    note = _note_of(place, cache)
+    if note is not None and note.exists():
+        known = read_listing(note.read_text(errors="replace"), cache)
+        if known is not None:
+            return known
     listing = list_data(name, place, Meter(f"hashing the data set {name!r}", progress).sha256)
-    write_atomic(note, keep_listing(cache, listing).encode())
+    if note is not None:
+        write_atomic(note, keep_listing(cache, listing).encode())
     return listing
+
+
+def _note_of(place: Path, cache: Cache) -> Path | None:
+    """Return where it is noted what a data set has in its present state.
+
+    Returns:
+        None if its state cannot be told, because something in it vanishes or cannot be read.
+    """
+    try:
+        # The state has the time of change of every file, which no program can set.
+        state = folder_state(place) if place.is_dir() else " ".join(map(str, file_state(place)))
+    except OSError:
+        return None
+    return cache.data.folder("states") / sha256_hex(os.fsencode(f"{place} {state}"))
 
 
 def _check_expected(name: str, spec: DataSpec, listing: Listing) -> None:
@@ -164,24 +180,28 @@ def _fetched(
     cache: Cache,
     pinned: Sequence[LockedData],
     progress: Progress,
-) -> tuple[Path, Listing]:
-    """Return the file at an address, in the cache, and its listing.
+) -> tuple[Path, Listing, str | None]:
+    """Return the file at an address, in the cache; its listing; and where it was downloaded from.
 
     It is downloaded unless it is in the cache already: as the spec expects it, or as it was pinned.
+    A file that the spec expects may be there from another address.
     """
     called = _file_name(name, url)
     # A file of the same name at another address need not be the same.
-    known = [pin.sha256 for pin in pinned if came_from(pin, url, cache)]
+    known = [pin.sha256 for pin in pinned if address_of(pin, cache) == url]
     expected = [] if spec.sha256 is None else [spec.sha256]
     files = (each for digest in (*expected, *known) for each in _files_of(digest, cache))
-    sha256 = next(filter(cache.data.has, files), None)
-    if sha256 is None:
+    found = next(filter(cache.data.has, files), None)
+    if found is None:
         with cache.data.scratch() as scratch:
             _download(name, url, scratch / "file", progress)
             sha256 = sha256_file(scratch / "file")
-            place = cache.data.add(scratch / "file", sha256)
+            cache.data.add(scratch / "file", sha256)
+    else:
+        sha256 = found
     place = cache.data.path(sha256)
-    return place, {called: f"file {place.stat().st_size} {sha256}"}
+    listing = {called: f"file {place.stat().st_size} {sha256}"}
+    return place, listing, url if found is None else address_of(pin_of(listing), cache)
 
 
 def _file_name(name: str, url: str) -> str:
@@ -191,16 +211,22 @@ def _file_name(name: str, url: str) -> str:
         CapsuleError: CAP-L306, the address has none that a file can have.
     """
     try:
-        called = PurePosixPath(unquote(urlsplit(url).path)).name
-        if plain_path(called):
+        parts = urlsplit(url)
+        called = PurePosixPath(unquote(parts.path)).name
+        if "@" in parts.netloc:
+            # Logins that are in ~/.netrc are used for the download.
+            reason = "it contains a login, which every bundle would publish"
+        elif plain_path(called):
             return called
-        reason = "it names no file"
+        else:
+            reason = "it names no file"
     except ValueError as error:
         reason = str(error)
     raise CapsuleError(
         "CAP-L306",
         f"data.{name}.url {url!r} is not the address of a file: {reason}",
-        fix="Give the address of one file; pack several files into an archive.",
+        fix="Give the address of one file, without a login, which ~/.netrc may have; pack several "
+        "files into an archive.",
     )
 
 

@@ -86,10 +86,11 @@ def list_data(
 
     Raises:
         CapsuleError: CAP-L302, something in it cannot be part of a data set; CAP-L303, it holds no
-            file; CAP-L304, it has too many files; CAP-L305, it cannot be read.
+            file; CAP-L304, it has too many files or too long paths; CAP-L305, it cannot be read.
     """
     try:
         listing = dict(sorted(_facts(name, place, sha256, called, for_everyone=for_everyone)))
+        _check_size(listing)
     except UnboundedError as error:
         raise CapsuleError(
             "CAP-L304",
@@ -111,6 +112,17 @@ def list_data(
             fix=f"Correct data.{name}.path, or remove the data set from the spec.",
         )
     return listing
+
+
+def _check_size(listing: Listing) -> None:
+    """Reject a listing that no reader of bundles would accept."""
+    document = listing_document(listing)
+    if len(document) > MAX_LISTING_BYTES:
+        raise UnboundedError(f"its listing has more than {MAX_LISTING_BYTES >> 20} MiB")
+    try:
+        parse_listing(document)
+    except ValueError as error:
+        raise UnboundedError(f"its listing has {error}") from error
 
 
 def listing_document(listing: Listing) -> bytes:

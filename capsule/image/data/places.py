@@ -15,6 +15,7 @@ from typing import NamedTuple
 from capsule.experiment.canonical import sha256_hex, write_atomic
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Lock, LockedData
+from capsule.host.encoding import is_utf8
 from capsule.host.errors import CapsuleError
 from capsule.host.folders import user_path
 from capsule.image.cache import Cache
@@ -71,16 +72,26 @@ class FoundData(NamedTuple):
             progress: Told how far that is, every few seconds.
 
         Raises:
-            CapsuleError: CAP-E044, it is not the pinned one, or cannot be read.
+            CapsuleError: CAP-E044, it is not the pinned one; CAP-L305, it cannot be read.
         """
         try:
             found = _listed(name, self.path, pin_of(self.listing), self.listing, progress)
-        except CapsuleError as error:  # a bundle may list what no spec can pin
-            raise _differs(name, self.path, error.message) from error
+        except CapsuleError as error:
+            if error.code == "CAP-L305":  # it may be the pinned one, but cannot be read
+                raise
+            # A bundle may list what no spec can pin.
+            raise self._differs(name, error.message) from error
         if found == self.listing:
             remember(self.cache, self.listing, self.path, self.url)
             return pin_of(found)
-        raise _differs(name, self.path, first_difference(self.listing, found))
+        raise self._differs(name, first_difference(self.listing, found))
+
+    def _differs(self, name: str, what: str) -> CapsuleError:
+        error = _differs(name, self.path, what)
+        if self.path != unpacked_place(self.cache, pin_of(self.listing)):
+            return error
+        fix = f"Delete {self.path}: it is unpacked again from a bundle that carries the data set."
+        return CapsuleError(error.code, error.message, fix=fix)
 
 
 def parse_places(texts: Sequence[str]) -> dict[str, Path]:
@@ -166,7 +177,9 @@ def _find(
             fix=f"Name the file or folder where it lies with --data {name}=PATH, or ask for a "
             "bundle that carries it (capsule run --embed-data).",
         )
-    url, listing = None if known is None else known.url, read_listing(pin.sha256, cache)
+    # A copy of the user was not downloaded from where the data set once was.
+    url = known.url if known is not None and Path(known.path) == path else None
+    listing = read_listing(pin.sha256, cache)
     if listing is None:
         listing = _listed(name, path, pin, None, progress)
         if (found := pin_of(listing)) != pin:
@@ -211,6 +224,8 @@ def remember(cache: Cache, listing: Listing, path: Path, url: str | None = None)
     digest = keep_listing(cache, listing)
     if path.resolve() == unpacked_place(cache, pin_of(listing)).resolve():
         return
+    if not is_utf8(str(path)):  # such a place cannot be noted
+        return
     place = _Place(path=str(path), url=url)
     write_atomic(cache.data.folder(_PLACES) / digest, place.document())
 
@@ -247,10 +262,10 @@ def unpacked_place(cache: Cache, pin: LockedData) -> Path:
     return cache.data.folder(_UNPACKED) / pin.sha256
 
 
-def came_from(pin: LockedData, url: str, cache: Cache) -> bool:
-    """Tell whether a data set was downloaded from an address when it was seen last."""
+def address_of(pin: LockedData, cache: Cache) -> str | None:
+    """Return where the copy of a data set that was seen last was downloaded from, if it was."""
     known = _remembered(pin, cache)
-    return known is not None and known.url == url
+    return None if known is None else known.url
 
 
 def _remembered(pin: LockedData, cache: Cache) -> _Place | None:

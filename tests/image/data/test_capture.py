@@ -13,6 +13,7 @@ from capsule.experiment.lock import Lock
 from capsule.experiment.spec import DataSpec
 from capsule.host.errors import CapsuleError
 from capsule.image.cache import Cache
+from capsule.image.data import capture as data_capture
 from capsule.image.data.capture import capture_data
 from capsule.image.data.listing import Meter, list_data, pin_of
 from capsule.image.data.places import find_data, read_listing
@@ -174,8 +175,41 @@ def test_a_file_is_downloaded_once(folder, cache, server):
 
 def test_an_expected_file_in_the_cache_is_not_downloaded(folder, cache, server):
     spec = {"url": f"{server.address}/1.txt", "sha256": sha256_hex(b"1\n")}
-    assert capture(spec, folder.parent, cache) == capture(spec, folder.parent, cache)
+    pin = capture(spec, folder.parent, cache)
+    elsewhere = {**spec, "url": "http://127.0.0.1:1/1.txt"}
+    for again in (spec, elsewhere):
+        assert capture(again, folder.parent, cache) == pin
     assert len(server.asked) == 1
+    # It was not downloaded from the other address.
+    assert find_data(lock_with(pin), cache, print)["digits"].url == spec["url"]
+
+
+def test_a_login_in_an_address_is_refused_before_anything_is_asked_for(folder, cache, server):
+    address = server.address.replace("http://", "http://alice:secret@")
+    with pytest.raises(CapsuleError, match="every bundle would publish") as caught:
+        capture({"url": f"{address}/1.txt"}, folder.parent, cache)
+    assert caught.value.code == "CAP-L306"
+    assert server.asked == []
+
+
+def test_a_file_that_vanishes_while_a_folder_is_looked_at_is_left_out(folder, cache, monkeypatch):
+    def vanished(_):
+        raise FileNotFoundError(2, "No such file or directory")
+
+    expected = capture({"path": "digits"}, folder.parent, cache)
+    monkeypatch.setattr(data_capture, "folder_state", vanished)
+    assert capture({"path": "digits"}, folder.parent, cache) == expected
+
+
+def test_a_folder_whose_name_is_not_text_is_pinned_and_not_remembered(folder, cache, tmp_path):
+    base = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    base.mkdir()
+    folder.rename(base / "digits")
+    pin = capture({"path": "digits"}, base, cache)
+    with pytest.raises(CapsuleError, match="is not on this machine"):
+        find_data(lock_with(pin), cache, print)
+    found = find_data(lock_with(pin), cache, print, {"digits": base / "digits"})["digits"]
+    assert found.check("digits", print) == pin
 
 
 def test_a_digest_of_the_listing_gives_the_file_that_it_lists(folder, cache, server):

@@ -112,6 +112,20 @@ def test_too_many_files_are_refused(place, monkeypatch):
     assert caught.value.code == "CAP-L304"
 
 
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ("capsule.image.data.listing.MAX_LISTING_BYTES", "its listing has more than 0 MiB"),
+        ("capsule.experiment.canonical.MAX_VALUES", "its listing has more than 3 values"),
+    ],
+)
+def test_a_listing_that_no_reader_would_accept_is_refused(place, monkeypatch, limit, said):
+    monkeypatch.setattr(limit, 3)
+    with pytest.raises(CapsuleError, match=said) as caught:
+        list_data("digits", place, sha256_file)
+    assert caught.value.code == "CAP-L304"
+
+
 @pytest.mark.parametrize("path", ["deep/hello.txt", "deep", "."])
 def test_what_another_user_could_not_read_is_refused_for_root(place, path):
     list_data("digits", place, sha256_file, for_everyone=True)

@@ -1,5 +1,6 @@
 """Finding data sets on a machine, and checking them before and after a run."""
 
+import os
 import shutil
 import tracemalloc
 from pathlib import Path
@@ -68,6 +69,24 @@ def test_what_a_bundle_carried_does_not_replace_the_place_of_the_users_copy(lock
     assert find(lock, cache).path == unpacked
     folder.with_name("elsewhere").rename(folder)
     assert find(lock, cache).path == folder
+
+
+def test_a_damaged_copy_of_what_a_bundle_carried_may_be_deleted(lock, folder, cache):
+    unpack(folder, lock, cache)
+    shutil.rmtree(folder)
+    found = find(lock, cache)
+    (found.path / "1.txt").write_text("damaged\n")
+    with pytest.raises(CapsuleError, match="CAP-E044") as caught:
+        found.check("digits", print)
+    assert caught.value.fix.startswith(f"Delete {found.path}: it is unpacked again")
+
+
+def test_what_the_user_of_a_run_cannot_read_is_named(lock, folder, cache, monkeypatch):
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    (folder / "1.txt").chmod(0o600)
+    with pytest.raises(CapsuleError, match="has mode 0600") as caught:
+        find(lock, cache, digits=folder).check("digits", print)
+    assert (caught.value.code, "chmod -R a+rX" in caught.value.fix) == ("CAP-L305", True)
 
 
 def test_what_a_bundle_carried_is_found_by_its_digest_alone(lock, folder, cache):
