@@ -12,10 +12,11 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote, unquote, urlsplit
+from urllib.request import getproxies
 
 import requests
 import urllib3
@@ -93,9 +94,9 @@ class Downloader(HttpClient):
                 raise DownloadError(f"{place}: larger than {limit:,} bytes")
             target.write(chunk)
 
-    def _proxies_for(self, place: str) -> Mapping[str, str]:
+    def _proxies_for(self, place: str) -> dict[str, str]:
         """Return apt's proxies, unless the environment says how an address is reached."""
-        named = requests.utils.getproxies().keys() & {urlsplit(place).scheme, "all"}
+        named = getproxies().keys() & {urlsplit(place).scheme, "all"}
         excepted = requests.utils.should_bypass_proxies(place, no_proxy=None)
         return {} if named or excepted else self._proxies
 
