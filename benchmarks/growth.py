@@ -2,10 +2,10 @@
 
     python benchmarks/growth.py [--only length|actors|replay] [--folder FOLDER]
 
-``length``: the trace of the Pong study has a record every 3,200 steps, and a segment has 800,000
-steps. CartPole is played with intervals that are twenty times shorter, up to the number of records
-and segments that 100 million frames have. For each length, the table has the processor time of the
-run, of an integrity check and of a challenge, and the size of the bundle.
+``length``: the trace of the Breakout study has a record every 3,200 steps, and a segment has
+800,000 steps. CartPole is played with intervals that are twenty times shorter, up to the number of
+records and segments that 100 million frames have. For each length, the table has the processor time
+of the run, of an integrity check and of a challenge, and the size of the bundle.
 
 ``actors``: memory of IMPALA's processes on Breakout (proportional set size, the most in a run).
 
@@ -43,7 +43,7 @@ from capsule.training.r2d2.replay import Frames, SequenceReplay  # noqa: E402
 STEPS = [78_080, 156_160, 312_320, 624_640, 1_249_280]  # the last: 7,808 records
 RECORD, SEGMENT = 160, 39_040
 FRAMES_A_STEP = 4
-SHORTER = 20  # how many times shorter the intervals are than those of the Pong study
+SHORTER = 20  # how many times shorter the intervals are than those of the Breakout study
 ACTORS = [16, 32, 64, 128, 256]
 TRANSITIONS = [12_500, 25_000, 50_000, 100_000]
 POLL_SECONDS = 0.1

@@ -53,6 +53,17 @@ def test_studies_are_signed_agree_with_themselves_and_are_listed(path):
     assert study.claim_id in (path.parent / "report.html").read_text()
 
 
+def test_members_without_a_container_are_sampled_with_the_process_engine():
+    page = (RESULTS / "README.md").read_text()
+    samples = re.findall(r"^ +capsule study verify (\S+)(.*--sample.*)$", page, re.MULTILINE)
+    assert samples
+    for name, options in samples:
+        (path,) = (path for path in STUDIES if path.match(name))
+        members = opened(path).results.members
+        unconfined = {"engine=process" in each.claims.relaxations for each in members}
+        assert unconfined == {"--engine process" in options}, name
+
+
 @pytest.mark.parametrize(
     ("study", "heading"),
     [

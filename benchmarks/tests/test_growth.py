@@ -5,7 +5,18 @@ import subprocess
 import sys
 
 import pytest
-from growth import descendants, exponents, proportional_set_size, readable
+from growth import (
+    RECORD,
+    ROOT,
+    SEGMENT,
+    SHORTER,
+    descendants,
+    exponents,
+    proportional_set_size,
+    readable,
+)
+
+from capsule.host.spec_file import load_spec
 
 MEGABYTES = 64
 GRANDCHILD = f"""
@@ -13,6 +24,12 @@ import subprocess, sys
 code = "memory = bytearray(b'1' * {MEGABYTES * 1_000_000}); print(); input()"
 subprocess.run([sys.executable, "-c", code], start_new_session=True)
 """
+
+
+def test_the_intervals_are_a_twentieth_of_those_of_the_breakout_study():
+    recording = load_spec(ROOT / "specs" / "impala-pong.yaml").recording  # the base of that study
+    assert recording.trace_interval / RECORD == SHORTER
+    assert recording.checkpoint_interval / SEGMENT == pytest.approx(SHORTER, rel=0.03)
 
 
 def test_an_exponent_says_how_a_column_grows_with_the_first():

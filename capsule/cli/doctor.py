@@ -64,7 +64,7 @@ def command(
     profile, and compares them with recorded answers.
 
     Exit status: 0 nothing prevents a run, 1 numerics differ, 4 something does, or a profile could
-    not be tested.
+    not be tested (without torch, this applies only to a profile that --profile names).
 
     Examples:
         # Check everything.
