@@ -33,8 +33,9 @@ from capsule.host.validation import Wrong
 _OF_REQUESTS = ("batch_invariance", "request_seeds", "deterministic_routing")
 _FRAMES_PER_MINUTE = 60 * 60
 # What one document of a bundle can hold: readers accept 64 MiB, 2,000,000 values and 10,000 files
-# (docs/hostile-bundles.md). Each checkpoint has a digest for every tensor, and two files if its
-# state is kept; each episode has two values.
+# (docs/hostile-bundles.md). Each checkpoint has two files if its state is kept; an episode has two
+# values. A checkpoint also has a digest for every tensor, whose number is known only when training
+# starts (CAP-T134).
 _MAX_CHECKPOINTS, _MAX_EPISODES = 4_000, 500_000
 _SIDES = {"atari": 84, "minatar": 10}  # rows and columns of the frames, where the suite has them
 # As capsule.training.networks.language splits an instruction.
