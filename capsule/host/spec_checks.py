@@ -60,6 +60,7 @@ def _of_training(spec: TrainingSpec) -> Iterator[Wrong]:
     if isinstance(trainer, R2d2Trainer):
         yield from _of_lives(trainer, task)
     yield from _of_network(spec)
+    yield from _of_threads(spec)
     yield from _of_streams(spec)
     yield from _of_evaluation(spec)
     yield from _of_intervals(spec)
@@ -236,6 +237,30 @@ def _of_network(spec: TrainingSpec) -> Iterator[Wrong]:
         if not (network.convolutions or network.dense):
             yield from _activation(network, "layers")
         yield from _kernels(spec, network)
+
+
+def _of_threads(spec: TrainingSpec) -> Iterator[Wrong]:
+    """Yield a number of maths threads with which the number of processes changes the result."""
+    trainer, accelerator, threads = spec.trainer, spec.accelerator, spec.determinism.threads
+    # null is a relaxation, which is reported as one, and DQN trains in one process.
+    if threads in (1, None) or isinstance(trainer, DqnTrainer):
+        return
+    # As capsule.training.layers.backends chooses. A GPU's actors have their networks on the CPU.
+    if isinstance(trainer.network, ModuleSpec):
+        where = "trainer.network.module"
+    elif accelerator.kind == "cuda":
+        where = "accelerator.kind 'cuda'"
+    elif accelerator.numerics == "portable-v2":
+        where = "accelerator.numerics 'portable-v2'"
+    else:
+        return
+    yield _wrong(
+        "determinism.threads",
+        f" {threads} cannot be used with {where}: torch's libraries add up in an order that "
+        "depends on it, and processes that play actors or compute gradients have one thread",
+        "Remove determinism.threads, or use layers of trainer.network under "
+        "accelerator.numerics 'portable-v3'.",
+    )
 
 
 def _activation(network: LayersSpec | ModuleSpec, layers: str) -> Iterator[Wrong]:

@@ -22,6 +22,8 @@ STEPS = {
     "recording": {"trace_interval": 6400, "tensor_interval": 6400, "checkpoint_interval": 64000},
     "evaluation": {"interval": 64000},
 }
+THREADS = "determinism.threads"
+CUDA = {"kind": "cuda", "cuda": ">=12", "cudnn": ">=9", "driver": ">=1"}
 PROGRAM = {"trainer": {"command": ["python", "train.py", "{seed}"]}}
 
 
@@ -143,6 +145,17 @@ REJECTED = [
         of(CARTPOLE, DQN | {"total_steps": 500_100}, evaluation={"interval": 100}),
         "evaluation.interval",
     ),
+    *(
+        (of(CARTPOLE, trainer, **STEPS, accelerator=each, determinism={"threads": 2}), THREADS)
+        for trainer, each in (
+            (IMPALA, {"numerics": "portable-v2"}),
+            (IMPALA, CUDA),
+            (IMPALA | {"network": {"module": "a:b"}}, {"numerics": "native"}),
+            (R2D2, {"numerics": "portable-v2"}),
+            (R2D2, CUDA),
+            (R2D2 | {"network": {"module": "a:b"}}, {"numerics": "native"}),
+        )
+    ),
     (mission(["go", "Go"]), "trainer.language.vocabulary.1"),
     (mission(["to the"]), "trainer.language.vocabulary.0"),
     (mission(["go"], observation="mission"), "environment.observation"),
@@ -188,6 +201,18 @@ def test_a_setting_without_an_effect_is_rejected_in_a_new_spec_only(tmp_path, se
         of(ATARI, {"algorithm": "impala", "network": "residual", "hidden_units": 256}),
         kernels(ATARI, (8, 4), (4, 2), (9, 1)),
         mission(["go", "to"]),
+        of(CARTPOLE, DQN, accelerator={"numerics": "portable-v2"}, determinism={"threads": 2}),
+        of(CARTPOLE, IMPALA, determinism={"threads": 2}),
+        of(CARTPOLE, R2D2, **STEPS, determinism={"threads": 2}),
+        *(
+            of(
+                CARTPOLE,
+                IMPALA,
+                accelerator={"numerics": "portable-v2"},
+                determinism={"threads": n},
+            )
+            for n in (1, None)
+        ),
         of(
             CARTPOLE,
             DQN | {"total_steps": 400_000},
