@@ -7,6 +7,7 @@ models, so a check there would change every lock.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -205,6 +206,16 @@ def _of_evaluation(spec: TrainingSpec) -> Iterator[Wrong]:
             "evaluation.max_minutes",
             f" {minutes} is less than one step, so that every return would be 0",
             "Raise it; a minute has 3600 emulator frames.",
+        )
+    most = getattr(spec.environment, "max_episode_frames", math.inf)
+    # The default may be longer: a spec that has shorter episodes need not repeat their length here.
+    if minutes * _FRAMES_PER_MINUTE > most and _given(spec.evaluation, "max_minutes"):
+        yield _wrong(
+            "evaluation.max_minutes",
+            f" {minutes} has no effect, because environment.max_episode_frames {most} ends every "
+            "episode earlier",
+            f"Make it at most {most / _FRAMES_PER_MINUTE:g}, or raise "
+            "environment.max_episode_frames.",
         )
 
 

@@ -121,6 +121,7 @@ REJECTED = [
         "seeds.streams.environment",
     ),
     (of(ATARI, {"algorithm": "dqn"}, evaluation={"max_minutes": 0.001}), "evaluation.max_minutes"),
+    (of(ATARI, {"algorithm": "dqn"}, evaluation={"max_minutes": 30.01}), "evaluation.max_minutes"),
     (
         of(CARTPOLE, {"algorithm": "dqn", "network": {"activation": "tanh"}}),
         "trainer.network.activation",
@@ -195,6 +196,8 @@ def test_a_setting_without_an_effect_is_rejected_in_a_new_spec_only(tmp_path, se
             seeds={"streams": {"environment": 3}},
         ),
         of(ATARI, {"algorithm": "dqn"}, evaluation={"max_minutes": 0.0012}),
+        of(ATARI, {"algorithm": "dqn"}, evaluation={"max_minutes": 30}),
+        of(ATARI | {"max_episode_frames": 1_000}, {"algorithm": "dqn"}),
         # Only the no-ops count, but --set must be able to choose them for a spec that ranks starts.
         of(CARTPOLE, DQN, evaluation={"noop_max": 30, "candidates": 2000, "min_actions": 5}),
         of(CARTPOLE, {"algorithm": "dqn", "network": {"dense": [8], "activation": "tanh"}}),
