@@ -114,8 +114,8 @@ class Checkpointer:
             digests = tensor_digests(tensors)
             if claimed:
                 # A run that is killed before the state is saved makes this claim again when it
-                # resumes. Nothing in it depends on the time or on the attempt, so it has the same
-                # bytes.
+                # resumes, and replaces these files. They have the same bytes then, unless a
+                # schedule is recorded: the actors' unrolls may arrive in another order.
                 self._claim(tensors, digests)
             self._save(tensors, digests)
             # Now, because the next state overwrites this one and removes its tensors.
