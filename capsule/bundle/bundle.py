@@ -37,12 +37,10 @@ from capsule.bundle.manifest import (
 )
 from capsule.bundle.members import Member, Members
 from capsule.bundle.trust import KeySignature, Signer, TrustPolicy
-from capsule.experiment.canonical import open_regular, sha256_hex
+from capsule.experiment.canonical import MAX_DOCUMENT_BYTES, open_regular, sha256_hex
 from capsule.experiment.fields import Model
 from capsule.host.errors import CapsuleError
 from capsule.host.owner import temporary_folder
-
-MAX_DOCUMENT_BYTES = 64 << 20
 
 _M = TypeVar("_M", bound=Model)
 

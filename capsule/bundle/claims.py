@@ -15,6 +15,7 @@ from capsule.experiment import contract
 from capsule.experiment.arrival_log import MAX_LOG_BYTES, ArrivalLog, parse_arrivals
 from capsule.experiment.beneath import open_beneath
 from capsule.experiment.canonical import (
+    MAX_DOCUMENT_BYTES,
     open_regular,
     sha256_file,
     sha256_hex,
@@ -29,7 +30,6 @@ from capsule.host.errors import CapsuleError
 from capsule.machine.fingerprint import Fingerprint
 
 Document = TypeVar("Document", bound=Model)
-MAX_DOCUMENT_BYTES = 64 << 20
 
 
 NO_NAMESPACES = "engine.namespaces=none"  # a fact of the machine: a repetition may differ in it

@@ -23,6 +23,7 @@ import rfc8785
 from capsule.experiment.files import READ, open_file
 
 MAX_SAFE_INTEGER = 2**53 - 1
+MAX_DOCUMENT_BYTES = 64 << 20  # of a document that a run writes and a bundle contains
 MAX_VALUES = 2_000_000  # of a document; each takes up to a hundred bytes of memory
 
 

@@ -46,6 +46,7 @@ IMAGE_CODES: Mapping[str, ExitCode] = {
     "CAP-T131": ExitCode.TRAINING_FAILED,
     "CAP-T132": ExitCode.TRAINING_FAILED,
     "CAP-T133": ExitCode.TRAINING_FAILED,
+    "CAP-T134": ExitCode.USAGE,
     "CAP-T141": ExitCode.TAMPERED,
     "CAP-T151": ExitCode.TRAINING_FAILED,
     "CAP-T161": ExitCode.TRAINING_FAILED,

@@ -141,7 +141,9 @@ class EvaluationSpec(Model):
     max_minutes: Annotated[float, Field(gt=0)] = Field(
         5.0,
         description=(
-            "Maximum length of play after the start, in minutes at 60 emulator frames per second."
+            "Maximum length of play after the start, in minutes at 60 emulator frames per second. "
+            "The environment's own limit also ends an episode; on Atari "
+            "(environment.max_episode_frames) the frames of the start count towards that."
         ),
     )
     actions: Literal["greedy", "sampled"] = Field(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from capsule.experiment.contract import Checkpoint
 from capsule.experiment.fields import Model, NonNegativeInt
@@ -29,6 +29,10 @@ FilePath = Annotated[str, Field(pattern=rf"^{_COMPONENT}(/{_COMPONENT})*$", max_
 
 class ResumeState(Model):
     """All that a run needs to resume, except for its tensors and the files of the replay memory."""
+
+    # Otherwise pydantic would write null for a number that is not finite, and the run could not be
+    # resumed from this state. canonical_json() rejects such a number.
+    model_config = ConfigDict(ser_json_inf_nan="constants")
 
     schema_id: Literal["capsule/resume/v1"] = Field("capsule/resume/v1", alias="schema")
     spec: Sha256 = Field(

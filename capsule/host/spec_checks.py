@@ -7,6 +7,7 @@ models, so a check there would change every lock.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -33,8 +34,9 @@ from capsule.host.validation import Wrong
 _OF_REQUESTS = ("batch_invariance", "request_seeds", "deterministic_routing")
 _FRAMES_PER_MINUTE = 60 * 60
 # What one document of a bundle can hold: readers accept 64 MiB, 2,000,000 values and 10,000 files
-# (docs/hostile-bundles.md). Each checkpoint has a digest for every tensor, and two files if its
-# state is kept; each episode has two values.
+# (docs/hostile-bundles.md). Each checkpoint has two files if its state is kept; an episode has two
+# values. A checkpoint also has a digest for every tensor, whose number is known only when training
+# starts (CAP-T134).
 _MAX_CHECKPOINTS, _MAX_EPISODES = 4_000, 500_000
 _SIDES = {"atari": 84, "minatar": 10}  # rows and columns of the frames, where the suite has them
 # As capsule.training.networks.language splits an instruction.
@@ -59,6 +61,7 @@ def _of_training(spec: TrainingSpec) -> Iterator[Wrong]:
     if isinstance(trainer, R2d2Trainer):
         yield from _of_lives(trainer, task)
     yield from _of_network(spec)
+    yield from _of_threads(spec)
     yield from _of_streams(spec)
     yield from _of_evaluation(spec)
     yield from _of_intervals(spec)
@@ -204,6 +207,16 @@ def _of_evaluation(spec: TrainingSpec) -> Iterator[Wrong]:
             f" {minutes} is less than one step, so that every return would be 0",
             "Raise it; a minute has 3600 emulator frames.",
         )
+    most = getattr(spec.environment, "max_episode_frames", math.inf)
+    # The default may be longer: a spec that has shorter episodes need not repeat their length here.
+    if minutes * _FRAMES_PER_MINUTE > most and _given(spec.evaluation, "max_minutes"):
+        yield _wrong(
+            "evaluation.max_minutes",
+            f" {minutes} has no effect, because environment.max_episode_frames {most} ends every "
+            "episode earlier",
+            f"Make it at most {most / _FRAMES_PER_MINUTE:g}, or raise "
+            "environment.max_episode_frames.",
+        )
 
 
 def _of_intervals(spec: TrainingSpec) -> Iterator[Wrong]:
@@ -235,6 +248,30 @@ def _of_network(spec: TrainingSpec) -> Iterator[Wrong]:
         if not (network.convolutions or network.dense):
             yield from _activation(network, "layers")
         yield from _kernels(spec, network)
+
+
+def _of_threads(spec: TrainingSpec) -> Iterator[Wrong]:
+    """Yield a number of maths threads with which the number of processes changes the result."""
+    trainer, accelerator, threads = spec.trainer, spec.accelerator, spec.determinism.threads
+    # null is a relaxation, which is reported as one, and DQN trains in one process.
+    if threads in (1, None) or isinstance(trainer, DqnTrainer):
+        return
+    # As capsule.training.layers.backends chooses. A GPU's actors have their networks on the CPU.
+    if isinstance(trainer.network, ModuleSpec):
+        where = "trainer.network.module"
+    elif accelerator.kind == "cuda":
+        where = "accelerator.kind 'cuda'"
+    elif accelerator.numerics == "portable-v2":
+        where = "accelerator.numerics 'portable-v2'"
+    else:
+        return
+    yield _wrong(
+        "determinism.threads",
+        f" {threads} cannot be used with {where}: torch's libraries add up in an order that "
+        "depends on it, and processes that play actors or compute gradients have one thread",
+        "Remove determinism.threads, or use layers of trainer.network under "
+        "accelerator.numerics 'portable-v3'.",
+    )
 
 
 def _activation(network: LayersSpec | ModuleSpec, layers: str) -> Iterator[Wrong]:

@@ -123,6 +123,10 @@ class BaseTrainer:
             tensors=self.digests() if complete else None,
         )
 
+    def tensor_names(self) -> list[str]:
+        """Return the most names that :meth:`tensors` can have during the run."""
+        return self._train_state.names()
+
     def tensors(self) -> dict[str, NDArray[np.float32]]:
         """Return copies of all trained tensors, as ``group/name``."""
         return self._train_state.tensors()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from capsule.experiment import contract
+from capsule.experiment.canonical import MAX_DOCUMENT_BYTES
 from capsule.experiment.contract import Checkpoint, CheckpointIndex
+from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import StreamName, TrainingSpec
 from capsule.experiment.states import RESUME, ResumeState
 from capsule.training.state.checkpoint import (
@@ -50,7 +52,11 @@ class Checkpointer:
             trace: The trace of the run.
             keeps_states: Whether the states at claimed checkpoints are kept for verifiers, which
                 re-execute the run in segments.
+
+        Raises:
+            CapsuleError: CAP-T134, a bundle cannot list the checkpoints of the whole run.
         """
+        _require_room(spec, learner.tensor_names())
         self._directory, self._spec, self._keeps_states = directory, spec, keeps_states
         self._learner, self._streams, self._trace = learner, streams, trace
         self._checkpoints: list[Checkpoint] = []
@@ -108,8 +114,8 @@ class Checkpointer:
             digests = tensor_digests(tensors)
             if claimed:
                 # A run that is killed before the state is saved makes this claim again when it
-                # resumes. Nothing in it depends on the time or on the attempt, so it has the same
-                # bytes.
+                # resumes, and replaces these files. They have the same bytes then, unless a
+                # schedule is recorded: the actors' unrolls may arrive in another order.
                 self._claim(tensors, digests)
             self._save(tensors, digests)
             # Now, because the next state overwrites this one and removes its tensors.
@@ -165,3 +171,33 @@ class Checkpointer:
         step = self._learner.step
         if self._keeps_states and self._claims(step) and step < self._spec.trainer.total_steps:
             keep_state(self._directory, step)
+
+
+def _require_room(spec: TrainingSpec, names: Sequence[str]) -> None:
+    """Check that readers will accept the index of all checkpoints.
+
+    Of all limits of a document, its size is reached first: each value of a checkpoint comes with
+    the digest of a tensor. So the states to resume from are not too long for their reader, either.
+
+    Args:
+        spec: The experiment.
+        names: Of the tensors of a checkpoint.
+
+    Raises:
+        CapsuleError: CAP-T134, they will not.
+    """
+    total, interval = spec.trainer.total_steps, spec.recording.checkpoint_interval
+    number = -(-total // interval)  # the last step has a checkpoint in any case
+    digest = "0" * 64
+    largest = Checkpoint(step=total, tensors=dict.fromkeys(names, digest), trace_head=digest)
+    room = MAX_DOCUMENT_BYTES - len(CheckpointIndex(checkpoints=()).document())
+    most = max(1, room // (len(largest.document()) + 1))  # and a comma
+    if number > most:
+        unit = spec.trainer.interval_steps
+        least = -(-total // (most * unit)) * unit
+        raise CapsuleError(
+            "CAP-T134",
+            f"recording.checkpoint_interval {interval:,} gives {number:,} checkpoints of "
+            f"{len(names):,} tensors each, more than the {most:,} that a bundle can list",
+            fix=f"Make it at least {least:,}.",
+        )

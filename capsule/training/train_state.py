@@ -31,6 +31,10 @@ class TrainState:
         optimized = {f"optimizer/{name}": part for name, part in optimizer.items()}
         self._groups = {"parameters": online, **self._targets, **optimized, **others}
 
+    def names(self) -> list[str]:
+        """Return the names of :meth:`tensors`."""
+        return [f"{group}/{name}" for group, part in self._groups.items() for name in part.views]
+
     def tensors(self) -> dict[str, NDArray[np.float32]]:
         """Return copies of all of it, as ``group/name``."""
         return {

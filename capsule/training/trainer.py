@@ -101,6 +101,9 @@ class Trainer(Protocol):
     def record(self, *, complete: bool = False) -> None:
         """Write one trace record, with every tensor in it if it is to be complete."""
 
+    def tensor_names(self) -> list[str]:
+        """Return the most names that :meth:`tensors` can have during the run."""
+
     def tensors(self) -> dict[str, NDArray[np.float32]]:
         """Return copies of all trained tensors."""
 

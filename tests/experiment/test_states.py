@@ -125,3 +125,13 @@ def test_what_a_run_resumes_from_is_read_back():
     assert ResumeState.parse(state.document()) == state
     with pytest.raises(ValueError, match="leaves out a field"):
         ResumeState.parse(state.document().replace(b'"schema":"capsule/resume/v1",', b""))
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("-inf")])
+def test_a_state_with_a_number_that_is_not_finite_is_not_written(number):
+    state = ResumeState(
+        spec=digest(0), step=4, seconds=1.5, tensors={}, streams={}, trainer={"returns": [number]},
+        trace={}, checkpoints=(),
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="not canonicalisable"):
+        state.document()

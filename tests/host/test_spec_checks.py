@@ -22,6 +22,8 @@ STEPS = {
     "recording": {"trace_interval": 6400, "tensor_interval": 6400, "checkpoint_interval": 64000},
     "evaluation": {"interval": 64000},
 }
+THREADS = "determinism.threads"
+CUDA = {"kind": "cuda", "cuda": ">=12", "cudnn": ">=9", "driver": ">=1"}
 PROGRAM = {"trainer": {"command": ["python", "train.py", "{seed}"]}}
 
 
@@ -119,6 +121,7 @@ REJECTED = [
         "seeds.streams.environment",
     ),
     (of(ATARI, {"algorithm": "dqn"}, evaluation={"max_minutes": 0.001}), "evaluation.max_minutes"),
+    (of(ATARI, {"algorithm": "dqn"}, evaluation={"max_minutes": 30.01}), "evaluation.max_minutes"),
     (
         of(CARTPOLE, {"algorithm": "dqn", "network": {"activation": "tanh"}}),
         "trainer.network.activation",
@@ -142,6 +145,17 @@ REJECTED = [
     (
         of(CARTPOLE, DQN | {"total_steps": 500_100}, evaluation={"interval": 100}),
         "evaluation.interval",
+    ),
+    *(
+        (of(CARTPOLE, trainer, **STEPS, accelerator=each, determinism={"threads": 2}), THREADS)
+        for trainer, each in (
+            (IMPALA, {"numerics": "portable-v2"}),
+            (IMPALA, CUDA),
+            (IMPALA | {"network": {"module": "a:b"}}, {"numerics": "native"}),
+            (R2D2, {"numerics": "portable-v2"}),
+            (R2D2, CUDA),
+            (R2D2 | {"network": {"module": "a:b"}}, {"numerics": "native"}),
+        )
     ),
     (mission(["go", "Go"]), "trainer.language.vocabulary.1"),
     (mission(["to the"]), "trainer.language.vocabulary.0"),
@@ -182,12 +196,26 @@ def test_a_setting_without_an_effect_is_rejected_in_a_new_spec_only(tmp_path, se
             seeds={"streams": {"environment": 3}},
         ),
         of(ATARI, {"algorithm": "dqn"}, evaluation={"max_minutes": 0.0012}),
+        of(ATARI, {"algorithm": "dqn"}, evaluation={"max_minutes": 30}),
+        of(ATARI | {"max_episode_frames": 1_000}, {"algorithm": "dqn"}),
         # Only the no-ops count, but --set must be able to choose them for a spec that ranks starts.
         of(CARTPOLE, DQN, evaluation={"noop_max": 30, "candidates": 2000, "min_actions": 5}),
         of(CARTPOLE, {"algorithm": "dqn", "network": {"dense": [8], "activation": "tanh"}}),
         of(ATARI, {"algorithm": "impala", "network": "residual", "hidden_units": 256}),
         kernels(ATARI, (8, 4), (4, 2), (9, 1)),
         mission(["go", "to"]),
+        of(CARTPOLE, DQN, accelerator={"numerics": "portable-v2"}, determinism={"threads": 2}),
+        of(CARTPOLE, IMPALA, determinism={"threads": 2}),
+        of(CARTPOLE, R2D2, **STEPS, determinism={"threads": 2}),
+        *(
+            of(
+                CARTPOLE,
+                IMPALA,
+                accelerator={"numerics": "portable-v2"},
+                determinism={"threads": n},
+            )
+            for n in (1, None)
+        ),
         of(
             CARTPOLE,
             DQN | {"total_steps": 400_000},

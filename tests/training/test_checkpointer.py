@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from capsule.experiment import contract
+from capsule.experiment.contract import Checkpoint, CheckpointIndex
+from capsule.experiment.errors import CapsuleError
 from capsule.training.checkpointer import Checkpointer
 from capsule.training.state.streams import make_streams
 from capsule.training.state.trace import Trace
@@ -17,8 +19,11 @@ from tests.training.conftest import CARTPOLE, finish_run, make_spec, read, start
 class Learner:
     """A trainer that only counts."""
 
-    def __init__(self):
-        self.step, self.restored = 0, None
+    def __init__(self, names=("parameters/weight",)):
+        self.step, self.restored, self.names = 0, None, names
+
+    def tensor_names(self):
+        return self.names
 
     def tensors(self):
         return {"parameters/weight": np.full(3, self.step, np.float32)}
@@ -35,12 +40,12 @@ def begin(tmp_path):
     """A function that makes a checkpointer in a run directory, with what it works for."""
     traces = []
 
-    def make(total=1_000, interval=400, *, keeps_states=False):
+    def make(total=1_000, interval=400, *, keeps_states=False, learner=None):
         trainer = {"total_steps": total}
         recording = {"checkpoint_interval": interval}
         spec = make_spec(CARTPOLE, trainer=trainer, recording=recording).training()
         traces.append(Trace(tmp_path / contract.TRACE))
-        learner, streams = Learner(), make_streams(spec.seeds)
+        learner, streams = learner or Learner(), make_streams(spec.seeds)
         checkpointer = Checkpointer(
             tmp_path, spec, learner, streams, traces[-1], keeps_states=keeps_states
         )
@@ -91,6 +96,33 @@ def test_a_run_continues_from_the_state_that_was_saved_last(begin):
     assert second.streams["minibatch"].word() != word
     second.learner.step = 800
     assert second.checkpointer.checkpoint(final=False)
+
+
+NAMES = tuple(f"member {n // 118}/optimizer/square/block.{n % 118}.weight" for n in range(2_832))
+
+
+def test_more_checkpoints_than_a_bundle_can_list_are_rejected_before_the_first_step(
+    begin, monkeypatch
+):
+    digest = "0" * 64
+    each = Checkpoint(step=82_000, tensors=dict.fromkeys(NAMES, digest), trace_head=digest)
+    one, two = (len(CheckpointIndex(checkpoints=(each,) * n).document()) for n in (1, 2))
+    size = one + 204 * (two - one)  # of 205 checkpoints
+    monkeypatch.setattr("capsule.training.checkpointer.MAX_DOCUMENT_BYTES", size - 1)
+    with pytest.raises(CapsuleError) as failure:
+        begin(82_000, learner=Learner(NAMES))
+    assert str(failure.value) == (
+        "CAP-T134 recording.checkpoint_interval 400 gives 205 checkpoints of 2,832 tensors each, "
+        "more than the 204 that a bundle can list"
+    )
+    assert failure.value.fix == "Make it at least 404."
+    begin(82_000, 404, learner=Learner(NAMES))
+
+
+def test_the_bound_of_checkpoints_is_what_readers_accept(begin):
+    assert begin(82_000, 1_000, learner=Learner(NAMES))
+    with pytest.raises(CapsuleError, match="CAP-T134"):
+        begin(410_000, 1_000, learner=Learner(NAMES))
 
 
 def test_states_of_segments_are_kept_at_claimed_checkpoints_but_the_last(begin, tmp_path):

@@ -14,6 +14,7 @@ from tests.training.conftest import (
     make_spec,
     merge,
     new_run,
+    read,
     start_variables,
 )
 
@@ -134,6 +135,39 @@ def test_a_killed_run_resumes_to_the_same_bytes(
     kill_when_traced(killed, size / 2, environment=environment(spec), warm=True)
     assert finish_run(killed, environment=environment(spec), warm=True)[0] == 0
     assert claimed(killed) == claimed(whole)
+
+
+OVERPAID = """
+
+class Overpaid(Hunt):
+    paid = 0
+
+    def step(self, action):
+        seen, reward, *rest = super().step(action)
+        Overpaid.paid += 1
+        return seen, float("nan") if Overpaid.paid > {finite} else reward, *rest
+
+
+gymnasium.register("Overpaid-v0", Overpaid, max_episode_steps=20)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("finite", "step"), [(300, 300), (400, 400)], ids=["training", "start"])
+def test_a_run_whose_environment_gives_a_reward_that_is_not_finite_fails_by_name(
+    environment, tmp_path, finite, step
+):
+    """The first reward that is not finite comes during training, or in the evaluation after it."""
+    module = tmp_path / "tree" / "hunting.py"
+    module.write_text(MODULE + OVERPAID.format(finite=finite))
+    trainer = {**TRAINERS["dqn"], "total_steps": 400}
+    spec = make_spec({**merge(HUNT, {"environment": {"id": "Overpaid-v0"}}), "trainer": trainer})
+    directory = new_run(tmp_path / "run", spec)
+    status, errors = finish_run(directory, environment=environment(spec), warm=True)
+    failure = read(directory, contract.FAILURE)
+    assert (status, failure["code"], failure["step"]) == (6, "CAP-T151", step), errors
+    assert "environment.id 'Overpaid-v0' gave the reward nan for step " in failure["message"]
+    assert "Traceback" not in errors
 
 
 @pytest.mark.parametrize("numerics", ["portable-v3", "portable-v2"])

@@ -36,6 +36,7 @@ def test_tensors_are_named_by_their_group():
     found = whole().tensors()
     groups = ["parameters", "target", "optimizer/mean", "optimizer/square", "best"]
     assert list(found) == [f"{group}/{name}" for group in groups for name in SHAPES]
+    assert whole().names() == list(found)
     firsts = dict(zip(groups, (0, 30, 10, 20, 40), strict=True))
     for group, first in firsts.items():
         np.testing.assert_array_equal(found[f"{group}/dense.weight"], counted(first))

@@ -70,12 +70,13 @@ class GymnasiumTask(Environment):
     Raises:
         CapsuleError: CAP-T214, no such environment, or spaces of another kind; CAP-T216,
             ``observation``, ``images``, ``frames``, ``numbers``, ``instruction`` or
-            ``masked_observations`` does not fit the observations.
+            ``masked_observations`` does not fit the observations; from a step, CAP-T151, its reward
+            is not a finite number.
     """
 
     def __init__(self, spec: GymnasiumEnvironment, streams: Mapping[StreamName, Stream]) -> None:
         super().__init__({"environment": streams["environment"]})
-        self._task = _make(spec)
+        self._id, self._task = spec.id, _make(spec)
         self._told = _told_entry(spec, self._task.observation_space)
         self._view = _view(spec, self._task.observation_space)
         self._choices = _choices(spec, self._task.action_space)
@@ -112,13 +113,22 @@ class GymnasiumTask(Environment):
         return self._frame_of(observation)
 
     def _advance(self, action: int) -> Transition:
-        observation, reward, terminated, truncated, _ = self._task.step(
+        observation, given, terminated, truncated, _ = self._task.step(
             self._choices.decoded(action)
         )
+        reward = float(given)
+        # No document can contain a return that is not finite, and nothing can be learned from one.
+        if not math.isfinite(reward):
+            raise CapsuleError(
+                "CAP-T151",
+                f"environment.id {self._id!r} gave the reward {reward} for step "
+                f"{len(self._taken) + 1} of an episode",
+                fix="Correct the environment, or wrap it in one whose rewards are finite numbers.",
+            )
         return Transition(
             frame=self._frame_of(observation),
-            reward=float(reward),
-            game_reward=float(reward),
+            reward=reward,
+            game_reward=reward,
             terminal=bool(terminated),
             ended=bool(terminated or truncated),
         )

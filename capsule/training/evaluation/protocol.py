@@ -12,7 +12,9 @@ As in the authors' code (``eval.py`` of github.com/prabhatnagarajan/repro_dqn):
   actions. Up to ``frame_skip - 1`` last actions lead to no observation of their own. A policy with
   memory is shown these observations, too, each with the last action before it as the previous
   action and what the game gave since the last observation as the previous reward.
-* The longest play counts from the end of the start.
+* The longest play counts from the end of the start. The environment's own limit ends an episode,
+  too: ``max_episode_frames`` of an Atari game, towards which the frames of the start and of action
+  sweeps count, as they do not in the authors' code, which has no such limit.
 * With ``action_sweep`` every action is taken for one frame after a lost life, and what that leads
   to is one more frame that the agent sees.
 
@@ -232,9 +234,10 @@ def evaluate(
 
     A score is the sum of the game's own rewards for the agent's own actions: what the start earns
     is not counted, as no network chose it, nor what an action sweep earns. An episode lasts until
-    the game ends (a lost life does not end it) or until the agent has played ``max_minutes`` at 60
-    emulator frames per second, to which neither the start nor action sweeps count. A start that
-    itself ends the game, possible where the environment is stochastic, scores 0 in 0 steps.
+    the game ends (a lost life does not end it), until the environment's own limit, or until the
+    agent has played ``max_minutes`` at 60 emulator frames per second, to which neither the start
+    nor action sweeps count. A start that itself ends the game, possible where the environment is
+    stochastic, scores 0 in 0 steps.
 
     Args:
         make_env: Makes the environment of an index; all ``len(starts)`` are used at once.

@@ -231,11 +231,18 @@ class Impala(BaseTrainer):
         unrolls, self._unrolls = self._unrolls, {}
         return unrolls
 
+    def tensor_names(self) -> list[str]:
+        """Return the names at the last update, whose policy versions have the longest numbers."""
+        last = -(-self._spec.trainer.total_steps // self._trainer.interval_steps)
+        return [*super().tensor_names(), *map(_VERSION.format, self._older(last))]
+
     def tensors(self) -> dict[str, NDArray[np.float32]]:
         """Return copies of all trained tensors, by group and name, and older policy versions."""
         # Unrolls of the next updates are played with older versions, so a resumed run needs them.
         versions = self._executor.versions
-        older = {_VERSION.format(version): versions[version] for version in self._older()}
+        older = {
+            _VERSION.format(version): versions[version] for version in self._older(self.updates)
+        }
         return super().tensors() | older
 
     def state(self) -> dict[str, Any]:
@@ -263,7 +270,7 @@ class Impala(BaseTrainer):
         self._executor.restore(
             [None if each is None else _snapshot(each) for each in state["actors"]],
             state["learned"],
-            {version: tensors[_VERSION.format(version)] for version in self._older()},
+            {version: tensors[_VERSION.format(version)] for version in self._older(self.updates)},
         )
         if self._recorder is not None:
             # What was recorded after the state was saved comes again, perhaps in another order.
@@ -278,9 +285,9 @@ class Impala(BaseTrainer):
         counts = counted([each.document["requests"] for each in snapshots])
         return self._inference.model_copy(update=counts)
 
-    def _older(self) -> range:
+    def _older(self, updates: int) -> range:
         """Return the policy versions before theta_k that unrolls to come are played with."""
-        return range(max(0, self.updates - self._executor.lag), self.updates)
+        return range(max(0, updates - self._executor.lag), updates)
 
     def stream_profiles(self) -> list[StreamProfile]:
         """Return what the actors' streams gave out for these unrolls, as ``stream/actor``."""

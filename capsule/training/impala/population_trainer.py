@@ -233,6 +233,10 @@ class ImpalaPopulation:
             for component in digests[0]
         }
 
+    def tensor_names(self) -> list[str]:
+        """See :meth:`BaseTrainer.tensor_names`."""
+        return [*_named_by_member([dict.fromkeys(each.tensor_names()) for each in self._members])]
+
     def tensors(self) -> dict[str, NDArray[np.float32]]:
         """Return copies of all trained tensors, as ``member N/group/name``."""
         return _named_by_member([member.tensors() for member in self._members])

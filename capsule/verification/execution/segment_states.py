@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from capsule.bundle.archive import create_file
-from capsule.bundle.claims import MAX_DOCUMENT_BYTES
 from capsule.bundle.manifest import parse_document
 from capsule.bundle.run_bundle import STREAMS, RecordedRun, state_members
 from capsule.experiment import contract
 from capsule.experiment.beneath import open_beneath
-from capsule.experiment.canonical import sha256_hex
+from capsule.experiment.canonical import MAX_DOCUMENT_BYTES, sha256_hex
 from capsule.experiment.contract import Checkpoint, StreamProfiles
 from capsule.experiment.states import BLOCK_BYTES, RESUME, ResumeState, StateFile, StateIndex
 from capsule.experiment.trace import Mark

@@ -50,6 +50,42 @@ class Endless(gymnasium.Env):
 gymnasium.register("capsule/Endless-v0", Endless)
 
 
+class Overpaid(Endless):
+    """An environment whose second step gives the reward that it was made with."""
+
+    def __init__(self, reward):
+        self.steps, self.second = 0, reward
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        self.steps += 1
+        seen, reward, *rest = super().step(action)
+        return seen, self.second if self.steps == 2 else reward, *rest
+
+
+@pytest.mark.parametrize("reward", [float("nan"), np.float32("inf"), -float("inf")])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_reward_that_is_not_finite_is_rejected(reward, training):
+    gymnasium.register("capsule/Overpaid-v0", lambda: Overpaid(reward))
+    try:
+        spec = GymnasiumEnvironment(suite="gymnasium", id="capsule/Overpaid-v0")
+        environment, _ = make(spec, training=training)
+    finally:
+        del gymnasium.registry["capsule/Overpaid-v0"]
+    for _ in range(2):
+        environment.reset()
+        environment.step(0)
+        with pytest.raises(CapsuleError) as failure:
+            environment.step(0)
+        assert str(failure.value) == (
+            f"CAP-T151 environment.id 'capsule/Overpaid-v0' gave the reward {float(reward)} for "
+            "step 2 of an episode"
+        )
+
+
 class Choosing(gymnasium.Env):
     """An environment that shows the action it was given."""
 

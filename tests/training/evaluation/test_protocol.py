@@ -337,6 +337,16 @@ def test_every_evaluation_plays_the_same_episodes(suite):
     assert whole_protocol(suite, 6)[1] != first or suite == "sticky-pong"
 
 
+@pytest.mark.parametrize(("most", "lengths"), [(10_000, (100, 100)), (400, (93, 100))])
+def test_the_limit_of_a_game_counts_the_start(most, lengths):
+    """400 frames of play are 100 steps; after 30 no-ops, 370 frames are left of 400."""
+    game = AtariEnvironment(suite="atari", game="breakout", max_episode_frames=most)
+    make = evaluation_environments(game, SeedsSpec(root=1), 2)
+    wait = Network(lambda _: [1, 0, 0, 0])
+    spec = protocol(max_minutes=400 / 3600)
+    assert evaluate(make, ((0,) * 30, ()), spec, Reactive(wait), 0).lengths == lengths
+
+
 def test_starts_without_actions_differ_by_their_reset_seed():
     spec = protocol(starts=6, candidates=6, shortlist=6, min_actions=0, max_actions=0)
     make = evaluation_environments(SUITES["cartpole"], SeedsSpec(), 6)

@@ -414,6 +414,13 @@ def go_on(learner, source, step, saved):
     return learner
 
 
+def test_the_names_of_the_last_tensors_are_known_before_training(make):
+    learner = make(trainer={"schedule": {"mode": "lockstep", "policy_lag": 3}, "total_steps": 240})
+    names = learner.tensor_names()
+    assert len(names) == len(learner.tensors()) + 3
+    assert names == list(train(learner).tensors())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", [{}, LIVE], ids=["lockstep", "live"])
 @pytest.mark.parametrize("step", [220, 300])

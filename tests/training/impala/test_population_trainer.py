@@ -144,6 +144,11 @@ def test_actors_play_with_what_was_copied(make):
 
 
 @pytest.mark.slow
+def test_the_names_of_the_last_tensors_are_known(grown):
+    assert grown.tensor_names() == list(grown.tensors())
+
+
+@pytest.mark.slow
 def test_the_fittest_member_is_the_network_of_the_run(grown):
     fitness = [grown._population.current(member).fitness for member in range(3)]
     best = max(range(3), key=lambda member: fitness[member] or -1.0)

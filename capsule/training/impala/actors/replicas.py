@@ -282,7 +282,8 @@ class Replicas:
 def require_batch_invariance(settings: UnrollSettings) -> int:
     """Check that the policy's batches have independent rows on this machine, if they must.
 
-    Weights and inputs are fixed; there is one maths thread wherever actors play.
+    Weights and inputs are fixed. New specs with these batches have one maths thread wherever actors
+    play, or a declared relaxation of that (``determinism.threads``: null).
 
     Returns:
         How many rows were compared; 0 where ``determinism.batch_invariance`` is off.
