@@ -166,21 +166,21 @@ def _execute(
     reporter: Reporter,
 ) -> None:
     """Execute the last of some runs; what the first one recorded is repeated."""
-    # Recorded randomness and arrivals are repeated, so that neither can be what makes the second
-    # run differ.
-    recorded: list[Path | None] = [None, None]
-    if len(runs) > 1:
-        paths = [runs[0].directory / name for name in (contract.ENTROPY_PROFILE, contract.ARRIVALS)]
-        recorded = [path if path.exists() else None for path in paths]
-    execution.execute(
-        lock,
-        runs[-1].engine,
-        runs[-1].directory,
-        execution.ExecutionOptions(
-            stop_after=prefix, replay=recorded[0], arrivals=recorded[1], data=data or {}
-        ),
-        reporter=reporter,
+
+    def recorded(name: str) -> Path | None:
+        path = runs[0].directory / name
+        return path if len(runs) > 1 and path.exists() else None
+
+    # Recorded randomness, arrivals and schedules are repeated, so that none of them can be what
+    # makes the second run differ.
+    options = execution.ExecutionOptions(
+        stop_after=prefix,
+        replay=recorded(contract.ENTROPY_PROFILE),
+        arrivals=recorded(contract.ARRIVALS),
+        schedule=recorded(contract.SCHEDULE),
+        data=data or {},
     )
+    execution.execute(lock, runs[-1].engine, runs[-1].directory, options, reporter=reporter)
 
 
 def _explain(

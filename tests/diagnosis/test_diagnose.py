@@ -157,6 +157,26 @@ def failing(monkeypatch, tmp_path):
     return work
 
 
+def test_the_second_run_repeats_all_that_the_first_one_recorded(monkeypatch, tmp_path):
+    names = {"replay": "entropy.profile", "arrivals": "arrivals.json", "schedule": "schedule.log"}
+    asked = []
+
+    def execute(_lock, _engine, directory, options, **_reporter):
+        asked.append({field: getattr(options, field) for field in names})
+        if len(asked) == 2:
+            raise CapsuleError("CAP-E012", "interrupted", fix="")
+        directory.mkdir()
+        for name in names.values():
+            (directory / name).touch()
+
+    monkeypatch.setattr("capsule.execution.execute", execute)
+    lock, engine = Lock.model_construct(spec=parsed(PROGRAM)), SimpleNamespace(name="docker")
+    with pytest.raises(CapsuleError, match="CAP-E012"):
+        diagnose(lock, engine, tmp_path, steps=None, reporter=SilentReporter())
+    first = {field: tmp_path / "run-1" / name for field, name in names.items()}
+    assert asked == [dict.fromkeys(names), first]
+
+
 def test_an_operator_that_stops_the_run_is_a_finding(failing):
     (item,) = failing(PUT).findings
     assert (item.code, item.level, str(item.where)) == ("CAP-D203", "error", "train.py:3")
