@@ -101,7 +101,8 @@ class Wait(Generic[Item]):
         """Tell whether the next arrival can be taken by the reader, who asks.
 
         Raises:
-            CapsuleError: CAP-T382, two threads, processes or asyncio tasks read this wait.
+            CapsuleError: CAP-T382, two threads, processes or asyncio tasks read this wait;
+                CAP-T381, the recorded run took nothing more here.
         """
         # The process is included, because a fork copies the wait and leaves the number of the
         # thread as it is.
@@ -112,6 +113,9 @@ class Wait(Generic[Item]):
         if not self.replays:
             return bool(self._early)
         wanted = self._wanted()
+        # What came early will not be offered again, so this is the only place to notice it.
+        if wanted is _END and self._early:
+            self._exceeds(next(iter(self._early)))
         # None is a moment at which nothing had come; it is repeated at once.
         return wanted is None or wanted in self._early
 
@@ -122,7 +126,7 @@ class Wait(Generic[Item]):
             CapsuleError: CAP-T381, the recorded run took nothing more here.
         """
         if self.replays and self._wanted() is _END:
-            self.differs(f"takes {_shown(label)}, but the recorded run took nothing more")
+            self._exceeds(label)
         self._early[label] = item
 
     def take(self) -> Item:
@@ -167,6 +171,9 @@ class Wait(Generic[Item]):
     def misused(self, how: str) -> NoReturn:
         """Reject a use whose order of arrival would not be well defined."""
         _misnamed(self._directory, f"the wait {self._name!r} {how}")
+
+    def _exceeds(self, label: Hashable) -> NoReturn:
+        self.differs(f"takes {_shown(label)}, but the recorded run took nothing more")
 
     def _follow(self, recorded: Any, kind: str, tasks: int | None) -> None:
         if recorded is None:

@@ -216,6 +216,14 @@ def test_an_arrival_beyond_the_recorded_ones_is_refused(tmp_path):
     )
 
 
+def test_a_result_that_came_early_and_is_beyond_the_recorded_ones_is_refused(tmp_path):
+    directory = repeating(tmp_path / "run", results_1=Completions(tasks=5, order=(2, 0, 4)))
+    wait = Wait(directory, "completions", "results~1", 5)
+    assert taken(wait, [0, 1, 2, 3, 4], 3) == ["item 2", "item 0", "item 4"]
+    message = refused(directory, "CAP-T381", wait.due)
+    assert "takes the result of task 1, but the recorded run took nothing more" in message
+
+
 def test_a_message_beyond_the_recorded_ones_is_named_by_its_source(tmp_path):
     directory = repeating(tmp_path / "run", mail_1=Messages(sources=("a",), order=(0,)))
     wait = Wait(directory, "messages", "mail~1")
