@@ -115,6 +115,25 @@ def test_a_program_with_a_fault_is_diagnosed_to_the_line(diagnosed):
     assert "--apply tries determinism.hash_seed: 0" in text
 
 
+@pytest.mark.slow
+def test_a_second_run_that_takes_another_path_is_a_difference(diagnosed):
+    diagnosis = diagnosed(
+        """\
+        import time
+        from capsule.training import arrivals
+
+        arrivals.as_completed([], name=f"at {time.monotonic_ns()}")
+        """,
+        torch=False,
+    )
+    assert not diagnosis.equal
+    assert diagnosis.exit_code == 1
+    different, asked = diagnosis.findings
+    assert different.code == "CAP-D101"
+    assert different.message.startswith("the second run ended with CAP-T381: the program does not")
+    assert (asked.code, str(asked.where)) == ("CAP-D108", "train.py:4")
+
+
 PUT = OperatorUse(
     operator="aten::put_",
     device="cpu",
