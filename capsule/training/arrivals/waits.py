@@ -82,6 +82,7 @@ class Wait(Generic[Item]):
         self._name = name
         self._taken = 0
         self._early: dict[Hashable, Item] = {}
+        self._sources: set[Hashable] = set()
         self._reader: object = None
         recorded = _recorded(directory)
         self.replays = recorded is not None
@@ -192,8 +193,13 @@ class Wait(Generic[Item]):
     def _write(self, label: Hashable) -> None:
         self._taken += 1
         # The messages of a source arrive in their order, so their numbers follow from the source.
-        label = label[0] if isinstance(label, tuple) else label
-        _lines(self._directory).append([self._name, label], 1)
+        entries = 1
+        if isinstance(label, tuple):
+            label = label[0]
+            # The log lists each source once, besides its messages.
+            entries += label not in self._sources
+            self._sources.add(label)
+        _lines(self._directory).append([self._name, label], entries)
 
 
 def wait_name(directory: Path, name: str | None, place: Place | None = None) -> str:
