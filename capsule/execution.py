@@ -114,6 +114,8 @@ class ExecutionOptions:
         segment: Resume from the state in the run directory to ``stop_after``, and evaluate nothing.
         data: The data sets of the lock, if it has any; they are hashed before it runs and again
             afterwards.
+        described: The facts of the engine that executes the run, for its ledger, if that is another
+            one: the run has ended elsewhere, and only the rest is done here.
     """
 
     stop_after: int | None = None
@@ -127,6 +129,7 @@ class ExecutionOptions:
     dense: contract.DenseWindow | None = None
     segment: bool = False
     data: Mapping[str, FoundData] = field(default_factory=dict)
+    described: Mapping[str, str] | None = None
 
     def check(self, spec: Spec) -> None:
         """Check that the trainer of a spec can use as many learners and replicas.
@@ -323,7 +326,9 @@ def _execute(
         write_atomic(run_directory / name, log.read_bytes())
     events = EventTail(run_directory / contract.EVENTS, reporter)
     _read_data(data, reporter)
-    ended = _has_ended(run_directory)
+    ended = has_ended(run_directory)
+    if not ended:
+        _discard_end(run_directory)
     limits, surroundings = options.limits or lock.spec.limits, options.surroundings
     attempt = Attempt(run_directory, lock.spec, replay=options.replay, ended=ended)
     words = (_python(lock.spec), *TRAINING)
@@ -353,23 +358,31 @@ def _execute(
     report = attempt.finish(prefix=options.stop_after is not None)
     # This document comes last: a directory that has it counts as finished above. Until then, the
     # folders of the starts are needed to finish the run again.
-    _write_ledger(lock.spec, run_directory, report, engine.describe(), exit_.image)
+    described = options.described or engine.describe()
+    _write_ledger(lock.spec, run_directory, report, described, exit_.image)
     clear(run_directory)
     return result
 
 
-def _has_ended(run_directory: Path) -> bool:
+def has_ended(run_directory: Path) -> bool:
     """Tell whether the task has ended, so that at most a program's outputs are still to be listed.
 
-    What ended without a report of its launcher, which was killed at that moment, continues from its
-    last state, since nothing is known about the randomness of its end.
+    The machine that does the rest then executes nothing of the run.
     """
-    ends = [run_directory / name for name in (contract.ENDED, contract.RESULT)]
-    if is_complete(run_directory):
-        return any(end.exists() for end in ends)
-    for end in ends:
+    return is_complete(run_directory) and any(end.exists() for end in _ends(run_directory))
+
+
+def _discard_end(run_directory: Path) -> None:
+    """Remove the end of a task whose launcher was killed at that moment, before its report.
+
+    The task continues from its last state, since nothing is known about the randomness of its end.
+    """
+    for end in _ends(run_directory):
         end.unlink(missing_ok=True)
-    return False
+
+
+def _ends(run_directory: Path) -> tuple[Path, ...]:
+    return run_directory / contract.ENDED, run_directory / contract.RESULT
 
 
 def look(

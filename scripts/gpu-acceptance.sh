@@ -28,11 +28,15 @@ if [ "$kind" = cuda ]; then
   # The environment for development has torch's build for CPUs. Here is one with the same versions of
   # everything, and the build for CUDA that PyPI has.
   python=.cache/gpu-venv/bin/python
-  if [ ! -x "$python" ]; then
-    python3 -m venv .cache/gpu-venv
-    grep -hoE '^[A-Za-z0-9._-]+==[^ ;+]+' requirements/*.txt | sort -u >.cache/gpu-requirements.txt
-    .venv/bin/python -m uv pip install --python "$python" -r .cache/gpu-requirements.txt
+  wanted=.cache/gpu-requirements.txt
+  grep -hoE '^[A-Za-z0-9._-]+==[^ ;+]+' requirements/*.txt | sort -u >"$wanted"
+  # This copy is written last, so an installation that failed or was interrupted is made again.
+  installed=.cache/gpu-venv/requirements.txt
+  if ! cmp -s "$wanted" "$installed"; then
+    python3 -m venv --clear .cache/gpu-venv
+    .venv/bin/python -m uv pip install --python "$python" -r "$wanted"
     .venv/bin/python -m uv pip install --python "$python" --no-deps --no-build-isolation --editable .
+    cp "$wanted" "$installed"
   fi
 fi
 exec "$python" scripts/gpu_acceptance.py "$kind" "$folder"

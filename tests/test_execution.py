@@ -13,6 +13,7 @@ from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import SourcesSpec
 from capsule.report.progress import SilentReporter
+from tests.diagnosis.conftest import PROGRAM, LocalEngine, locked, parsed
 from tests.verification.runs import CARTPOLE, IMPALA, make_lock, merged
 
 
@@ -159,7 +160,29 @@ def test_what_ended_is_finished_only_with_a_report_of_its_launcher(tmp_path, nam
     start.mkdir(parents=True)
     (tmp_path / name).touch()
     (start / REPORT).touch()
-    assert execution._has_ended(tmp_path)
+    assert execution.has_ended(tmp_path)
     (start / REPORT).unlink()
-    assert not execution._has_ended(tmp_path)
+    assert not execution.has_ended(tmp_path)
+    assert (tmp_path / name).exists()  # nothing is removed by a question
+    execution._discard_end(tmp_path)
     assert not (tmp_path / name).exists()  # it continues from its last state
+
+
+@pytest.mark.slow
+def test_the_ledger_has_the_engine_that_the_bundle_will_name(tmp_path, monkeypatch):
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "train.py").touch()
+    lock = locked(parsed(PROGRAM), tmp_path / "project")
+    engine = LocalEngine(tmp_path, tmp_path / "project", torch=False)
+    compute, engines = execution.compute_ledger, []
+
+    def compute_ledger(evidence):
+        engines.append(evidence.engine)
+        return compute(evidence)
+
+    monkeypatch.setattr(execution, "compute_ledger", compute_ledger)
+    elsewhere = {"name": "docker", "cluster": "docker:2"}
+    for name, described in (("here", None), ("elsewhere", elsewhere)):
+        options = execution.ExecutionOptions(described=described)
+        execution.execute(lock, engine, tmp_path / name, options, reporter=SilentReporter())
+    assert engines == [engine.describe(), elsewhere]

@@ -2,14 +2,19 @@
 
 import io
 import json
+import os
+import shutil
 import subprocess
 import tarfile
+from pathlib import Path
 
 import pytest
 
 from capsule.bundle.keys import generate
 from scripts import gpu_acceptance
 from scripts.gpu_acceptance import KEY, MEMBER_BYTES, NAMESPACE, Acceptance, Step, main
+
+ROOT = Path(__file__).parents[1]
 
 
 class Played(Acceptance):
@@ -183,3 +188,27 @@ def test_a_run_that_fails_leaves_what_explains_it(accepted, tmp_path, gpus):
     assert "runs/impala/impala.capsule.tar/claims.json" in names
     assert "runs/impala/impala.capsule.tar/big" not in names
     assert not any("impala/work" in name or "impala/end" in name for name in names)
+
+
+def test_an_installation_that_failed_is_made_again(tmp_path):
+    """The commands that the script calls write down that they were called, and do nothing more."""
+    programs = {
+        "scripts/setup.sh": "mkdir -p .cache",
+        "bin/python3": "mkdir -p .cache/gpu-venv/bin; cp bin/done .cache/gpu-venv/bin/python",
+        "bin/done": "echo accepted >>calls",
+        ".venv/bin/python": "echo install >>calls; test -e network",
+    }
+    for name, text in programs.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "requirements" / "train.txt").write_text("numpy==2.4.6 --hash=x\n")
+    script = shutil.copy(ROOT / "scripts" / "gpu-acceptance.sh", tmp_path / "scripts")
+    path = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    assert subprocess.run(["bash", script], env=path, capture_output=True).returncode != 0
+    (tmp_path / "network").touch()
+    for _ in range(2):
+        subprocess.run(["bash", script], env=path, capture_output=True, check=True)
+    calls = (tmp_path / "calls").read_text().split()
+    assert calls == ["install", "install", "install", "accepted", "accepted"]

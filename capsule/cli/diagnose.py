@@ -69,7 +69,7 @@ def command(
         # Write the settings that make the two runs equal into the spec.
         capsule diagnose train.yaml --apply
     """
-    from capsule.diagnosis.trial import Workplace, apply_if_cured, try_settings
+    from capsule.diagnosis.trial import Workplace, apply_if_cured, require_unused, try_settings
     from capsule.engine.select import open_engine
     from capsule.host.errors import CapsuleError
     from capsule.host.outputs import require_folder
@@ -86,6 +86,7 @@ def command(
         )
     if keep is not None:
         require_folder(keep)
+        require_unused(keep)
     cache = Cache()
     with open_reporter(quiet=quiet) as reporter, temporary_folder("capsule-diagnose-") as scratch:
         lock, sources = locked(spec, overrides, cache, progress=reporter.note)

@@ -128,7 +128,7 @@ def command(
                 lock,
                 chosen,
                 directory / WORK,
-                replace(shared, data=found),
+                replace(shared, data=found, described=fingerprint.engine),
                 reporter=followed,
             )
         finished = FinishedRun(
@@ -325,8 +325,8 @@ def _remove_containers(resume: Path | None, chosen: Engine, progress: Progress) 
 def _kept(directory: Path, here: Fingerprint) -> Fingerprint:
     """Keep the fingerprint of the machine that executes a run in its directory, and return it.
 
-    The first execution also keeps when the directory was made. A run that has finished, and only
-    has to be packed, has the fingerprint of the machine on which it ended.
+    The first execution also keeps when the directory was made. A run that has ended, and only has
+    to be listed or packed, has the fingerprint of the machine on which it ended.
 
     Raises:
         CapsuleError: CAP-E050, the run began in a container and would continue without one, or the
@@ -334,6 +334,7 @@ def _kept(directory: Path, here: Fingerprint) -> Fingerprint:
             process, which may be of another machine, executes it.
     """
     from capsule.engine.supervise import exclusive
+    from capsule.execution import has_ended
     from capsule.experiment.canonical import write_atomic
     from capsule.experiment.contract import LEDGER
     from capsule.host.errors import CapsuleError
@@ -346,9 +347,11 @@ def _kept(directory: Path, here: Fingerprint) -> Fingerprint:
             f"with the engine {_name(here)}: one is a plain process, and the other a container",
             fix=f"Add --engine {_name(began)}.",
         )
-    if began is not None and (directory / WORK / LEDGER).exists():
+    work = directory / WORK
+    # The launcher's report, by which has_ended() knows, goes when the ledger has been written.
+    if began is not None and ((work / LEDGER).exists() or has_ended(work)):
         return began
-    with exclusive(directory / WORK):
+    with exclusive(work):
         write_atomic(directory / FINGERPRINT, here.document())
         if not (directory / STARTED).exists():
             write_atomic(directory / STARTED, started(directory).isoformat().encode())

@@ -135,6 +135,7 @@ def command(
     require_writable(report, inputs)
     if receipt is not None:
         require_other(receipt, inputs)
+        _require_apart(receipt, report)
     result: Report | VaryReport
     # From here on, the bundle is read and its run executed.
     with open_reporter(quiet=quiet) as reporter:
@@ -153,6 +154,23 @@ def command(
             tell(error)
     _show(result, document, as_json=as_json)
     raise typer.Exit(result.exit_code)
+
+
+def _require_apart(receipt: Path, report: Path) -> None:
+    """Check that the receipt does not replace the report, which is written first.
+
+    Raises:
+        CapsuleError: CAP-X004.
+    """
+    from capsule.experiment.canonical import is_device
+    from capsule.host.errors import CapsuleError
+
+    if receipt.resolve() == report.resolve() and not is_device(receipt):
+        raise CapsuleError(
+            "CAP-X004",
+            f"--receipt and --report name the same file: {str(receipt)!r}",
+            fix="Name another place for one of them.",
+        )
 
 
 def _show(result: Report | VaryReport, document: dict[str, Any], *, as_json: bool) -> None:

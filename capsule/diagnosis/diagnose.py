@@ -141,8 +141,10 @@ def diagnose(
             _execute(lock, runs, prefix, data, reporter)
         except CapsuleError as error:
             # A run that failed may have been stopped by an operator without a deterministic
-            # implementation. Any other error is of this machine or of the request.
-            if error.exit_code != ExitCode.TRAINING_FAILED:
+            # implementation, and the second one is ended where it does not repeat the first one.
+            # Any other error is of this machine or of the request.
+            departs = number == 2 and error.exit_code == ExitCode.DIFFERS
+            if not departs and error.exit_code != ExitCode.TRAINING_FAILED:
                 raise
             failure = error
             break
@@ -166,51 +168,75 @@ def _execute(
     reporter: Reporter,
 ) -> None:
     """Execute the last of some runs; what the first one recorded is repeated."""
-    # Recorded randomness and arrivals are repeated, so that neither can be what makes the second
-    # run differ.
-    recorded: list[Path | None] = [None, None]
-    if len(runs) > 1:
-        paths = [runs[0].directory / name for name in (contract.ENTROPY_PROFILE, contract.ARRIVALS)]
-        recorded = [path if path.exists() else None for path in paths]
-    execution.execute(
-        lock,
-        runs[-1].engine,
-        runs[-1].directory,
-        execution.ExecutionOptions(
-            stop_after=prefix, replay=recorded[0], arrivals=recorded[1], data=data or {}
-        ),
-        reporter=reporter,
+
+    def recorded(name: str) -> Path | None:
+        path = runs[0].directory / name
+        return path if len(runs) > 1 and path.exists() else None
+
+    # Recorded randomness, arrivals and schedules are repeated, so that none of them can be what
+    # makes the second run differ.
+    options = execution.ExecutionOptions(
+        stop_after=prefix,
+        replay=recorded(contract.ENTROPY_PROFILE),
+        arrivals=recorded(contract.ARRIVALS),
+        schedule=recorded(contract.SCHEDULE),
+        data=data or {},
     )
+    execution.execute(lock, runs[-1].engine, runs[-1].directory, options, reporter=reporter)
 
 
 def _explain(
     lock: Lock, runs: list[_Run], failure: CapsuleError | None, prefix: int | None
 ) -> Diagnosis:
-    reports = [run.reports() for run in runs]
+    departure = failure if failure and failure.exit_code == ExitCode.DIFFERS else None
+    stopped = None if departure else failure
+    # A run that was ended may have left no report.
+    watched = runs[:1] if departure else runs
+    reports = [run.reports() for run in watched]
     everything = [report for each in reports for report in each]
-    findings = operator_findings(everything, failed=failure is not None)
-    differences: list[str] = []
-    if failure is None:
-        report = read_document(runs[-1].directory / contract.ENTROPY_REPORT, EntropyReport)
-        findings += entropy_findings(report, runs[-1].directory / STRACE_OUTPUT)
-        differences = compare_runs(*(run.directory for run in runs))
-        if differences:
-            findings += [finding("CAP-D101", text) for text in differences]
-            findings += _causes(lock.spec, runs, reports, report)
+    findings = operator_findings(everything, failed=stopped is not None)
+    if stopped is None:
+        findings += _explain_difference(lock.spec, watched, reports, departure)
     if any(report.truncated for report in everything):
         findings.append(finding("CAP-D304", "the run was not watched to its end"))
-    if failure is not None:
-        findings = _explain_failure(failure, findings)
+    if stopped is not None:
+        findings = _explain_failure(stopped, findings)
     return Diagnosis(
         name=lock.spec.name,
         steps=prefix,
-        equal=failure is None and not differences,
+        equal=failure is None and all(item.code != "CAP-D101" for item in findings),
         operators=_census([use for report in everything for use in report.operators]),
         findings=tuple(
             tailored(item, lock.spec)
             for item in sorted(findings, key=lambda item: (_LEVELS.index(item.level), item.code))
         ),
     )
+
+
+def _explain_difference(
+    spec: Spec,
+    watched: list[_Run],
+    reports: list[list[InstrumentReport]],
+    departure: CapsuleError | None,
+) -> list[Finding]:
+    """Return what the accounts of randomness say, and if the second run differs, in what and why.
+
+    Args:
+        spec: What was run.
+        watched: The runs that ended well.
+        reports: The reports of each of them.
+        departure: The error that ended the second run, if it did not repeat the first one.
+    """
+    last = watched[-1].directory
+    entropy = read_document(last / contract.ENTROPY_REPORT, EntropyReport)
+    found = entropy_findings(entropy, last / STRACE_OUTPUT)
+    if departure is not None:
+        text = f"the second run ended with {departure.code}: {departure.message}"
+        return [*found, finding("CAP-D101", text), *_candidates(spec, reports[0], entropy)]
+    if differences := compare_runs(*(run.directory for run in watched)):
+        found += [finding("CAP-D101", text) for text in differences]
+        found += _causes(spec, watched, reports, entropy)
+    return found
 
 
 def _causes(
@@ -228,9 +254,15 @@ def _causes(
         return found + [item.model_copy(update={"level": "note"}) for item in races]
     if races:
         return [item for item in found if item.code != UNKNOWN] + races
-    # These findings come last, because no effect on a result was seen.
-    asked = asked_findings(reports[0], spec, numbers_pinned=entropy.numbers_pinned)
-    return [*found, *asked, *given_up(spec), *unreached_findings(entropy)]
+    return found + _candidates(spec, reports[0], entropy)
+
+
+def _candidates(
+    spec: Spec, reports: list[InstrumentReport], entropy: EntropyReport
+) -> list[Finding]:
+    """Return possible causes of which no effect on a result was seen."""
+    asked = asked_findings(reports, spec, numbers_pinned=entropy.numbers_pinned)
+    return [*asked, *given_up(spec), *unreached_findings(entropy)]
 
 
 def _explain_failure(failure: CapsuleError, findings: list[Finding]) -> list[Finding]:

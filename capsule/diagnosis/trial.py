@@ -9,6 +9,7 @@ from pydantic import Field
 
 from capsule import execution
 from capsule.diagnosis.apply import apply_patch, patch_of
+from capsule.diagnosis.attribution import RUNS
 from capsule.diagnosis.diagnose import Diagnosis, diagnose
 from capsule.diagnosis.findings import Setting
 from capsule.diagnosis.settings import with_settings
@@ -16,6 +17,7 @@ from capsule.engine.interface import Engine
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import SourcesSpec
+from capsule.host.errors import CapsuleError
 from capsule.host.reporter import Reporter
 from capsule.image.cache import Cache
 from capsule.image.data.places import find_data
@@ -63,6 +65,25 @@ class Workplace:
             data=data,
             reporter=self.reporter,
         )
+
+
+def require_unused(directory: Path) -> None:
+    """Check that a folder has no runs of an earlier diagnosis.
+
+    A run directory that is complete is not executed again, so the earlier runs would be taken for
+    those of this diagnosis.
+
+    Raises:
+        CapsuleError: CAP-X004.
+    """
+    for name in (*RUNS, TRIAL):
+        if (path := directory / name).exists():
+            raise CapsuleError(
+                "CAP-X004",
+                f"the output {str(directory)!r} already has runs of a diagnosis: {str(path)!r} "
+                "exists",
+                fix="Name another folder, or remove the earlier runs.",
+            )
 
 
 def try_settings(

@@ -19,7 +19,7 @@ from capsule.experiment.fields import Model, NonNegativeInt
 
 MAX_LOG_BYTES = 64 << 20
 MAX_ENTRIES = 1_900_000  # of a log; canonical documents have at most 2,000,000 values
-ENTRIES_OF_WAIT = 5  # besides its arrivals, which are one each
+ENTRIES_OF_WAIT = 5  # besides its arrivals and the sources of its messages, which are one each
 MAX_NAME = 500  # characters of a wait's or a source's name
 NOTHING = -1  # in Messages.order
 LINES = "*.jsonl"  # what processes append their arrivals to, in contract.ARRIVALS_FOLDER

@@ -114,3 +114,13 @@ def test_a_place_for_the_runs_that_is_no_folder_is_found_before_them(monkeypatch
     arguments = ["diagnose", "capsule.yaml", "--keep", str(tmp_path / "file"), "--json"]
     done = CliRunner().invoke(app, arguments)
     assert (done.exit_code, json.loads(done.stdout)["code"]) == (ExitCode.USAGE, "CAP-X004")
+
+
+@pytest.mark.parametrize("name", ["run-1", "run-2", "trial"])
+def test_runs_of_an_earlier_diagnosis_are_not_taken_for_new_ones(monkeypatch, tmp_path, name):
+    (tmp_path / "kept" / name).mkdir(parents=True)
+    monkeypatch.setattr(diagnose, "locked", lambda *_, **__: pytest.fail("it was locked"))
+    arguments = ["diagnose", "capsule.yaml", "--keep", str(tmp_path / "kept"), "--json"]
+    done = CliRunner().invoke(app, arguments)
+    assert (done.exit_code, json.loads(done.stdout)["code"]) == (ExitCode.USAGE, "CAP-X004")
+    assert f"{tmp_path}/kept/{name}" in json.loads(done.stdout)["message"]

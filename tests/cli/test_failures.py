@@ -22,8 +22,8 @@ def contents(folder):
 
 
 def sign(bundle, key, *others):
-    arguments = ["verify", bundle, "--sign", key, "--allow-untrusted", *others]
-    return CliRunner().invoke(app, [*map(str, arguments), "--report", "/dev/null", "--quiet"])
+    arguments = ["verify", bundle, "--sign", key, "--allow-untrusted", "--report", "/dev/null"]
+    return CliRunner().invoke(app, [*map(str, (*arguments, "--quiet", *others))])
 
 
 @pytest.mark.parametrize("place", ["folder", "folder/file/receipt.json", "/proc/receipt.json"])
@@ -53,6 +53,16 @@ def test_the_place_of_a_receipt_is_checked_without_changing_it(bundle, tmp_path,
     for place in ("earlier.json", "new/receipt.json"):
         sign(bundle, tmp_path / "bob", "--receipt", tmp_path / place)
     assert seen == [before, before]
+
+
+def test_a_receipt_does_not_replace_the_report(bundle, tmp_path, monkeypatch):
+    monkeypatch.setattr(verification, "_verify", lambda *_: pytest.fail("it was executed"))
+    generate(tmp_path / "bob")
+    monkeypatch.chdir(tmp_path)
+    places = ("--receipt", tmp_path / "one.json", "--report", "one.json")
+    done = sign(bundle, tmp_path / "bob", *places)
+    assert (done.exit_code, "CAP-X004" in done.output) == (ExitCode.USAGE, True)
+    assert not (tmp_path / "one.json").exists()
 
 
 def test_a_receipt_has_no_place_beside_a_bundle_in_proc(bundle, tmp_path, monkeypatch):

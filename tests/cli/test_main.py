@@ -123,6 +123,12 @@ def test_usage_errors_have_status_2(tmp_path, monkeypatch):
     assert capsule("--debug").exit_code == 2
 
 
+def test_a_usage_error_has_no_document():
+    done = capsule("verify", "--nonsense", "--json")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "No such option: --nonsense" in done.stderr
+
+
 def test_the_program_ends_with_the_status_of_the_command(call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert call("init")[:2] == (0, "wrote capsule.yaml\n")

@@ -11,7 +11,8 @@ from capsule.bundle.keys import generate
 from capsule.cli import run
 from capsule.engine import select
 from capsule.engine.supervise import exclusive
-from capsule.experiment.contract import LEDGER, RESULT
+from capsule.entropy.report import REPORT
+from capsule.experiment.contract import ENDED, ENTROPY_STARTS, LEDGER, RESULT
 from capsule.experiment.spec import MAX_MEBIBYTES
 from capsule.host.errors import CapsuleError
 from capsule.host.run_directory import FINGERPRINT, LOCK, WORK, started
@@ -136,6 +137,19 @@ def test_a_run_that_has_finished_keeps_the_fingerprint_with_which_it_ended(direc
     began_in(directory, "docker")
     (directory / WORK / LEDGER).touch()
     assert run._kept(directory, here) == began != here
+
+
+@pytest.mark.parametrize("name", [ENDED, RESULT])
+def test_a_run_that_is_only_to_be_listed_keeps_the_fingerprint_with_which_it_ended(directory, name):
+    here = take_fingerprint({"name": "docker", "version": "2"}, directory)
+    began = began_in(directory, "docker")
+    start = directory / WORK / ENTROPY_STARTS / "start-0001"
+    start.mkdir(parents=True)
+    (start / REPORT).touch()
+    (directory / WORK / name).touch()
+    assert run._kept(directory, here) == began != here
+    (start / REPORT).unlink()  # its launcher was killed, so it continues here
+    assert run._kept(directory, here) == here
 
 
 def test_a_copy_of_a_run_directory_began_when_its_original_did(directory, tmp_path):

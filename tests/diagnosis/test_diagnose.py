@@ -115,6 +115,25 @@ def test_a_program_with_a_fault_is_diagnosed_to_the_line(diagnosed):
     assert "--apply tries determinism.hash_seed: 0" in text
 
 
+@pytest.mark.slow
+def test_a_second_run_that_takes_another_path_is_a_difference(diagnosed):
+    diagnosis = diagnosed(
+        """\
+        import time
+        from capsule.training import arrivals
+
+        arrivals.as_completed([], name=f"at {time.monotonic_ns()}")
+        """,
+        torch=False,
+    )
+    assert not diagnosis.equal
+    assert diagnosis.exit_code == 1
+    different, asked = diagnosis.findings
+    assert different.code == "CAP-D101"
+    assert different.message.startswith("the second run ended with CAP-T381: the program does not")
+    assert (asked.code, str(asked.where)) == ("CAP-D108", "train.py:4")
+
+
 PUT = OperatorUse(
     operator="aten::put_",
     device="cpu",
@@ -155,6 +174,26 @@ def failing(monkeypatch, tmp_path):
         return diagnose(lock, engine, tmp_path, steps=64, reporter=SilentReporter())
 
     return work
+
+
+def test_the_second_run_repeats_all_that_the_first_one_recorded(monkeypatch, tmp_path):
+    names = {"replay": "entropy.profile", "arrivals": "arrivals.json", "schedule": "schedule.log"}
+    asked = []
+
+    def execute(_lock, _engine, directory, options, **_reporter):
+        asked.append({field: getattr(options, field) for field in names})
+        if len(asked) == 2:
+            raise CapsuleError("CAP-E012", "interrupted", fix="")
+        directory.mkdir()
+        for name in names.values():
+            (directory / name).touch()
+
+    monkeypatch.setattr("capsule.execution.execute", execute)
+    lock, engine = Lock.model_construct(spec=parsed(PROGRAM)), SimpleNamespace(name="docker")
+    with pytest.raises(CapsuleError, match="CAP-E012"):
+        diagnose(lock, engine, tmp_path, steps=None, reporter=SilentReporter())
+    first = {field: tmp_path / "run-1" / name for field, name in names.items()}
+    assert asked == [dict.fromkeys(names), first]
 
 
 def test_an_operator_that_stops_the_run_is_a_finding(failing):

@@ -12,6 +12,7 @@ from capsule.experiment.arrival_log import (
     ENTRIES_OF_WAIT,
     LINES,
     MAX_ENTRIES,
+    MAX_LOG_BYTES,
     NOTHING,
     ArrivalLog,
     Completions,
@@ -115,7 +116,7 @@ def too_many() -> CapsuleError:
     return CapsuleError(
         "CAP-T383",
         f"the program has more arrivals than a log holds: {MAX_ENTRIES:,}, where a wait counts as "
-        f"{ENTRIES_OF_WAIT} more",
+        f"{ENTRIES_OF_WAIT} more and a source as one more, in at most {MAX_LOG_BYTES >> 20} MiB",
         fix="Let each result or message carry more work.",
     )
 
@@ -139,9 +140,16 @@ def collect_arrivals(directory: Path) -> None:
     begun, taken = _read_back(directory)
     if ENTRIES_OF_WAIT * len(begun) + sum(map(len, taken.values())) > MAX_ENTRIES:
         raise too_many()
-    if begun:
-        waits = {name: _wait(*facts, taken.get(name, [])) for name, facts in begun.items()}
-        write_file(directory / contract.ARRIVALS, ArrivalLog(waits=waits).document())
+    if not begun:
+        return
+    waits = {name: _wait(*facts, taken.get(name, [])) for name, facts in begun.items()}
+    document = ArrivalLog(waits=waits).document()
+    # Readers also limit the bytes, and the sources of all processes together.
+    try:
+        parse_arrivals(document)
+    except CapsuleError as error:
+        raise too_many() from error
+    write_file(directory / contract.ARRIVALS, document)
 
 
 def _read_back(directory: Path) -> tuple[dict[str, tuple[str, int | None]], dict[str, list[Any]]]:

@@ -10,6 +10,10 @@ from capsule.experiment.arrival_log import MAX_NAME
 from capsule.training.arrivals.waits import NothingCameError, Wait, run_directory, wait_name
 
 Item = TypeVar("Item")
+_REORDERING = (
+    *(queues.LifoQueue, queues.PriorityQueue),
+    *(asyncio.LifoQueue, asyncio.PriorityQueue),
+)
 
 
 class Queue(Protocol):
@@ -20,6 +24,16 @@ class Queue(Protocol):
 
     def get(self, block: bool = ..., timeout: float | None = ...) -> Any:
         """Remove and return the first item."""
+
+
+def _require_fifo(queue: object) -> None:
+    """Reject a queue that orders its items by itself, also where nothing is recorded.
+
+    A recorded run takes messages in the order of arrival, and would give another result.
+    """
+    if isinstance(queue, _REORDERING):
+        name = type(queue).__name__
+        raise TypeError(f"an inbox needs a queue that is first in, first out, which {name} is not")
 
 
 class _Messages(Generic[Item]):
@@ -79,7 +93,9 @@ class Inbox(Generic[Item]):
 
         Raises:
             CapsuleError: CAP-T382, the name cannot be used, or one is needed.
+            TypeError: The queue is not first in, first out.
         """
+        _require_fifo(queue)
         self._queue = queue
         self._messages: _Messages[Item] = _Messages(name)
 
@@ -130,6 +146,7 @@ class AsyncInbox(Generic[Item]):
 
     def __init__(self, queue: asyncio.Queue[Any], *, name: str | None = None) -> None:
         """Wrap a queue that nothing else puts into or gets from; see :class:`Inbox`."""
+        _require_fifo(queue)
         self._queue = queue
         self._messages: _Messages[Item] = _Messages(name)
 

@@ -82,6 +82,7 @@ class Wait(Generic[Item]):
         self._name = name
         self._taken = 0
         self._early: dict[Hashable, Item] = {}
+        self._sources: set[Hashable] = set()
         self._reader: object = None
         recorded = _recorded(directory)
         self.replays = recorded is not None
@@ -101,7 +102,8 @@ class Wait(Generic[Item]):
         """Tell whether the next arrival can be taken by the reader, who asks.
 
         Raises:
-            CapsuleError: CAP-T382, two threads, processes or asyncio tasks read this wait.
+            CapsuleError: CAP-T382, two threads, processes or asyncio tasks read this wait;
+                CAP-T381, the recorded run took nothing more here.
         """
         # The process is included, because a fork copies the wait and leaves the number of the
         # thread as it is.
@@ -112,6 +114,9 @@ class Wait(Generic[Item]):
         if not self.replays:
             return bool(self._early)
         wanted = self._wanted()
+        # What came early will not be offered again, so this is the only place to notice it.
+        if wanted is _END and self._early:
+            self._exceeds(next(iter(self._early)))
         # None is a moment at which nothing had come; it is repeated at once.
         return wanted is None or wanted in self._early
 
@@ -122,7 +127,7 @@ class Wait(Generic[Item]):
             CapsuleError: CAP-T381, the recorded run took nothing more here.
         """
         if self.replays and self._wanted() is _END:
-            self.differs(f"takes {_shown(label)}, but the recorded run took nothing more")
+            self._exceeds(label)
         self._early[label] = item
 
     def take(self) -> Item:
@@ -168,6 +173,9 @@ class Wait(Generic[Item]):
         """Reject a use whose order of arrival would not be well defined."""
         _misnamed(self._directory, f"the wait {self._name!r} {how}")
 
+    def _exceeds(self, label: Hashable) -> NoReturn:
+        self.differs(f"takes {_shown(label)}, but the recorded run took nothing more")
+
     def _follow(self, recorded: Any, kind: str, tasks: int | None) -> None:
         if recorded is None:
             self.differs("does not occur in the recorded run")
@@ -185,8 +193,13 @@ class Wait(Generic[Item]):
     def _write(self, label: Hashable) -> None:
         self._taken += 1
         # The messages of a source arrive in their order, so their numbers follow from the source.
-        label = label[0] if isinstance(label, tuple) else label
-        _lines(self._directory).append([self._name, label], 1)
+        entries = 1
+        if isinstance(label, tuple):
+            label = label[0]
+            # The log lists each source once, besides its messages.
+            entries += label not in self._sources
+            self._sources.add(label)
+        _lines(self._directory).append([self._name, label], entries)
 
 
 def wait_name(directory: Path, name: str | None, place: Place | None = None) -> str:

@@ -81,6 +81,9 @@ def collect_outputs(directory: Path, tree: Mapping[str, str], trainer: CommandTr
             output = _output(directory / contract.WORKSPACE, entry)
             if output.fact != tree.get(entry.path):
                 files[entry.path] = output
+    empty_folders = tuple(path for path in _empty_folders(entries) if chosen(path, trainer.outputs))
+    # With the files of the source tree that were changed, which only their content tells.
+    _check_number(len(files) + len(empty_folders))
     printed = None
     if trainer.standard_output:
         with open_regular(directory / contract.STANDARD_OUTPUT, follow=False) as stream:
@@ -90,9 +93,7 @@ def collect_outputs(directory: Path, tree: Mapping[str, str], trainer: CommandTr
         deleted=tuple(
             path for path in sorted(tree) if path not in kept and chosen(path, trainer.outputs)
         ),
-        empty_folders=tuple(
-            path for path in _empty_folders(entries) if chosen(path, trainer.outputs)
-        ),
+        empty_folders=empty_folders,
         standard_output=printed,
     )
 
@@ -164,8 +165,12 @@ def _check_limits(
     outputs = [path for path in new if chosen(path, trainer.outputs)]
     for path in outputs:
         _check_utf8(path, f"the program wrote {path!a}")
-    if len(outputs) > MAX_OUTPUTS:
-        raise _unclaimable(f"the program wrote {len(outputs):,} files, more than {MAX_OUTPUTS:,}")
+    _check_number(len(outputs))
+
+
+def _check_number(outputs: int) -> None:
+    if outputs > MAX_OUTPUTS:
+        raise _unclaimable(f"the program wrote {outputs:,} files, more than {MAX_OUTPUTS:,}")
 
 
 def _empty_folders(entries: list[FolderEntry]) -> Iterator[str]:

@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self, SupportsFloat
@@ -68,7 +70,8 @@ class Recorder:
         self.seed = int(variable(SEED_VARIABLE, "0"))
         self.under_capsule = RUN_VARIABLE in os.environ
         self._events = Path(variable(RUN_VARIABLE, "")) / EVENTS
-        self._total_steps = total_steps
+        # Programs also pass 1e6, and NumPy's integers, neither of which an event may have.
+        self._total_steps = None if total_steps is None else int(total_steps)
         self._shown = -math.inf
         self._files: dict[str, IO[str]] = {}
 
@@ -165,8 +168,9 @@ class Recorder:
 
 def _number(value: SupportsFloat) -> float | int | str:
     """Return what JSON can hold, exactly: an integer, a double, or the name of a non-number."""
-    if isinstance(value, int):
-        return int(value)
+    # NumPy's integers and torch's integer tensors are exact integers, too.
+    with suppress(TypeError):
+        return int(operator.index(value))  # type: ignore[arg-type]
     number = float(value)
     return number if math.isfinite(number) else str(number)
 

@@ -8,6 +8,7 @@ everything arrives in another order.
 import pytest
 
 from capsule.experiment import contract
+from capsule.experiment.arrival_log import ArrivalLog, Completions
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.training.arrivals.files import begin_arrivals, collect_arrivals
 from capsule.training.arrivals.waits import Wait
@@ -239,6 +240,20 @@ with ThreadPool(2) as pool:
     error = refusal(run(code, (2,), replay=run(code, (3,)).log))
     assert error.code == "CAP-T381"
     assert "never gets the result of task" in error.message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [(2, 0, 4), (0, 1, 2)])
+def test_calls_that_give_more_results_than_were_recorded_are_told_so(run, order):
+    code = """
+from multiprocessing.pool import ThreadPool
+with ThreadPool(1) as pool:
+    print(list(arrivals.imap_unordered(pool, abs, range(5), name="calls")))
+"""
+    wait = Completions(tasks=None, order=order)
+    error = refusal(run(code, replay=ArrivalLog(waits={"calls~1": wait})))
+    assert error.code == "CAP-T381"
+    assert "but the recorded run took nothing more" in error.message
 
 
 @pytest.mark.slow

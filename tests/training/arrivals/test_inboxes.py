@@ -59,7 +59,7 @@ def refused(directory, call, *arguments):
 # --- without Capsule ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [queue.Queue, queue.SimpleQueue, queue.LifoQueue])
+@pytest.mark.parametrize("make", [queue.Queue, queue.SimpleQueue])
 def test_without_capsule_an_inbox_is_the_queue_that_it_wraps(monkeypatch, make):
     monkeypatch.delenv(contract.RUN_VARIABLE, raising=False)
     wrapped, plain = make(), make()
@@ -82,6 +82,22 @@ def test_without_capsule_an_asyncio_inbox_is_the_queue_that_it_wraps(monkeypatch
         return [await inbox.get() for _ in range(3)]
 
     assert asyncio.run(main()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("under_capsule", [False, True])
+@pytest.mark.parametrize(
+    ("inbox", "queues"), [(Inbox, queue), (AsyncInbox, asyncio)], ids=["threads", "asyncio"]
+)
+@pytest.mark.parametrize("name", ["LifoQueue", "PriorityQueue"])
+def test_a_queue_with_an_order_of_its_own_is_rejected(
+    in_run, monkeypatch, inbox, queues, name, under_capsule
+):
+    if under_capsule:
+        in_run()
+    else:
+        monkeypatch.delenv(contract.RUN_VARIABLE, raising=False)
+    with pytest.raises(TypeError, match=f"first in, first out, which {name} is not"):
+        inbox(getattr(queues, name)(), name=next(NAMES))
 
 
 def test_a_source_needs_a_name_that_a_log_can_hold():

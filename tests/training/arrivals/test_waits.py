@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capsule.experiment import contract
+from capsule.experiment import arrival_log, canonical, contract
 from capsule.experiment.arrival_log import (
     NOTHING,
     ArrivalLog,
@@ -129,6 +129,30 @@ def test_too_many_arrivals_are_noticed_while_the_program_runs(tmp_path, monkeypa
         check_arrivals(tmp_path)
 
 
+def test_the_sources_of_messages_count_as_arrivals(tmp_path, monkeypatch):
+    monkeypatch.setattr(arrival_waits, "MAX_ENTRIES", 9)
+    wait = Wait(tmp_path, "messages", "mail~1")
+    for label in (("a", 0), ("b", 0), ("a", 1)):
+        wait.offer(label, "")
+    wait.take()
+    wait.take()
+    assert "a source as one more" in refused(tmp_path, "CAP-T383", wait.take)
+
+
+@pytest.mark.parametrize("source", ["a" * 500, "," * 40], ids=["bytes", "values"])
+def test_a_log_that_no_reader_accepts_is_not_written(tmp_path, monkeypatch, source):
+    monkeypatch.setattr(arrival_log, "MAX_LOG_BYTES", 500)
+    monkeypatch.setattr(canonical, "MAX_VALUES", 40)
+    directory = tmp_path / str(len(source))  # the files of a folder are cached by its path
+    directory.mkdir()
+    wait = Wait(directory, "messages", "mail~1")
+    wait.offer((source, 0), "")
+    wait.take()
+    with pytest.raises(CapsuleError, match="CAP-T383"):
+        collect_arrivals(directory)
+    assert not (directory / contract.ARRIVALS).exists()
+
+
 def test_a_full_disk_is_an_error_with_a_code(begun, tmp_path, monkeypatch):
     write, written = os.write, []
 
@@ -214,6 +238,14 @@ def test_an_arrival_beyond_the_recorded_ones_is_refused(tmp_path):
         "the program does not repeat the recorded run: its wait 'results~1' takes the result of "
         "task 0, but the recorded run took nothing more"
     )
+
+
+def test_a_result_that_came_early_and_is_beyond_the_recorded_ones_is_refused(tmp_path):
+    directory = repeating(tmp_path / "run", results_1=Completions(tasks=5, order=(2, 0, 4)))
+    wait = Wait(directory, "completions", "results~1", 5)
+    assert taken(wait, [0, 1, 2, 3, 4], 3) == ["item 2", "item 0", "item 4"]
+    message = refused(directory, "CAP-T381", wait.due)
+    assert "takes the result of task 1, but the recorded run took nothing more" in message
 
 
 def test_a_message_beyond_the_recorded_ones_is_named_by_its_source(tmp_path):

@@ -243,5 +243,17 @@ def test_the_limits_are_checked_while_the_program_runs(workspace, tree, monkeypa
     assert not left_out.exceeded()
 
 
+def test_changed_files_and_empty_folders_count_as_outputs(workspace, tree, monkeypatch):
+    monkeypatch.setattr(outputs, "MAX_OUTPUTS", 3)
+    for name in ("best", "cand0", "cand1"):
+        (workspace / name).write_bytes(b"other\n")
+    assert list(collect(workspace, tree).files) == ["best", "cand0", "cand1"]
+    (workspace / "empty").mkdir()
+    with pytest.raises(CapsuleError, match="the program wrote 4 files, more than 3") as caught:
+        collect(workspace, tree)
+    assert caught.value.code == "CAP-T303"
+    assert collect(workspace, tree, outputs=["*", "!best"]).empty_folders == ("empty",)
+
+
 def test_a_bundle_has_room_for_all_outputs():
     assert MAX_OUTPUTS * 2 <= 10_000

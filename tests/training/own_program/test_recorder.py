@@ -59,6 +59,14 @@ def test_numbers_survive_to_the_last_bit(folder):
     assert [value.hex() for value in found] == [value.hex() for value in values]
 
 
+@pytest.mark.parametrize("integer", [int, np.int64, torch.tensor])
+def test_integers_of_any_kind_are_exact(folder, integer):
+    with run() as record:
+        record.log(1, seed=integer(2**53 + 1), flag=True)
+    text = (folder / "outputs/metrics.jsonl").read_text()
+    assert text == '{"step": 1, "seed": 9007199254740993, "flag": 1}\n'
+
+
 def test_a_second_run_begins_anew(folder):
     for _ in range(2):
         with run() as record:
@@ -66,12 +74,13 @@ def test_a_second_run_begins_anew(folder):
     assert len(lines(folder / "outputs/metrics.jsonl")) == 1
 
 
-def test_under_capsule_the_variables_say_where_and_progress_is_told(folder, monkeypatch):
+@pytest.mark.parametrize("total", [10, 10.0, np.int64(10)])
+def test_under_capsule_the_variables_say_where_and_progress_is_told(folder, monkeypatch, total):
     monkeypatch.setenv("CAPSULE_RUN", str(folder))
     monkeypatch.setenv("CAPSULE_OUTPUT", str(folder / "there"))
     monkeypatch.setenv("CAPSULE_STATE", str(folder / "kept"))
     monkeypatch.setenv("CAPSULE_SEED", "11")
-    with run(total_steps=10) as record:
+    with run(total_steps=total) as record:
         assert (record.seed, record.resumed, record.under_capsule) == (11, False, True)
         record.log(5, loss=0.25)
         record.log(6, loss=0.5)
