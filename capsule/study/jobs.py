@@ -231,7 +231,8 @@ class Scheduler(ABC):
         places = self._earlier(study, names)
         for array in {*places.values()}:
             self.note(f"{self.title} job {array.name} still has members that wait or run")
-        new = [name for name in names if name not in places]
+        # A job may have finished its member before the scheduler was asked about it.
+        new = [name for name in names if name not in places and study.bundle(name) is None]
         try:
             if new:
                 self._submit(study, new, options, places)
@@ -272,13 +273,15 @@ class Scheduler(ABC):
     ) -> None:
         """Submit members, write down where they are, and add it to ``places``."""
         earlier = {name: study.outcome(name) for name in names}
-        # This precedes the submission: a job may begin, and even end, at once.
-        for name in names:
-            study.forget(name)
         # Jobs exist as soon as they are submitted, so an interruption waits until they are written
         # down: a later command finds them there.
         with interrupts() as interruptions:
             try:
+                # This precedes the submission: a job may begin, and even end, at once.
+                for name in names:
+                    study.forget(name)
+                if interruptions.count:
+                    raise KeyboardInterrupt
                 arrays = self.submit(study, names, options, interruptions)
             except BaseException:
                 # Without jobs, the earlier outcomes are still the last ones.

@@ -288,6 +288,15 @@ def test_an_earlier_failure_is_forgotten_unless_the_member_runs_by_now(directory
     assert not directory.folder(unknown).exists()
 
 
+def test_a_result_is_not_forgotten(directory):
+    folder = ended(directory, "exploration.1")
+    directory.forget("exploration.1")
+    assert directory.outcome("exploration.1") == DONE
+    (folder / DONE.bundle).unlink()
+    directory.forget("exploration.1")
+    assert not (folder / OUTCOME).exists()
+
+
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
 def test_a_file_system_without_locks_is_refused(directory, monkeypatch, number):
     def flock(*_):

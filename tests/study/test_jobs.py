@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import pytest
 
 from capsule.host.errors import CapsuleError
-from capsule.study.directory import Outcome, StudyDirectory
+from capsule.study.directory import OUTCOME, Outcome, StudyDirectory
 from capsule.study.jobs import Element, JobArray, Programs, Scheduler, reservation
 from tests.study.studies import BASE, make_lock
 
 RUNS, ENDS = Element("RUNNING"), Element("ENDED", ended=True)
+DONE = Outcome(bundle="x.capsule.tar", claim_id="a" * 64)
 FAILED = Outcome(code="CAP-E007", message="out of memory", fix="Buy more.")
 
 
@@ -172,6 +173,40 @@ def test_a_member_that_is_submitted_again_may_end_at_once(study):
     SCRIPTS["1"] = [[ENDS]]
     Fast(print, poll_seconds=0.0, settle_seconds=0.0).run(study, [name], None, lambda: None)
     assert study.outcome(name) == FAILED
+
+
+class Late(Scripted):
+    """The job of an earlier command finishes its members while the scheduler is asked about it."""
+
+    def _earlier(self, study, names):
+        for name in names:
+            with study.held(name) as (folder, _):
+                (folder / DONE.bundle).touch()
+                (folder / OUTCOME).write_bytes(DONE.document())
+        return {}
+
+
+def test_a_member_that_has_just_finished_is_not_submitted_again(study):
+    name = study.missing()[0]
+    noted = []
+    Late(noted.append).run(study, [name], None, lambda: None)
+    assert (noted, study.state(name).state) == ([], "done")
+
+
+def test_an_interruption_before_the_submission_leaves_earlier_failures(study, monkeypatch):
+    names = study.missing()[:2]
+    for name in names:
+        study.fail(name, FAILED)
+    forget = study.forget
+
+    def interrupted(name):
+        forget(name)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(study, "forget", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(study, names, [ENDS, ENDS])
+    assert [study.outcome(name) for name in names] == [FAILED, FAILED]
 
 
 def test_an_interrupted_wait_says_how_to_cancel(study):
