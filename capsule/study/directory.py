@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -274,7 +274,10 @@ class StudyDirectory:
         folder = self.folder(name)
         if not folder.exists():
             return MemberState(name, "waiting")
-        event = last_event(folder / WORK / contract.EVENTS)
+        event = None
+        # A program may put a link, a folder or a pipe there, which must not hide other members.
+        with suppress(OSError):
+            event = last_event(folder / WORK / contract.EVENTS)
         progress = (
             (None, None, None)
             if event is None

@@ -207,6 +207,18 @@ def test_only_the_end_of_long_events_is_read(directory):
     assert directory.state("exploration.1").step is None
 
 
+@pytest.mark.parametrize(
+    "make",
+    [Path.mkdir, os.mkfifo, lambda path: path.symlink_to(os.devnull)],
+    ids=["folder", "pipe", "link"],
+)
+def test_events_that_are_not_a_file_are_ignored(directory, make):
+    folder = ended(directory, "exploration.1", FAILED)
+    (folder / WORK).mkdir()
+    make(folder / WORK / "events.jsonl")
+    assert directory.state("exploration.1")[1:] == ("failed", FAILED, None, None, None)
+
+
 def test_a_member_whose_bundle_is_lost_is_missing_again(directory):
     folder = ended(directory, "exploration.1")
     write_events(folder, event(1024))
