@@ -209,6 +209,57 @@ def test_an_interruption_before_the_submission_leaves_earlier_failures(study, mo
     assert [study.outcome(name) for name in names] == [FAILED, FAILED]
 
 
+class Half(Scripted):
+    """The first of its arrays is submitted, and the second is not."""
+
+    programs = Programs("x", "Install it.", "Correct it.")
+    error = CapsuleError("CAP-Y022", "it is full", fix="Wait.")
+
+    def submit(self, _study, names, *_):
+        yield ScriptedArray("1", tuple(names[:1]))
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [CapsuleError("CAP-Y022", "full", fix="Wait."), OSError("full")])
+def test_an_array_is_written_down_before_the_next_one_and_cancelled_with_it(
+    study, monkeypatch, error
+):
+    names = study.missing()[:2]
+    monkeypatch.setattr(Half, "error", error)
+    written = []
+
+    def call(_, command):
+        written.append((command, (study.path / "scripted/1.members").read_text().split()))
+
+    monkeypatch.setattr(Programs, "call", call)
+    with pytest.raises(type(error), match="full"):
+        Half(print).run(study, names, None, lambda: None)
+    assert written == [(["cancel", "1"], names[:1])]
+    assert not (study.path / "scripted/1.members").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (CapsuleError("CAP-Y022", "full", fix="Wait."), "CAP-Y022"),
+        (KeyboardInterrupt(), "CAP-Y024"),
+    ],
+)
+def test_an_array_that_cannot_be_cancelled_stays_written_down(study, monkeypatch, error, code):
+    names = study.missing()[:2]
+    for name in names:
+        study.fail(name, FAILED)
+    monkeypatch.setattr(Half, "error", error)
+    with pytest.raises(CapsuleError) as caught:  # there is no program 'cancel'
+        Half(print).run(study, names, None, lambda: None)
+    assert caught.value.code == code
+    assert "jobs 1" in caught.value.message
+    assert "'cancel 1' cancels" in caught.value.fix
+    assert (study.path / "scripted/1.members").read_text().split() == names[:1]
+    # The first member may run by now, and the second does not.
+    assert [study.outcome(name) for name in names] == [None, FAILED]
+
+
 def test_an_interrupted_wait_says_how_to_cancel(study):
     with pytest.raises(CapsuleError) as caught:
         run(study, study.missing()[:1], KeyboardInterrupt())
