@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 PLAIN_SECONDS = 5.0
+_MOST_SECONDS = 1e11  # three thousand years: a longer time follows from absurd numbers only
 _MOST_STEPS = 1 << 62  # rich computes with floats, and integers of JSON may be larger than these
 
 
@@ -105,7 +106,8 @@ def event_line(event: Event) -> str:
     if total and event.steps_per_second:
         parts.append(f"{event.steps_per_second:,.0f} steps/s")
         if event.kind == "progress":
-            parts.append(f"{_time_left(total - event.step, event.steps_per_second)} left")
+            left = seconds_left(total - event.step, event.steps_per_second)
+            parts.append(f"{'?' if left is None else duration(left)} left")
     if event.episode_return is not None:
         parts.append(f"return {event.episode_return:.2f}")
     if event.loss is not None:
@@ -121,12 +123,17 @@ def _bounded(steps: int) -> int:
     return max(0, min(steps, _MOST_STEPS))
 
 
-def _time_left(steps: int, steps_per_second: float) -> str:
-    """Return a time as text, or a question mark if a program's numbers give none."""
+def seconds_left(steps: int, steps_per_second: float) -> float | None:
+    """Return the time that steps take; None if the numbers of a program give none.
+
+    A program writes its events itself, and may write anything that has their form.
+    """
     try:
-        return duration(max(0, int(steps / steps_per_second)))
-    except (OverflowError, ValueError):
-        return "?"
+        seconds = steps / steps_per_second
+    except OverflowError:
+        return None
+    # NaN is not smaller than any number.
+    return max(0.0, seconds) if abs(seconds) < _MOST_SECONDS else None
 
 
 def duration(seconds: float) -> str:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -256,12 +256,13 @@ class StudyDirectory:
                 write_atomic(self.folder(name) / OUTCOME, outcome.document())
 
     def forget(self, name: str) -> None:
-        """Remove how the last attempt to run a member ended, unless a process runs it."""
+        """Remove how the last attempt to run a member failed, unless a process runs it."""
         # Most members have no outcome, and need not be held.
         if not (self.folder(name) / OUTCOME).exists():
             return
         with self._hold(name) as descriptor:
-            if descriptor is not None:
+            # A process may have finished the member since it was found to be missing.
+            if descriptor is not None and self.bundle(name) is None:
                 (self.folder(name) / OUTCOME).unlink(missing_ok=True)
 
     def state(self, name: str) -> MemberState:
@@ -273,7 +274,10 @@ class StudyDirectory:
         folder = self.folder(name)
         if not folder.exists():
             return MemberState(name, "waiting")
-        event = last_event(folder / WORK / contract.EVENTS)
+        event = None
+        # A program may put a link, a folder or a pipe there, which must not hide other members.
+        with suppress(OSError):
+            event = last_event(folder / WORK / contract.EVENTS)
         progress = (
             (None, None, None)
             if event is None

@@ -15,6 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from capsule.engine.supervise import Interrupts, interrupts
@@ -180,6 +181,7 @@ class Scheduler(ABC):
         title: The scheduler, for messages.
         folder: The folder of its files in the folder of a study.
         array: The class of its arrays.
+        programs: Its command-line programs.
     """
 
     note: Callable[[str], None]
@@ -190,6 +192,7 @@ class Scheduler(ABC):
     title: ClassVar[str]
     folder: ClassVar[str]
     array: ClassVar[type[JobArray]]
+    programs: ClassVar[Programs]
 
     @abstractmethod
     def submit(
@@ -198,8 +201,10 @@ class Scheduler(ABC):
         names: Sequence[str],
         options: RunOptions,
         interruptions: Interrupts,
-    ) -> list[JobArray]:
-        """Submit members, all or none of them.
+    ) -> Iterable[JobArray]:
+        """Submit members, and yield each array as soon as it exists.
+
+        The caller cancels all arrays if one cannot be submitted.
 
         Args:
             study: The study.
@@ -209,7 +214,7 @@ class Scheduler(ABC):
 
         Raises:
             CapsuleError: CAP-Y021 a program is not installed, CAP-Y022 the jobs were rejected.
-            KeyboardInterrupt: It was interrupted; what had been submitted is cancelled.
+            KeyboardInterrupt: It was interrupted.
         """
 
     def run(
@@ -231,7 +236,8 @@ class Scheduler(ABC):
         places = self._earlier(study, names)
         for array in {*places.values()}:
             self.note(f"{self.title} job {array.name} still has members that wait or run")
-        new = [name for name in names if name not in places]
+        # A job may have finished its member before the scheduler was asked about it.
+        new = [name for name in names if name not in places and study.bundle(name) is None]
         try:
             if new:
                 self._submit(study, new, options, places)
@@ -242,8 +248,8 @@ class Scheduler(ABC):
         except KeyboardInterrupt:
             if not places:
                 raise
-            arrays = sorted({*places.values()}, key=lambda array: array.job)
-            cancel = " && ".join(shlex.join(array.cancellation) for array in arrays)
+            arrays = {*places.values()}
+            cancel = _cancellation(arrays)
             look = f"{_status(study)} shows how far they are; add --resume to wait for them again"
             raise CapsuleError(
                 "CAP-Y024",
@@ -270,29 +276,52 @@ class Scheduler(ABC):
         options: RunOptions,
         places: dict[str, JobArray],
     ) -> None:
-        """Submit members, write down where they are, and add it to ``places``."""
+        """Submit members, write down where they are, and add it to ``places``.
+
+        After an error, arrays are cancelled; those that cannot be stay written down.
+        """
         earlier = {name: study.outcome(name) for name in names}
-        # This precedes the submission: a job may begin, and even end, at once.
-        for name in names:
-            study.forget(name)
         # Jobs exist as soon as they are submitted, so an interruption waits until they are written
         # down: a later command finds them there.
+        arrays: list[JobArray] = []
         with interrupts() as interruptions:
             try:
-                arrays = self.submit(study, names, options, interruptions)
-            except BaseException:
+                # This precedes the submission: a job may begin, and even end, at once.
+                for name in names:
+                    study.forget(name)
+                if interruptions.count:
+                    raise KeyboardInterrupt
+                for array in self.submit(study, names, options, interruptions):
+                    arrays.append(array)
+                    places.update(dict.fromkeys(array.members, array))
+                    lines = "".join(f"{name}\n" for name in array.members)
+                    write_atomic(self._file(study, array), lines.encode())
+            except BaseException as error:
+                left = [array for array in arrays if not self._cancel(study, array, places)]
                 # Without jobs, the earlier outcomes are still the last ones.
                 for name, outcome in earlier.items():
-                    if outcome is not None:
+                    if outcome is not None and name not in places:
                         study.fail(name, outcome)
+                if left and isinstance(error, CapsuleError):
+                    raise _not_cancelled(error, left) from error
                 raise
-            (study.path / self.folder).mkdir(exist_ok=True)
-            for array in arrays:
-                lines = "".join(f"{name}\n" for name in array.members)
-                write_atomic(study.path / self.folder / f"{array.job}{MEMBERS}", lines.encode())
-                places.update(dict.fromkeys(array.members, array))
         if interruptions.count:
             raise KeyboardInterrupt
+
+    def _file(self, study: StudyDirectory, array: JobArray) -> Path:
+        """Return the file with the members of an array."""
+        return study.path / self.folder / f"{array.job}{MEMBERS}"
+
+    def _cancel(self, study: StudyDirectory, array: JobArray, places: dict[str, JobArray]) -> bool:
+        """Cancel an array, and forget it; tell whether that was possible."""
+        try:
+            self.programs.call(array.cancellation)
+        except CapsuleError:
+            return False
+        self._file(study, array).unlink(missing_ok=True)
+        for name in array.members:
+            del places[name]
+        return True
 
     def _wait(
         self, study: StudyDirectory, places: dict[str, JobArray], on_poll: Callable[[], None]
@@ -380,12 +409,27 @@ class Scheduler(ABC):
         )
 
 
+def _not_cancelled(error: CapsuleError, arrays: Sequence[JobArray]) -> CapsuleError:
+    """Return the error of a submission with the arrays that are left of it."""
+    return CapsuleError(
+        error.code,
+        f"{error.message}; {_jobs(arrays)} had been submitted, and could not be cancelled",
+        fix=f"{error.fix} Its members are not submitted a second time while these jobs wait or "
+        f"run; '{_cancellation(arrays)}' cancels them.",
+    )
+
+
 def _why(element: Element) -> str:
     return f"{element.reason}: {element.details}" if element.details else element.reason
 
 
 def _status(study: StudyDirectory) -> str:
     return f"'capsule study status {shlex.quote(str(study.path))}'"
+
+
+def _cancellation(arrays: Iterable[JobArray]) -> str:
+    ordered = sorted(arrays, key=lambda array: array.job)
+    return " && ".join(shlex.join(array.cancellation) for array in ordered)
 
 
 def _jobs(arrays: Iterable[JobArray]) -> str:

@@ -116,6 +116,7 @@ class Kubernetes(Scheduler):
     title = "Kubernetes"
     folder = "kubernetes"
     array = IndexedJob
+    programs = PROGRAMS
 
     def submit(
         self,
@@ -128,18 +129,40 @@ class Kubernetes(Scheduler):
         name = job_name(study.lock.study.name, secrets.token_hex(4))
         manifest = self.template.manifest(name, study, names, options)
         create = [*KUBECTL, "create", "--filename=-", "--output=json"]
+        failure: BaseException | None = None
         try:
             created = PROGRAMS.call(create, json.dumps(manifest))
-        except CapsuleError:  # Ctrl-C on the terminal ends kubectl, too
-            if not interruptions.count:
+        except CapsuleError as error:
+            if error.code != "CAP-Y022":  # kubectl is not installed
                 raise
-        if interruptions.count:  # kubectl may have created it
-            namespace = self.template.namespace
-            chosen = [f"--namespace={namespace}"] if namespace else []
-            PROGRAMS.call([*KUBECTL, "delete", "job", *chosen, name, "--ignore-not-found"])
-            raise KeyboardInterrupt
+            failure = error
+        if interruptions.count:  # Ctrl-C on the terminal ends kubectl, too
+            failure = KeyboardInterrupt()
+        if failure is not None:
+            # The Job may exist, because the answer of the cluster may have been lost.
+            self._delete(name, failure)
+            raise failure
         namespace = json.loads(created)["metadata"]["namespace"]
         return [IndexedJob(f"{namespace}_{name}", tuple(names))]
+
+    def _delete(self, name: str, failure: BaseException) -> None:
+        """Delete a Job that may exist.
+
+        Raises:
+            CapsuleError: CAP-Y022, that failed.
+        """
+        namespace = self.template.namespace
+        chosen = [f"--namespace={namespace}"] if namespace else []
+        try:
+            PROGRAMS.call([*KUBECTL, "delete", "job", *chosen, name, "--ignore-not-found"])
+        except CapsuleError as error:
+            reason = failure.message if isinstance(failure, CapsuleError) else error.message
+            command = shlex.join(["kubectl", "delete", "job", *chosen, name])
+            raise CapsuleError(
+                "CAP-Y022",
+                f"{reason}; Job {name} may exist, and could not be deleted",
+                fix=f"'{command}' deletes it if it exists. {PROGRAMS.failed}",
+            ) from error
 
 
 def _states(job: dict[str, Any], pods: list[dict[str, Any]], other: Element) -> list[Element]:

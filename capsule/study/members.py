@@ -76,8 +76,11 @@ def plan_members(study: StudySpec) -> list[PlannedMember]:
 
 def _members(study: StudySpec) -> Iterator[PlannedMember]:
     for name, group in study.groups.items():
+        # All members share these pairs, which would take much memory otherwise.
+        common = [*sorted(study.set.items()), *sorted(group.set.items())]
         settings = _settings_of(group, study.seed)
         for number, (place, setting) in enumerate(settings, 1):
+            own = sorted(setting.items())
             for run in range(1, (group.runs or study.runs) + 1):
                 seeds = {
                     "seeds.root" if stream == "root" else f"seeds.streams.{stream}": seed_of_run(
@@ -86,8 +89,7 @@ def _members(study: StudySpec) -> Iterator[PlannedMember]:
                     for stream in group.vary
                 }
                 label = ".".join((name, *place, str(run)))
-                sections = (study.set, group.set, setting, seeds)
-                values = tuple(pair for section in sections for pair in sorted(section.items()))
+                values = (*common, *own, *sorted(seeds.items()))
                 yield PlannedMember(label, name, number, run, setting, values)
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from capsule.report.progress import duration
+from capsule.report.progress import duration, seconds_left
 from capsule.report.text import print_line, printable
 from capsule.study.directory import MemberState, Outcome, State, StudyDirectory
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+# Agent steps per second of a member. A program that reports more has absurd numbers in its events.
+MOST_STEPS_PER_SECOND = 1e9
 STATES: tuple[State, ...] = ("done", "running", "failed", "stopped", "waiting")
 
 
@@ -79,9 +81,11 @@ def progress_of(study: StudyDirectory) -> StudyProgress:
 def _progress(name: str, states: Sequence[MemberState]) -> GroupProgress:
     counted = Counter(state.state for state in states)
     running = [state for state in states if state.state == "running"]
-    speed = sum(state.steps_per_second or 0.0 for state in running)
+    speeds = [state.steps_per_second or 0.0 for state in running]
+    # NaN is excluded, too: it is neither larger nor smaller than any number.
+    speed = sum(each for each in speeds if 0 < each <= MOST_STEPS_PER_SECOND)
     steps = _steps_left(states)
-    left = steps / speed if speed and steps is not None else None
+    left = seconds_left(steps, speed) if speed and steps is not None else None
     return GroupProgress(name, {state: counted[state] for state in STATES}, speed, left)
 
 
@@ -96,7 +100,7 @@ def _steps_left(states: Iterable[MemberState]) -> int | None:
             # A member that has not begun has reported no total: the longest of the others is
             # assumed.
             total = max(totals) if state.total_steps is None else state.total_steps
-            left += total - (state.step or 0)
+            left += max(0, total - (state.step or 0))
     return left
 
 

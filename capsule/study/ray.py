@@ -66,28 +66,9 @@ class Ray:
             KeyboardInterrupt: It was interrupted; the runs have been, too, and can be resumed.
         """
         cluster = _connected(self.address)
-        tasks: dict[Any, str] = {}
         try:
             with stop_signals_interrupt(), cluster.reached():
-                try:
-                    resources = _resources(study, names)
-                    self._note_shortage(cluster, resources)
-                    # An interruption waits until the task is known here that is being submitted.
-                    with interrupts() as interruptions:
-                        for name in names:
-                            if interruptions.count:
-                                break
-                            # This precedes the submission: the task may begin, and even end, at
-                            # once.
-                            study.forget(name)
-                            tasks[_submit(cluster, study, name, options, resources)] = name
-                    if interruptions.count:
-                        raise KeyboardInterrupt
-                    self._wait(cluster, study, tasks, on_poll)
-                except KeyboardInterrupt:
-                    # This precedes leave(): Ray ends the tasks of a program that disconnects.
-                    _interrupt(cluster, [*tasks])
-                    raise
+                self._run(cluster, study, names, options, on_poll)
         except CapsuleError as error:
             if error.code != LOST_HEAD:
                 raise
@@ -98,6 +79,38 @@ class Ray:
             ) from error
         finally:
             cluster.leave([])
+
+    def _run(
+        self,
+        cluster: Cluster,
+        study: StudyDirectory,
+        names: Sequence[str],
+        options: RunOptions,
+        on_poll: Callable[[], None],
+    ) -> None:
+        """Run members; after any error, interrupt them, so that they save their state."""
+        tasks: dict[Any, str] = {}
+        try:
+            with cluster.reached():
+                resources = _resources(study, names)
+                self._note_shortage(cluster, resources)
+                # An interruption waits until the task is known here that is being submitted.
+                with interrupts() as interruptions:
+                    for name in names:
+                        if interruptions.count:
+                            break
+                        # This precedes the submission: the task may begin, and even end, at once.
+                        study.forget(name)
+                        tasks[_submit(cluster, study, name, options, resources)] = name
+                if interruptions.count:
+                    raise KeyboardInterrupt
+                self._wait(cluster, study, tasks, on_poll)
+        except BaseException as error:
+            lost = isinstance(error, CapsuleError) and error.code == LOST_HEAD
+            # This precedes leave(): Ray ends the tasks of a program that disconnects.
+            if tasks and not lost:
+                _interrupt(cluster, [*tasks])
+            raise
 
     def _note_shortage(self, cluster: Cluster, resources: dict[str, int]) -> None:
         """Say that no node has what a member needs; one that does may join later."""

@@ -79,6 +79,17 @@ def chance_to_notice(members: int, forged: int, sampled: int) -> float:
     return 1 - comb(members - forged, sampled) / comb(members, sampled)
 
 
+def files_needed(claims: ProgramClaims | TrainingClaims, lock: Lock) -> str:
+    """Return the files of a member that its re-execution needs; empty if it needs none of them."""
+    if isinstance(claims, ProgramClaims):
+        return "its source tree"
+    if claims.schedule is not None:
+        return "its recorded schedule"
+    if claims.entropy_profile is not None:
+        return "its recorded randomness"
+    return "" if lock.data is None else "its data sets"
+
+
 def rerun(
     result: MemberResult, lock: Lock, choice: EngineChoice, cache: Cache, reporter: Reporter
 ) -> VerifiedMember:
@@ -93,14 +104,9 @@ def rerun(
     check_unconfined(choice, image=claims.image is not None)
     check_code(lock, "own")
     # The bundle of a study has claims, but no files of the runs that these would need.
-    if isinstance(claims, ProgramClaims):
-        return _undecided(result, "its source tree")
-    if claims.schedule is not None:
-        return _undecided(result, "its recorded schedule")
-    if claims.entropy_profile is not None:
-        return _undecided(result, "its recorded randomness")
-    if lock.data is not None:
-        return _undecided(result, "its data sets")
+    needed = files_needed(claims, lock)
+    if needed or isinstance(claims, ProgramClaims):
+        return _inconclusive(result, f"it needs {needed}, which only its own bundle has")
     engine = open_engine(choice, strange=True, progress=reporter.note)
     here = take_fingerprint(engine.describe())
     for unmet in check_requirements(lock, here):
@@ -112,10 +118,6 @@ def rerun(
         execution.execute(lock, engine, directory, reporter=reporter)
         found = collect_training_claims(lock, image_claim(image), engine.name, directory)
     return _compared(result, claims, found, lock.spec, here)
-
-
-def _undecided(result: MemberResult, needed: str) -> VerifiedMember:
-    return _inconclusive(result, f"it needs {needed}, which only its own bundle has")
 
 
 def _inconclusive(result: MemberResult, reason: str) -> VerifiedMember:

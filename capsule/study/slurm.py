@@ -19,7 +19,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from capsule.engine.supervise import Interrupts
 from capsule.host.errors import CapsuleError
@@ -50,6 +50,7 @@ FIXES = {
     "OUT_OF_MEMORY": "Raise resources.memory_mb of the study, then add --resume.",
 }
 
+_JOB = re.compile(r"\d+(;[^\s/]+)?")
 _ELEMENT = re.compile(r"(\d+)\|([A-Z_]+)\|(.*)")
 _MAX_ARRAY_SIZE = re.compile(r"^MaxArraySize\s*=\s*(\d+)", re.MULTILINE)
 _FORGOTTEN = "Invalid job id specified"  # what squeue says of a job that ended some time ago
@@ -106,6 +107,7 @@ class Slurm(Scheduler):
     title = "Slurm"
     folder = FOLDER
     array = SlurmArray
+    programs = PROGRAMS
 
     def submit(
         self,
@@ -113,26 +115,25 @@ class Slurm(Scheduler):
         names: Sequence[str],
         options: RunOptions,
         interruptions: Interrupts,
-    ) -> list[JobArray]:
+    ) -> Iterator[JobArray]:
         """Submit members as one array, or as several where that would be too large."""
         largest = _largest_array()
         (study.path / FOLDER).mkdir(exist_ok=True)  # Slurm writes the logs there
-        arrays: list[JobArray] = []
-        try:
-            for first in range(0, len(names), largest):
-                part = tuple(names[first : first + largest])
-                command, script = _sbatch(study, part), _script(study, part, options)
-                # An array that Slurm has accepted can only be cancelled by its number, so an
-                # interruption waits for sbatch to print it.
-                job = _call(command, script, interruptible=False).strip()
-                arrays.append(SlurmArray(job, part))
-                if interruptions.count:
-                    raise KeyboardInterrupt
-        except BaseException:  # an interruption, too
-            for array in arrays:
-                _call(array.cancellation)
-            raise
-        return arrays
+        for first in range(0, len(names), largest):
+            part = tuple(names[first : first + largest])
+            command, script = _sbatch(study, part), _script(study, part, options)
+            # An array that Slurm has accepted can only be cancelled by its number, so an
+            # interruption waits for sbatch to print it.
+            job = _call(command, script, interruptible=False).strip()
+            if not _JOB.fullmatch(job):
+                raise CapsuleError(
+                    "CAP-Y022",
+                    f"sbatch printed {job!r}, which is not the number of a job",
+                    fix="Cancel the job that it may have submitted: 'squeue --me' lists your jobs.",
+                )
+            yield SlurmArray(job, part)
+            if interruptions.count:
+                raise KeyboardInterrupt
 
 
 def _element(state: str, reason: str) -> Element:

@@ -16,9 +16,12 @@ from capsule.experiment.spec.recording import MAX_MEBIBYTES, MAX_MINUTES
 
 # kubernetes_job lists all members in one manifest, for which etcd has room for 1.5 MiB.
 MAX_MEMBERS = 2_000
+# A spec has fewer than 200 fields, besides those of mappings. Each member has its own values, so
+# without a limit, a small file with many fields and runs would take all memory.
+MAX_FIELDS = 500
 
 FieldName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]+(\.[a-z0-9_-]+)*$")]
-Settings = dict[FieldName, Any]
+Settings = Annotated[dict[FieldName, Any], Field(max_length=MAX_FIELDS)]
 ScoreSource = Annotated[
     str, StringConstraints(pattern=r"^[^#\x00]+#(/[^\x00]*)?$", max_length=1024)
 ]
@@ -94,9 +97,11 @@ class SampleSpec(Model):
         description="Seed of the draws, the study's seed by default. Groups with equal seeds and "
         "fields have equal settings.",
     )
-    fields: Annotated[dict[FieldName, Distribution], Field(min_length=1)] = Field(
-        description="Distribution of each field of the spec: log_uniform: [LOW, HIGH], "
-        "uniform: [LOW, HIGH] or choice: [VALUE, ...]."
+    fields: Annotated[dict[FieldName, Distribution], Field(min_length=1, max_length=MAX_FIELDS)] = (
+        Field(
+            description="Distribution of each field of the spec: log_uniform: [LOW, HIGH], "
+            "uniform: [LOW, HIGH] or choice: [VALUE, ...]."
+        )
     )
 
 
@@ -121,7 +126,8 @@ class GroupSpec(Model):
     )
     grid: (
         Annotated[
-            dict[FieldName, Annotated[tuple[Any, ...], Field(min_length=1)]], Field(min_length=1)
+            dict[FieldName, Annotated[tuple[Any, ...], Field(min_length=1)]],
+            Field(min_length=1, max_length=MAX_FIELDS),
         ]
         | None
     ) = Field(

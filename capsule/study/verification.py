@@ -15,7 +15,13 @@ from capsule.study.member_bundles import (
     find_bundles,
 )
 from capsule.study.results import MemberResult, StudyResults
-from capsule.study.sampling import VerifiedMember, chance_to_notice, chosen_members, rerun
+from capsule.study.sampling import (
+    VerifiedMember,
+    chance_to_notice,
+    chosen_members,
+    files_needed,
+    rerun,
+)
 from capsule.verification.request import Mode
 from capsule.verification.verdict import exit_code_of
 
@@ -46,12 +52,15 @@ class CheckedStudy:
         bundles: The members whose own bundles were checked; None if none were to be.
         sample: The members that were run again.
         challenge: The segments that were executed again, if any were to be.
+        undecidable: Number of members that no sample can decide, because their re-execution needs
+            their own bundles, which were not given.
     """
 
     size: int
     bundles: tuple[VerifiedMember, ...] | None
     sample: tuple[VerifiedMember, ...]
     challenge: StudyChallenge | None
+    undecidable: int = 0
 
     @property
     def exit_code(self) -> ExitCode:
@@ -82,6 +91,7 @@ class CheckedStudy:
             "bundles": None if self.bundles is None else [asdict(each) for each in self.bundles],
             "sample": [asdict(each) for each in self.sample],
             "chance_to_notice": _chances(self.size, len(_decided(self.sample))),
+            "undecidable": self.undecidable,
             "challenge": challenge,
         }
 
@@ -155,4 +165,8 @@ def check_study(
         None if folder is None else bundles,
         sampled,
         None if challenge is None else StudyChallenge(challenged, chosen, sum(segments.values())),
+        sum(
+            name not in found and files_needed(member.claims, locks[name]) != ""
+            for name, member in ((each.identity.name, each) for each in results.members)
+        ),
     )

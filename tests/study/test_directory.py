@@ -207,6 +207,18 @@ def test_only_the_end_of_long_events_is_read(directory):
     assert directory.state("exploration.1").step is None
 
 
+@pytest.mark.parametrize(
+    "make",
+    [Path.mkdir, os.mkfifo, lambda path: path.symlink_to(os.devnull)],
+    ids=["folder", "pipe", "link"],
+)
+def test_events_that_are_not_a_file_are_ignored(directory, make):
+    folder = ended(directory, "exploration.1", FAILED)
+    (folder / WORK).mkdir()
+    make(folder / WORK / "events.jsonl")
+    assert directory.state("exploration.1")[1:] == ("failed", FAILED, None, None, None)
+
+
 def test_a_member_whose_bundle_is_lost_is_missing_again(directory):
     folder = ended(directory, "exploration.1")
     write_events(folder, event(1024))
@@ -286,6 +298,15 @@ def test_an_earlier_failure_is_forgotten_unless_the_member_runs_by_now(directory
         assert (folder / OUTCOME).read_bytes() == DONE.document()
     assert directory.state(failed).state == "waiting"
     assert not directory.folder(unknown).exists()
+
+
+def test_a_result_is_not_forgotten(directory):
+    folder = ended(directory, "exploration.1")
+    directory.forget("exploration.1")
+    assert directory.outcome("exploration.1") == DONE
+    (folder / DONE.bundle).unlink()
+    directory.forget("exploration.1")
+    assert not (folder / OUTCOME).exists()
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import pytest
 
 from capsule.host.errors import CapsuleError
-from capsule.study.directory import Outcome, StudyDirectory
+from capsule.study.directory import OUTCOME, Outcome, StudyDirectory
 from capsule.study.jobs import Element, JobArray, Programs, Scheduler, reservation
 from tests.study.studies import BASE, make_lock
 
 RUNS, ENDS = Element("RUNNING"), Element("ENDED", ended=True)
+DONE = Outcome(bundle="x.capsule.tar", claim_id="a" * 64)
 FAILED = Outcome(code="CAP-E007", message="out of memory", fix="Buy more.")
 
 
@@ -172,6 +173,91 @@ def test_a_member_that_is_submitted_again_may_end_at_once(study):
     SCRIPTS["1"] = [[ENDS]]
     Fast(print, poll_seconds=0.0, settle_seconds=0.0).run(study, [name], None, lambda: None)
     assert study.outcome(name) == FAILED
+
+
+class Late(Scripted):
+    """The job of an earlier command finishes its members while the scheduler is asked about it."""
+
+    def _earlier(self, study, names):
+        for name in names:
+            with study.held(name) as (folder, _):
+                (folder / DONE.bundle).touch()
+                (folder / OUTCOME).write_bytes(DONE.document())
+        return {}
+
+
+def test_a_member_that_has_just_finished_is_not_submitted_again(study):
+    name = study.missing()[0]
+    noted = []
+    Late(noted.append).run(study, [name], None, lambda: None)
+    assert (noted, study.state(name).state) == ([], "done")
+
+
+def test_an_interruption_before_the_submission_leaves_earlier_failures(study, monkeypatch):
+    names = study.missing()[:2]
+    for name in names:
+        study.fail(name, FAILED)
+    forget = study.forget
+
+    def interrupted(name):
+        forget(name)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(study, "forget", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(study, names, [ENDS, ENDS])
+    assert [study.outcome(name) for name in names] == [FAILED, FAILED]
+
+
+class Half(Scripted):
+    """The first of its arrays is submitted, and the second is not."""
+
+    programs = Programs("x", "Install it.", "Correct it.")
+    error = CapsuleError("CAP-Y022", "it is full", fix="Wait.")
+
+    def submit(self, _study, names, *_):
+        yield ScriptedArray("1", tuple(names[:1]))
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [CapsuleError("CAP-Y022", "full", fix="Wait."), OSError("full")])
+def test_an_array_is_written_down_before_the_next_one_and_cancelled_with_it(
+    study, monkeypatch, error
+):
+    names = study.missing()[:2]
+    monkeypatch.setattr(Half, "error", error)
+    written = []
+
+    def call(_, command):
+        written.append((command, (study.path / "scripted/1.members").read_text().split()))
+
+    monkeypatch.setattr(Programs, "call", call)
+    with pytest.raises(type(error), match="full"):
+        Half(print).run(study, names, None, lambda: None)
+    assert written == [(["cancel", "1"], names[:1])]
+    assert not (study.path / "scripted/1.members").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (CapsuleError("CAP-Y022", "full", fix="Wait."), "CAP-Y022"),
+        (KeyboardInterrupt(), "CAP-Y024"),
+    ],
+)
+def test_an_array_that_cannot_be_cancelled_stays_written_down(study, monkeypatch, error, code):
+    names = study.missing()[:2]
+    for name in names:
+        study.fail(name, FAILED)
+    monkeypatch.setattr(Half, "error", error)
+    with pytest.raises(CapsuleError) as caught:  # there is no program 'cancel'
+        Half(print).run(study, names, None, lambda: None)
+    assert caught.value.code == code
+    assert "jobs 1" in caught.value.message
+    assert "'cancel 1' cancels" in caught.value.fix
+    assert (study.path / "scripted/1.members").read_text().split() == names[:1]
+    # The first member may run by now, and the second does not.
+    assert [study.outcome(name) for name in names] == [None, FAILED]
 
 
 def test_an_interrupted_wait_says_how_to_cancel(study):

@@ -321,21 +321,47 @@ def test_kubectl_is_not_installed(directory, run, programs, monkeypatch):
     assert not jobs_of(directory)
 
 
+@pytest.fixture
+def after_kubectl(programs, monkeypatch):
+    """Have a line of shell follow each command of kubectl that has succeeded."""
+    real = Path(PYTHON).with_name("kubectl")
+
+    def follow(line):
+        path = programs / "kubectl"
+        path.write_text(f'#!/bin/sh\n{real} "$@" || exit\n{line}\n')
+        path.chmod(0o700)
+        monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+
+    return follow
+
+
+def test_a_job_whose_creation_has_no_answer_is_deleted(cluster, directory, run, after_kubectl):
+    after_kubectl("case $* in *create*) echo request timed out >&2; exit 1;; esac")
+    cluster.pending = {index: {} for index in range(4)}
+    assert rejected("CAP-Y022", run).message == "kubectl failed: request timed out"
+    assert not cluster.jobs
+    assert not jobs_of(directory)
+
+
+def test_a_job_that_may_exist_is_named(cluster, directory, run, after_kubectl):
+    after_kubectl("echo request timed out >&2; exit 1")
+    cluster.pending = {index: {} for index in range(4)}
+    error = rejected("CAP-Y022", run)
+    name = error.message.partition("Job ")[2].split()[0]
+    assert error.message == (
+        f"kubectl failed: request timed out; Job {name} may exist, and could not be deleted"
+    )
+    assert f"'kubectl delete job {name}' deletes it" in error.fix
+
+
 @pytest.mark.parametrize("interrupted", ["$PPID", "$PPID $$"])
 def test_an_interrupted_submission_deletes_what_it_created(
-    cluster, directory, run, programs, interrupted
+    cluster, directory, run, after_kubectl, interrupted
 ):
-    kubectl = programs / "kubectl"
-    real = Path(PYTHON).with_name("kubectl")
-    kubectl.write_text(
-        f'#!/bin/sh\n{real} "$@" || exit\ncase $* in *create*) kill -INT {interrupted};; esac\n'
-    )
-    kubectl.chmod(0o700)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", f"{programs}:/usr/bin:/bin")
-        cluster.pending = {index: {} for index in range(4)}
-        with pytest.raises(KeyboardInterrupt):
-            run()
+    after_kubectl(f"case $* in *create*) kill -INT {interrupted};; esac")
+    cluster.pending = {index: {} for index in range(4)}
+    with pytest.raises(KeyboardInterrupt):
+        run()
     assert not cluster.jobs
     assert not cluster.pods
     assert not jobs_of(directory)

@@ -66,6 +66,12 @@ def unchanged(before, after):
     return len(after) - len(before)
 
 
+def test_members_share_the_settings_that_are_the_same_for_all():
+    first, second = plan_members(of_groups(g={"runs": 2, "set": {"seeds.root": 5}}))
+    assert all(one is other for one, other in zip(first.settings, second.settings, strict=True))
+    assert first.settings
+
+
 @pytest.mark.slow
 @given(studies, groups, st.booleans())
 def test_a_further_group_changes_no_member(document, group, first):

@@ -1,6 +1,9 @@
 """How far a study is, as a table and as JSON."""
 
 import json
+import math
+
+import pytest
 
 from capsule.study.directory import OUTCOME, WORK, Outcome
 from capsule.study.progress import progress_of, show
@@ -77,6 +80,33 @@ def test_time_left_is_unknown_where_a_program_does_not_count(directory):
     with directory.held("deterministic.1") as (folder, _):
         write(folder, 256, 64.0, total=None)
         assert progress_of(directory).groups[0].seconds_left is None
+
+
+@pytest.mark.parametrize("speed", [1e-320, math.nan, math.inf, -1.0, 1e300])
+def test_absurd_speeds_of_a_member_do_not_hide_the_others(directory, speed):
+    with (
+        directory.held("deterministic.1") as (absurd, _),
+        directory.held("exploration.1") as (other, _),
+    ):
+        write(absurd, 256, speed)
+        write(other, 1000, 32.0)
+        progress = progress_of(directory)
+    lines = shown(progress).splitlines()
+    assert [progress.groups[0].seconds_left, progress.whole.steps_per_second] == [None, 32.0]
+    assert any("exploration" in line and "32" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("step", "total", "left"),
+    [(5000, 1000, 1000 / 64), (1, 10**400, None)],
+    ids=["beyond the total", "no float"],
+)
+def test_absurd_steps_of_a_member_give_no_absurd_time(directory, step, total, left):
+    with directory.held("deterministic.1") as (folder, _):
+        write(folder, step, 64.0, total)
+        progress = progress_of(directory)
+    assert progress.groups[0].seconds_left == left  # the other member has not begun
+    assert "exploration" in shown(progress)
 
 
 def test_failures_are_shown_with_code_and_fix_and_no_control_characters(directory):

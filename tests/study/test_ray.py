@@ -133,6 +133,29 @@ def test_a_member_that_is_being_submitted_is_interrupted_with_the_others(
     assert interrupted.call_args.args[1] == [f"task of {FIRST}", f"task of {SECOND}"]
 
 
+@pytest.mark.parametrize(
+    ("error", "members"),
+    [
+        (OSError("stale file handle"), [FIRST, SECOND]),
+        (CapsuleError("CAP-Y010", "it is damaged", fix="Delete it."), [FIRST, SECOND]),
+        (CapsuleError("CAP-T353", "the head is gone", fix="Start it."), None),
+    ],
+    ids=["of a folder", "of a member", "without the head"],
+)
+def test_members_are_interrupted_after_an_error(study, options, monkeypatch, error, members):
+    def on_poll():
+        raise error
+
+    interrupted = Mock()
+    monkeypatch.setattr("capsule.study.ray._connected", MagicMock())
+    monkeypatch.setattr("capsule.study.ray._submit", lambda *facts: f"task of {facts[2]}")
+    monkeypatch.setattr("capsule.study.ray._interrupt", interrupted)
+    with pytest.raises((OSError, CapsuleError), match=str(error.args[0])):
+        Ray("ray://x:1", print).run(study, [FIRST, SECOND], options, on_poll)
+    found = interrupted.call_args and interrupted.call_args.args[1]
+    assert found == (members and [f"task of {name}" for name in members])
+
+
 @pytest.mark.slow
 def test_members_that_no_node_can_take_wait_and_say_so(cluster, tmp_path, options):
     lock = make_lock(resources={"cores": 3, "memory_mb": 512})

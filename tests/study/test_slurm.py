@@ -293,6 +293,36 @@ def test_an_interrupted_submission_cancels_what_it_submitted(study, options, pro
     assert not arrays_of(study)
 
 
+def test_an_array_that_cannot_be_cancelled_is_named_and_found_again(study, options, programs):
+    names = study.missing()[:3]
+    programs(
+        scontrol="echo MaxArraySize = 1",
+        sbatch='number=$(grep -c sbatch "${0%/*}/calls")\n'
+        'if [ $number = 3 ]; then echo "QOSMaxSubmitJob" >&2; exit 1; fi; echo $number',
+        scancel="[ $1 != 1 ]",
+    )
+    error = rejected("CAP-Y022", study, options, names)
+    assert "QOSMaxSubmitJob; jobs 1 had been submitted, and could not be" in error.message
+    assert "'scancel 1' cancels them" in error.fix
+    assert [array.members for array in arrays_of(study)] == [(names[0],)]
+
+    squeue = """
+if [ $(grep -c squeue "${0%/*}/calls") -gt 1 ]; then echo '0|FAILED|None'
+else echo '0|RUNNING|None'; fi
+"""
+    programs(squeue=squeue)
+    noted = []
+    run(study, options, names[:1], noted)
+    assert noted == ["Slurm job 1 still has members that wait or run"]
+
+
+@pytest.mark.parametrize("printed", ["", "../7", "7;../x", "Submitted batch job 7"])
+def test_a_number_of_a_job_that_is_not_one(study, options, programs, printed):
+    programs(sbatch=f"echo '{printed}'")
+    assert repr(printed) in rejected("CAP-Y022", study, options).message
+    assert not arrays_of(study)
+
+
 def test_a_job_that_slurm_has_forgotten(study, options, programs):
     programs(squeue="echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     name, *_ = names = study.missing()

@@ -75,6 +75,21 @@ def test_a_wrong_group_is_refused_in_one_line_with_its_place(tmp_path, group, me
 
 
 @pytest.mark.parametrize(
+    ("group", "value"),
+    [
+        ("{set: FIELDS}", "1"),
+        ("{settings: [FIELDS]}", "1"),
+        ("{grid: FIELDS}", "[1]"),
+        ("{sample: {count: 2, fields: FIELDS}}", "{choice: [1]}"),
+    ],
+)
+def test_a_group_that_sets_more_fields_than_any_spec_has_is_refused(tmp_path, group, value):
+    fields = ", ".join(f"trainer.x{number}: {value}" for number in range(501))
+    error = refused(tmp_path, with_group(group.replace("FIELDS", f"{{{fields}}}")))
+    assert "at most 500 items" in error.message
+
+
+@pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("  deterministic", "  de.terministic", "groups.de.terministic"),

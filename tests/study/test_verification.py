@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -103,6 +104,24 @@ def test_a_member_of_a_sample_without_a_bundle_is_run_from_its_lock(results, fol
     assert locks == {"exploration.2": results.members[3].claims.lock}
     assert [each.agreement for each in checked.sample][3] == "not-reproduced"
     assert checked.exit_code == ExitCode.DIFFERS
+
+
+@pytest.mark.parametrize(("given", "undecidable"), [(None, 2), ("exploration.2", 1)])
+def test_members_that_only_their_own_bundles_decide_are_counted(
+    results, folder, monkeypatch, given, undecidable
+):
+    recorded = [
+        replace(member, claims=member.claims.model_copy(update={"schedule": "0" * 64}))
+        if member.identity.name.startswith("exploration")
+        else member
+        for member in results.members
+    ]
+    found = {} if given is None else {given: folder / given / "x.capsule.tar"}
+    monkeypatch.setattr(verification, "find_bundles", lambda *_: found)
+    checked = check_study(replace(results, members=tuple(recorded)), folder, None, None, Verifier())
+    assert (checked.undecidable, checked.document()["undecidable"]) == (undecidable,) * 2
+    whole = check_study(results, None, None, None, Verifier())
+    assert whole.undecidable == 0
 
 
 @pytest.mark.parametrize("agreement", ["reproduced-content", "reproduced-statistical"])

@@ -11,7 +11,7 @@ from capsule.cli import options
 from capsule.cli.common import guarded, print_json
 from capsule.cli.defaults import trusted_files
 from capsule.cli.options import CHECKS, option
-from capsule.host.wording import counted
+from capsule.host.wording import agreeing, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,7 +58,7 @@ def command(
     Every table is compared with what the members claim. With --sample, members that this machine
     draws at random are run again and have to give the same claims. With --challenge, it draws
     segments of members that kept their states. The command then states how likely forged members
-    would have been found.
+    would have been drawn.
 
     Exit status: 0 all that was asked for agrees, 1 a member differs, 3 tampered or untrusted,
     4 a member could not be decided.
@@ -130,8 +130,11 @@ def _show(document: dict[str, Any]) -> None:
     for chance in document["chance_to_notice"]:
         typer.echo(
             f"If {_were_forged(chance['forged'], 'member')}, a sample of this size would have "
-            f"found one with probability {chance['probability']:.2f}."
+            f"drawn one with probability {chance['probability']:.2f}."
         )
+    if document["sample"] and (undecidable := document["undecidable"]):
+        bundles = agreeing(undecidable, "its own bundle", "their own bundles")
+        typer.echo(f"{counted(undecidable, 'member')} cannot be decided without {bundles}.")
     if (challenge := document["challenge"]) is not None:
         _show_members(challenge["members"])
         for chance in challenge["chance_to_notice"]:

@@ -84,15 +84,18 @@ def equal_variance(groups: Sequence[Sequence[float]], seed: str) -> VarianceTest
     randomness spread the scores more than another? The test of Brown and Forsythe 1974
     (doi:10.1080/01621459.1974.10482955) is the F test of the absolute deviations from each group's
     median. The ratio is compared with the F distribution, and with its values for the arrangements
-    of these deviations over the groups, which needs no normal law. Up to :data:`MAX_ARRANGEMENTS`,
-    all of them are counted; beyond, :data:`PERMUTATIONS` random ones give the estimate
-    (b + 1) / (m + 1) of Phipson and Smyth 2010 (doi:10.2202/1544-6115.1585).
+    of these deviations over the groups. Up to :data:`MAX_ARRANGEMENTS`, all of them are counted;
+    beyond, :data:`PERMUTATIONS` random ones give the estimate (b + 1) / (m + 1) of Phipson and
+    Smyth 2010 (doi:10.2202/1544-6115.1585).
 
     A group of equal scores, such as a deterministic one, has deviations of 0 and is tested like any
     other. If all groups are of this kind, there is no difference: no statistic, and p-values of 1.
-    Both tests are cautious with few scores: the median of an odd number of scores is one of them,
-    so that each group has a deviation of 0 whatever its variance. Of pairs of groups of five scores
-    of one normal law, 3 % and not 10 % have a p-value up to 0.1.
+    The level of both is only approximate, because the deviations from a group's own median depend
+    on one another: the median of an odd number of scores is one of them, so that each group has a
+    deviation of 0 whatever its variance, and the median of an even number is in the middle of two
+    scores. Of pairs of groups with one normal law, 2 % have a permutation p-value up to 0.1 with
+    five scores each, and 11 % with four (17 % with one exponential law). With three scores each,
+    none can.
 
     Args:
         groups: At least two, each with at least :data:`MIN_SCORES` scores: the two deviations of

@@ -18,6 +18,7 @@ def test_one_member_is_written_in_the_singular(capsys):
         "bundles": [bundle],
         "sample": [],
         "chance_to_notice": [{"forged": 1, "probability": 1.0}],
+        "undecidable": 0,
         "challenge": None,
     }
     _show(document)
@@ -25,6 +26,26 @@ def test_one_member_is_written_in_the_singular(capsys):
         "claim id  c\n"
         "intact    every table follows from the claims of the 1 member\n"
         "bundles   the bundles of 1 of 1 member are in the folder\n"
-        "If 1 member was forged, a sample of this size would have found one with probability "
+        "If 1 member was forged, a sample of this size would have drawn one with probability "
         "1.00.\n"
     )
+
+
+def test_members_that_a_sample_cannot_decide_are_counted(capsys):
+    member = {"name": "a.1", "agreement": "inconclusive", "reason": "it needs its data sets"}
+    document = {
+        "claim_id": "c",
+        "signers": [],
+        "members": 4,
+        "bundles": None,
+        "sample": [member],
+        "chance_to_notice": [],
+        "undecidable": 3,
+        "challenge": None,
+    }
+    _show(document)
+    assert capsys.readouterr().out.endswith(
+        "3 members cannot be decided without their own bundles.\n"
+    )
+    _show(document | {"sample": []})
+    assert "cannot be decided" not in capsys.readouterr().out
