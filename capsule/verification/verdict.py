@@ -378,6 +378,13 @@ class FreshSeed(Model):
     contradictions: tuple[str, ...] = Field(
         (), description="Contradictions that an image which computes its results would not show."
     )
+    unrepeated: tuple[str, ...] = Field(
+        (),
+        description=(
+            "Differences between the two executions. An image which computes its results shows "
+            "them only with a relaxation in the spec."
+        ),
+    )
 
 
 class RunSurroundings(SeenSurroundings):

@@ -19,7 +19,7 @@ from capsule.host.platform import require_execution
 from capsule.host.reporter import Reporter
 from capsule.image.cache import Cache
 from capsule.image.closure import check_packages
-from capsule.machine.compare import check_requirements, compare, expected_grade
+from capsule.machine.compare import check_requirements, compare, expected_grade, unrepeatable
 from capsule.machine.fingerprint import take_fingerprint
 from capsule.machine.kind import machine_kind
 from capsule.verification.analysis.divergence import analyse, compare_results
@@ -205,7 +205,7 @@ def _execute(
         if mode.name == "segments":
             note("executing segments of the recorded run")
             found.challenge = challenge(run, mode.segments, executor.segment, note)
-        judgement = judge_challenge(found.challenge, found.fresh_seed)
+        judgement = judge_challenge(found.challenge, found.fresh_seed, unrepeatable(lock.spec))
     else:
         # Everything that reads the run directory is inside this block, at whose end it is removed.
         with reexecution_folder(note) as directory:
