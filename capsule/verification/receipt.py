@@ -69,7 +69,9 @@ def sign_report(report: Report, key: PrivateKey, bundle: Path, path: Path | None
         return f"no receipt: {report.verdict} decides nothing about the run"
     written = f"receipt: {write_receipt(statement, key, bundle, path)}"
     if key.public.fingerprint in signers_of(report):
-        return f"{written}; it will not count as independent, since the same key signed the bundle"
+        return (
+            f"{written}; it will not count as independent, since the bundle names the same signer"
+        )
     return written
 
 
@@ -99,7 +101,9 @@ def statement_of(report: Report) -> ReceiptStatement | None:
 
 
 def signers_of(report: Report) -> tuple[str, ...]:
-    """Return the fingerprints of the keys that signed the verified bundle."""
+    """Return the fingerprints of the keys that signed the verified bundle, or that it names."""
+    # Also a key that is only named, without a signature that was checked: a receipt by it may be
+    # one by the author.
     # A keyless signature has no key.
     keys = {report.signer, *(signer.key for signer in report.signers)}
     return tuple(sorted(key for key in keys if key is not None))

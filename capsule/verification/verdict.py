@@ -420,7 +420,13 @@ class Report(Model):
     verdict: Grade
     summary: str = Field(description="The verdict in one sentence.")
     claim_id: str | None = None
-    signer: str | None = Field(None, description="Fingerprint of the key that signed the bundle.")
+    signer: str | None = Field(
+        None,
+        description=(
+            "Fingerprint of the first key whose signature counts, or else of the key that the "
+            "bundle names as its signer; null for a keyless signature."
+        ),
+    )
     signers: tuple[Signer, ...] = Field(
         (), description="The signers, and whether their signatures count."
     )

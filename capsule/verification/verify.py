@@ -136,7 +136,7 @@ def _verify(
         # Trust: who signed it, and whether it is of the experiment that the verifier expects.
         # This finding is assigned before the check, so that the report of an untrusted bundle names
         # its signers, too.
-        found.trust = TrustFinding(bundle.authentic, bundle.fingerprint, bundle.signers)
+        found.trust = TrustFinding(bundle.authentic, bundle.signer.key, bundle.signers)
         require_trust(request, bundle)
         request.expected.check(lock, claims)
         if request.mode.name == "integrity":

@@ -214,7 +214,9 @@ def test_a_receipt_lies_beside_its_bundle_unless_the_user_names_a_file(tmp_path)
 
 def test_the_receipt_of_a_signer_of_the_bundle_says_that_it_does_not_count(tmp_path):
     line = sign_report(report(), ALICE, tmp_path / "run.capsule.tar", None)
-    assert line.endswith("; it will not count as independent, since the same key signed the bundle")
+    assert line.endswith(
+        "; it will not count as independent, since the bundle names the same signer"
+    )
 
 
 def test_a_receipt_that_cannot_be_written_is_an_error(tmp_path):
