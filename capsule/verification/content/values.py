@@ -45,6 +45,13 @@ class ExactFloat(float):
         return self._digits
 
 
+class MinusZero(int):
+    """The integer -0, which is 0 to Python, but not to readers for which all numbers are floats."""
+
+    def __repr__(self) -> str:
+        return "-0"
+
+
 def exact_float(text: str) -> float:
     """Return the number that a text matching :data:`NUMBER` is.
 
@@ -67,7 +74,9 @@ def parse(text: str) -> Any:
         ValueError: It is not JSON of this form.
         RecursionError: It is too deep.
     """
-    return json.loads(text, object_pairs_hook=_without_duplicates, parse_float=_finite)
+    return json.loads(
+        text, object_pairs_hook=_without_duplicates, parse_float=_finite, parse_int=_integer
+    )
 
 
 def compare_values(where: str, left: Any, right: Any, found: Findings, context: Context) -> bool:
@@ -137,6 +146,10 @@ def _finite(text: str) -> float:
     if math.isinf(number):
         raise NotComparableError("a number is too large for a float")
     return number
+
+
+def _integer(text: str) -> int:
+    return MinusZero() if text == "-0" else int(text)
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

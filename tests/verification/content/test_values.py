@@ -195,6 +195,8 @@ def test_equal_numbers_of_other_types_and_signs_differ(left, right):
         ("5.0e1", "50.0", True),
         ("0e5", "0.0", True),
         ("-0e5", "0.0", False),
+        ("-0", "0", False),
+        ("-0", "-0.0", False),  # an integer
     ],
 )
 def test_numbers_of_json_are_equal_if_all_their_digits_are(left, right, equal):
