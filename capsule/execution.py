@@ -75,6 +75,8 @@ print(json.dumps({
     "told": os.cpu_count(),
 }))
 """
+# The list of processors is long where every second one of hundreds may be used.
+_LONGEST_REPORT = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -409,14 +411,14 @@ def look(
     words = (*surroundings.shell, _python(lock.spec), "-P", "-c", _LOOK)
     task = _task(lock.spec, attempt, words, directory, limits, surroundings, {})
     ended = _run_aside(engine, task, "the check of the surroundings")
-    said = "".join(last_lines(directory / contract.LOG, 1))
+    said = "".join(last_lines(directory / contract.LOG, 1, _LONGEST_REPORT))
     try:
         return SeenSurroundings.model_validate_json(said)
     except ValidationError as error:
         raise CapsuleError(
             "CAP-E043",
             f"the surroundings of the run cannot be read back: the program that reports them ended "
-            f"with status {ended.status}; last output: {said!r}",
+            f"with status {ended.status}; last output: {said[:300]!r}",
             fix="Verify without --vary.",
         ) from error
 

@@ -67,6 +67,20 @@ def test_what_a_program_reports_of_its_surroundings_is_read_back(tmp_path):
     assert (engine.task.environment["TZ"], engine.task.environment["LANG"]) == ("A-1", "C.UTF-8")
 
 
+def test_a_long_list_of_processors_is_read_back(tmp_path):
+    seen = SEEN | {"processors": ",".join(map(str, range(0, 4_096, 2))), "told": 2_048}
+    engine, lock = Reporting(json.dumps(seen)), make_lock(CARTPOLE)
+    surroundings = VariedSurroundings()
+    found = look(lock, engine, tmp_path / "look", lock.spec.limits, surroundings)
+    assert found.model_dump() == seen
+
+
+def test_the_error_of_a_look_shows_the_beginning_of_a_long_line(tmp_path):
+    engine, lock = Reporting("x" * 5_000), make_lock(CARTPOLE)
+    with pytest.raises(CapsuleError, match=r"last output: 'x{300}'"):
+        look(lock, engine, tmp_path / "look", lock.spec.limits, VariedSurroundings())
+
+
 @pytest.mark.parametrize("line", ["Traceback", "{}", json.dumps(SEEN | {"told": 0})])
 def test_a_program_that_reports_nothing_of_its_surroundings_decides_nothing(tmp_path, line):
     engine, lock = Reporting(line), make_lock(CARTPOLE)

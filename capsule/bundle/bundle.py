@@ -72,7 +72,8 @@ class OpenedBundle:
         files: Staged copy of each file of the manifest, by its path in the bundle; each is made
             when it is first asked for.
         directory: The staging directory, which holds the copies as ``tar -xf`` would unpack them.
-        fingerprint: The signing key by the bundle's own account; a fact only if ``authentic``.
+        fingerprint: The key that the envelope names. Also of an ``authentic`` bundle, it is a fact
+            only if the signature that counts is the envelope's: see ``signer``.
         signers: Who signed, in the bundle or beside it, and whether the reader's policy counts it.
     """
 
@@ -87,6 +88,14 @@ class OpenedBundle:
     def authentic(self) -> bool:
         """Whether a key the reader trusts signed this bundle."""
         return any(signer.rejection_reason is None for signer in self.signers)
+
+    @property
+    def signer(self) -> Signer:
+        """The first signer whose signature counts, or else the one that the envelope names."""
+        # The envelope can be replaced by one that names any key, so where another signature is the
+        # trusted one, its key is not the signer.
+        counted = (signer for signer in self.signers if signer.rejection_reason is None)
+        return next(counted, self.signers[0])
 
     @property
     def claim_id(self) -> str:

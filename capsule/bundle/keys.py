@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 ENCRYPTED = "CAP-B138"  # a passphrase is needed, and none was given
 _MAX_FILE = 1 << 16  # bytes; a key file has some hundreds
+_MAX_PASSPHRASE = 1023  # bytes; OpenSSL reads no longer one
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,8 @@ def generate(
         algorithm: What the key signs with.
 
     Raises:
-        CapsuleError: CAP-B135: one of the files exists, or cannot be written, or the name is empty.
+        CapsuleError: CAP-B135: one of the files exists, or cannot be written, or the name is empty;
+            CAP-B139: the passphrase is too long.
     """
     from cryptography.hazmat.primitives import serialization as pem
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519
@@ -170,6 +172,12 @@ def generate(
     if not path.name:
         fix = "Give the name of a file."
         raise CapsuleError("CAP-B135", f"{str(path)!r} is not the name of a file", fix=fix)
+    if passphrase is not None and len(passphrase.encode()) > _MAX_PASSPHRASE:
+        raise CapsuleError(
+            "CAP-B139",
+            f"the passphrase has {len(passphrase.encode()):,} bytes",
+            fix=f"Choose one of at most {_MAX_PASSPHRASE:,} bytes.",
+        )
     key = (
         ed25519.Ed25519PrivateKey.generate()
         if algorithm == "ed25519"

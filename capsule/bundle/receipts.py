@@ -143,7 +143,9 @@ class Detail(Model):
     signers: tuple[Fingerprint, ...] = Field(
         min_length=1,
         max_length=MAX_SIGNERS,
-        description="Keys that signed the bundle that was verified.",
+        description=(
+            "Keys that signed the bundle that was verified, and the key that its envelope names."
+        ),
     )
     machine: MachineKind
     difference: Annotated[str, Field(max_length=MAX_DIFFERENCE)] | None = Field(

@@ -44,7 +44,7 @@ def validate_sbom(data: bytes) -> None:
         _reject(str(error))
     objects = list(_objects(document))
     # Bounds come before the schema, because the time of that check grows with the document.
-    _check_profile(objects)
+    _check_profile(document, objects)
     _check_schema(data)
     if document["specVersion"] != "1.6":  # the schema takes any
         _reject(f"specVersion is {document['specVersion']!r}, not '1.6'")
@@ -57,7 +57,7 @@ def validate_sbom(data: bytes) -> None:
             _check_purl(each["purl"])
 
 
-def _check_profile(objects: list[dict[str, Any]]) -> None:
+def _check_profile(document: Any, objects: list[dict[str, Any]]) -> None:
     """Reject fields that Capsule never writes, before the schema check spends time on them.
 
     Some fields of CycloneDX are parsed with grammars whose cost grows steeply with length.
@@ -65,6 +65,9 @@ def _check_profile(objects: list[dict[str, Any]]) -> None:
     for each in objects:
         if unknown := sorted(each.keys() - FIELDS):
             _reject(f"field {unknown[0]!r} is not one that Capsule writes")
+        # The bound below is one for each list, and components could contain lists of components.
+        if "components" in each and each is not document:
+            _reject("a component is inside another, which Capsule never writes")
         for field, value in each.items():
             if isinstance(value, list) and len(value) > MAX_ENTRIES:
                 _reject(f"{field} has more than {MAX_ENTRIES} entries")

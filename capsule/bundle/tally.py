@@ -42,7 +42,7 @@ class Original:
     Attributes:
         claim_id: Its claim id.
         manifest: SHA-256 of its ``manifest.json``.
-        authors: Fingerprints of the keys that signed it.
+        authors: Fingerprints of the keys that signed it, and of the one that its envelope names.
         authentic: Whether one of them is a key that the reader named.
     """
 

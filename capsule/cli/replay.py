@@ -105,7 +105,8 @@ def command(
     score, steps = float.fromhex(point.returns[number]), point.lengths[number]
     if as_json:
         facts = {"episode": number, "return": score, "steps": steps, "step": point.step}
-        run = {"claim_id": replay.claim_id, "authentic": replay.authentic, "signer": replay.signer}
+        signer = replay.signer.key
+        run = {"claim_id": replay.claim_id, "authentic": replay.authentic, "signer": signer}
         document = {"schema": "capsule/replay/v1", "file": str(output), **run, **facts}
         print_json({**document, "episodes": len(point.returns)})
         return

@@ -104,7 +104,7 @@ def command(
         keyless_signatures=keyless or (),
         issuer=issuer,
     )
-    check_receipt(sign, receipt, vary)
+    check_receipt(sign, receipt, vary, signatures or ())
     use_gpu(gpu)
     wanted = None if vary is None else parse_names(vary)
     executed_image, registry = parse_image(image, pull)

@@ -286,14 +286,14 @@ def with_output(ended: Exit, unkept: CapsuleError | None) -> Exit:
     raise unkept
 
 
-def last_lines(path: Path, count: int) -> list[str]:
-    """Return the last lines of a log that the engine wrote, the first 300 characters of each."""
+def last_lines(path: Path, count: int, longest: int = 300) -> list[str]:
+    """Return the last lines of a log that the engine wrote, ``longest`` characters of each."""
     if not path.exists():
         return []
     with path.open("rb") as stream:
-        stream.seek(max(0, path.stat().st_size - 4096))
+        stream.seek(max(0, path.stat().st_size - max(4096, longest)))
         lines = stream.read().decode("utf-8", "replace").strip().splitlines()
-    return [line[:300] for line in lines[-count:]]
+    return [line[:longest] for line in lines[-count:]]
 
 
 def spoilt(path: Path, what: str) -> CapsuleError:

@@ -139,6 +139,11 @@ def expected_grade(rows: Iterable[FactComparison]) -> tuple[ExpectedGrade, str]:
     return "bitwise", "no known difference between these machines affects the result"
 
 
+def unrepeatable(spec: Spec) -> tuple[str, ...]:
+    """Name each relaxation with which a machine may not repeat its own bits, and why."""
+    return tuple(f"{row.field}: {row.reason}" for row in _relaxation_rows(spec))
+
+
 def expected_of_unknown(here: Fingerprint, spec: Spec) -> ExpectedGrade:
     """Say what a re-execution here can be expected to give of a run on a machine that is unknown.
 

@@ -146,7 +146,7 @@ def _challenge(report: Report) -> list[tuple[str, str]]:
     if report.fresh_seed is not None:
         fresh = report.fresh_seed
         rows.append(("fresh seed", f"{fresh.seed}, {counted(fresh.steps, 'step')}, executed twice"))
-        rows += [("", contradiction) for contradiction in fresh.contradictions]
+        rows += [("", each) for each in (*fresh.contradictions, *fresh.unrepeated)]
     if report.challenge is not None:
         asked = report.challenge
         chosen = f"{len(asked.segments)} of {asked.of}, {asked.chosen}"

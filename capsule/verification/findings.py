@@ -63,7 +63,8 @@ class TrustFinding:
 
     Attributes:
         authentic: Whether the verifier trusts a key that signed it.
-        signer: Fingerprint of the signing key; None for a keyless signature.
+        signer: Fingerprint of the first key whose signature counts, or else of the key that the
+            bundle names; None for a keyless signature.
         signers: Everyone who signed, and whether it counts.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import get_args
@@ -9,6 +10,7 @@ from typing import get_args
 from capsule.bundle.keys import PrivateKey
 from capsule.bundle.receipts import (
     MAX_DIFFERENCE,
+    MAX_SIGNERS,
     TIME_FORMAT,
     Detail,
     ReceiptStatement,
@@ -21,13 +23,18 @@ from capsule.host.errors import CapsuleError
 from capsule.verification.request import Mode
 from capsule.verification.verdict import Report
 
+MAX_SIGNATURES = MAX_SIGNERS - 2  # the bundle itself has up to two signatures
 
-def check_receipt(sign: Path | None, receipt: Path | None, vary: str | None) -> None:
+
+def check_receipt(
+    sign: Path | None, receipt: Path | None, vary: str | None, signatures: Sequence[Path] = ()
+) -> None:
     """Reject options that no receipt can come of.
 
     Raises:
         CapsuleError: CAP-V081, ``--receipt`` without ``--sign``; CAP-V065, ``--sign`` beside
-            ``--vary``.
+            ``--vary``; CAP-B151, ``--sign`` beside more files of ``--signature`` than a receipt can
+            name keys.
     """
     if receipt is not None and sign is None:
         raise CapsuleError(
@@ -40,6 +47,13 @@ def check_receipt(sign: Path | None, receipt: Path | None, vary: str | None) -> 
             "CAP-V065",
             f"--vary {vary} contradicts --sign: a receipt is of one re-execution",
             fix="Remove --sign, or sign a receipt in a verification without --vary.",
+        )
+    if sign is not None and len(signatures) > MAX_SIGNATURES:
+        raise CapsuleError(
+            "CAP-B151",
+            f"--sign with {len(signatures)} signature files, and a receipt can name the keys of "
+            f"{MAX_SIGNATURES}",
+            fix=f"Give at most {MAX_SIGNATURES} times --signature, or remove --sign.",
         )
 
 
@@ -69,7 +83,9 @@ def sign_report(report: Report, key: PrivateKey, bundle: Path, path: Path | None
         return f"no receipt: {report.verdict} decides nothing about the run"
     written = f"receipt: {write_receipt(statement, key, bundle, path)}"
     if key.public.fingerprint in signers_of(report):
-        return f"{written}; it will not count as independent, since the same key signed the bundle"
+        return (
+            f"{written}; it will not count as independent, since the bundle names the same signer"
+        )
     return written
 
 
@@ -99,7 +115,9 @@ def statement_of(report: Report) -> ReceiptStatement | None:
 
 
 def signers_of(report: Report) -> tuple[str, ...]:
-    """Return the fingerprints of the keys that signed the verified bundle."""
+    """Return the fingerprints of the keys that signed the verified bundle, or that it names."""
+    # Also a key that is only named, without a signature that was checked: a receipt by it may be
+    # one by the author.
     # A keyless signature has no key.
     keys = {report.signer, *(signer.key for signer in report.signers)}
     return tuple(sorted(key for key in keys if key is not None))

@@ -16,6 +16,7 @@ from capsule import execution
 from capsule.bundle import run_bundle
 from capsule.bundle.bundle import open_bundle
 from capsule.bundle.run_bundle import RecordedRun
+from capsule.bundle.trust import Signer
 from capsule.engine.select import open_engine
 from capsule.experiment import contract
 from capsule.experiment.contract import EpisodeOrder, Evaluation, EvaluationPoint, Film
@@ -46,15 +47,15 @@ class Replay:
 
     Attributes:
         claim_id: The run's.
-        signer: Fingerprint of the key that signed the bundle.
-        authentic: Whether the user trusts that key.
+        signer: The first signer whose signature counts, or else the one that the bundle names.
+        authentic: Whether the user trusts that signer.
         episode: Index of the episode that was filmed.
         film: What was played.
         screens: File with the screens of the episode.
     """
 
     claim_id: str
-    signer: str
+    signer: Signer
     authentic: bool
     episode: int
     film: Film
@@ -121,7 +122,7 @@ def replayed(
             # The screens are in the run directory, which is removed at the end of the block.
             yield Replay(
                 claim_id=bundle.claim_id,
-                signer=bundle.fingerprint,
+                signer=bundle.signer,
                 authentic=bundle.authentic,
                 episode=order.episode,
                 film=film,

@@ -378,6 +378,13 @@ class FreshSeed(Model):
     contradictions: tuple[str, ...] = Field(
         (), description="Contradictions that an image which computes its results would not show."
     )
+    unrepeated: tuple[str, ...] = Field(
+        (),
+        description=(
+            "Differences between the two executions. An image which computes its results shows "
+            "them only with a relaxation in the spec."
+        ),
+    )
 
 
 class RunSurroundings(SeenSurroundings):
@@ -413,7 +420,13 @@ class Report(Model):
     verdict: Grade
     summary: str = Field(description="The verdict in one sentence.")
     claim_id: str | None = None
-    signer: str | None = Field(None, description="Fingerprint of the key that signed the bundle.")
+    signer: str | None = Field(
+        None,
+        description=(
+            "Fingerprint of the first key whose signature counts, or else of the key that the "
+            "bundle names as its signer; null for a keyless signature."
+        ),
+    )
     signers: tuple[Signer, ...] = Field(
         (), description="The signers, and whether their signatures count."
     )

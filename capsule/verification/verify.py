@@ -19,7 +19,7 @@ from capsule.host.platform import require_execution
 from capsule.host.reporter import Reporter
 from capsule.image.cache import Cache
 from capsule.image.closure import check_packages
-from capsule.machine.compare import check_requirements, compare, expected_grade
+from capsule.machine.compare import check_requirements, compare, expected_grade, unrepeatable
 from capsule.machine.fingerprint import take_fingerprint
 from capsule.machine.kind import machine_kind
 from capsule.verification.analysis.divergence import analyse, compare_results
@@ -136,7 +136,7 @@ def _verify(
         # Trust: who signed it, and whether it is of the experiment that the verifier expects.
         # This finding is assigned before the check, so that the report of an untrusted bundle names
         # its signers, too.
-        found.trust = TrustFinding(bundle.authentic, bundle.fingerprint, bundle.signers)
+        found.trust = TrustFinding(bundle.authentic, bundle.signer.key, bundle.signers)
         require_trust(request, bundle)
         request.expected.check(lock, claims)
         if request.mode.name == "integrity":
@@ -205,7 +205,7 @@ def _execute(
         if mode.name == "segments":
             note("executing segments of the recorded run")
             found.challenge = challenge(run, mode.segments, executor.segment, note)
-        judgement = judge_challenge(found.challenge, found.fresh_seed)
+        judgement = judge_challenge(found.challenge, found.fresh_seed, unrepeatable(lock.spec))
     else:
         # Everything that reads the run directory is inside this block, at whose end it is removed.
         with reexecution_folder(note) as directory:

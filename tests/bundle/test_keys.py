@@ -151,6 +151,16 @@ def test_a_passphrase_protects_the_private_key(tmp_path):
         load_private(tmp_path / "b", "needless")
 
 
+def test_a_passphrase_that_is_too_long_is_rejected_by_name(tmp_path):
+    longest = "\u00e8" * 511 + "x"
+    public = generate(tmp_path / "a", passphrase=longest)
+    assert load_private(tmp_path / "a", longest).public == public
+    with pytest.raises(CapsuleError, match=r"CAP-B139 the passphrase has 1,024 bytes") as caught:
+        generate(tmp_path / "b", passphrase=longest + "x")
+    assert "1,023 bytes" in caught.value.fix
+    assert not (tmp_path / "b").exists()
+
+
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644, 0o777])
 def test_a_private_key_that_others_may_read_is_refused(mode, tmp_path):
     generate(tmp_path / "a")

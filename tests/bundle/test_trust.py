@@ -234,6 +234,21 @@ def test_either_signature_makes_a_bundle_authentic(doubly, alice, carol, mallory
     untrusted(doubly, [mallory.public], "CAP-B125")
 
 
+def test_an_envelope_that_names_another_key_does_not_change_the_signer(
+    doubly, tmp_path, alice, carol, mallory
+):
+    honest, named = (key.public.fingerprint.encode() for key in (alice, mallory))
+    (forged := tmp_path / "forged.capsule.tar").write_bytes(
+        doubly.read_bytes().replace(honest, named)
+    )
+    with open_bundle(forged, [carol.public]) as opened:
+        assert opened.fingerprint == mallory.public.fingerprint
+        assert opened.signer.key == carol.public.fingerprint
+    with open_bundle(forged, ()) as opened:
+        assert not opened.authentic
+        assert opened.signer.key == mallory.public.fingerprint
+
+
 def test_the_signed_manifest_declares_the_signatures(doubly, bundle):
     for path, kinds in ((doubly, ("dsse", "sshsig")), (bundle, ("dsse",))):
         with open_bundle(path, ()) as opened:

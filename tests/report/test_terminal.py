@@ -292,7 +292,9 @@ def test_chosen_segments_are_shown_with_the_chance_to_miss_a_false_one():
 
 
 def test_a_fresh_seed_is_shown_with_its_contradictions():
-    fresh = FreshSeed(seed=77, steps=2000, keys=5, contradictions=("equal losses", "equal actions"))
+    fresh = FreshSeed(
+        seed=77, steps=2000, keys=5, contradictions=("equal losses",), unrepeated=("equal actions",)
+    )
     assert (
         "fresh seed       77, 2,000 steps, executed twice\n"
         "                 equal losses\n"

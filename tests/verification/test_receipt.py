@@ -76,6 +76,22 @@ def test_other_options_for_receipts_are_accepted(options):
     check_receipt(*options)
 
 
+def test_more_signatures_than_a_receipt_can_name_are_rejected_before_anything_runs():
+    files = [Path(f"{number}.sshsig") for number in range(19)]
+    check_receipt(None, None, None, files)
+    check_receipt(KEY, None, None, files[:18])
+    with pytest.raises(CapsuleError, match="--sign with 19 signature files") as caught:
+        check_receipt(KEY, None, None, files)
+    assert (caught.value.code, caught.value.exit_code) == ("CAP-B151", ExitCode.USAGE)
+
+
+def test_a_receipt_names_the_keys_of_as_many_signatures_as_are_accepted():
+    keys = [private_key(number).public.fingerprint for number in range(1, 21)]
+    kinds = ["dsse", "sshsig", *(["detached"] * 18)]
+    signers = tuple(Signer(kind=kind, key=key) for kind, key in zip(kinds, keys, strict=True))
+    assert detail(signers=signers).signers == tuple(sorted(keys))
+
+
 def test_the_rejection_of_an_option_names_it_and_the_remedy():
     with pytest.raises(
         CapsuleError, match=r"--receipt run\.receipt\.json requires --sign"
@@ -214,7 +230,9 @@ def test_a_receipt_lies_beside_its_bundle_unless_the_user_names_a_file(tmp_path)
 
 def test_the_receipt_of_a_signer_of_the_bundle_says_that_it_does_not_count(tmp_path):
     line = sign_report(report(), ALICE, tmp_path / "run.capsule.tar", None)
-    assert line.endswith("; it will not count as independent, since the same key signed the bundle")
+    assert line.endswith(
+        "; it will not count as independent, since the bundle names the same signer"
+    )
 
 
 def test_a_receipt_that_cannot_be_written_is_an_error(tmp_path):

@@ -23,6 +23,7 @@ from capsule.verification.content.values import compare_values
 from capsule.verification.integrity.tensors import MAX_HEADER_BYTES, tensors_of
 
 NUMPY_MAGIC = b"\x93NUMPY"
+_NUMPY_VERSIONS = (b"\1\0", b"\2\0", b"\3\0")
 _MAX_NUMPY_HEADER = 64 << 10
 # The header is a literal of Python, and is matched instead of evaluated. The pattern has only what
 # numpy writes for plain types; that of objects ('|O') has no size and does not match.
@@ -79,7 +80,8 @@ def _described(tensor: Tensor | None) -> str:
 
 def _array(data: Data) -> tuple[bytes, Tensor]:
     """Return header and elements of a file of numpy."""
-    if data[:6] != NUMPY_MAGIC or len(data) < 12:
+    # An array that is stored in two versions of the format is the same. No reader takes others.
+    if data[:6] != NUMPY_MAGIC or data[6:8] not in _NUMPY_VERSIONS or len(data) < 12:
         raise NotComparableError("no such file")
     # NEP 1: the length has two bytes in version 1 of the format, and four in later ones.
     width = 2 if data[6] == 1 else 4

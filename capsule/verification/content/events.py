@@ -12,6 +12,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from capsule.verification.content.parts import (
+    MAX_MEMBER_BYTES,
     Comparison,
     Context,
     Data,
@@ -34,16 +35,17 @@ class _Field(NamedTuple):
     value: bytes | int
 
 
-def compare_events(left: Data, right: Data, _context: Context) -> Comparison:
+def compare_events(left: Data, right: Data, context: Context) -> Comparison:
     """Compare two event files record by record."""
     found = Findings("TensorBoard events")
     pairs = zip_longest(_records(left), _records(right))
     for number, (a, b) in enumerate(pairs, 1):
         if a is None or b is None:
-            found.differs(f"record {number:,}", (_record(a), _record(b)))
+            found.differs(f"record {number:,}", (_record(a, context), _record(b, context)))
         elif a != b:
             # Checksums are computed in Python, byte by byte, and so only of records that differ.
-            _compare_records(f"record {number:,}", _event(a), _event(b), found)
+            pair = _event(a, context), _event(b, context)
+            _compare_records(f"record {number:,}", *pair, found)
     return found.comparison()
 
 
@@ -61,23 +63,27 @@ def _records(data: Data) -> Iterator[bytes]:
     """Yield each record with its checksum, which must be right.
 
     Raises:
-        NotComparableError: The framing is broken.
+        NotComparableError: The framing is broken, or a record is too large.
     """
     place = 0
     while place < len(data):
         head = data[place : place + _HEAD_BYTES]
         if len(head) < _HEAD_BYTES or record_checksum(head[:8]) != head[8:]:
             raise NotComparableError("not records")
-        end = place + _HEAD_BYTES + int.from_bytes(head[:8], "little") + _CHECK_BYTES
+        length = int.from_bytes(head[:8], "little")
+        if length > MAX_MEMBER_BYTES:
+            raise NotComparableError("a record is too large")
+        end = place + _HEAD_BYTES + length + _CHECK_BYTES
         if end > len(data):
             raise NotComparableError("cut off")
         yield data[place + _HEAD_BYTES : end]
         place = end
 
 
-def _event(record: bytes) -> tuple[_Field, ...]:
+def _event(record: bytes, context: Context) -> tuple[_Field, ...]:
     """Return the fields of a record whose checksum is right."""
     data = record[:-_CHECK_BYTES]
+    context.budget.spend(len(data))
     if record_checksum(data) != record[-_CHECK_BYTES:]:
         raise NotComparableError("a record with a wrong checksum")
     return tuple(_fields(data))
@@ -122,8 +128,8 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
     raise NotComparableError("not a message")
 
 
-def _record(record: bytes | None) -> str:
-    return "end of file" if record is None else _described(_event(record))
+def _record(record: bytes | None, context: Context) -> str:
+    return "end of file" if record is None else _described(_event(record, context))
 
 
 def _described(event: tuple[_Field, ...]) -> str:

@@ -37,6 +37,8 @@ def compare_gzip(left: Data, right: Data, context: Context) -> Comparison:
 
 def _names(data: Data) -> tuple[int, bytes]:
     """Return the flags, and the extra field, name and comment of a header whose content is good."""
+    # The level and the operating system are excluded: they are those of the library that compressed
+    # the content, and other versions of Python or zlib write others.
     # RFC 1952, section 2.3: ten bytes are fixed, then come the fields of the flags, in this order.
     flags, place = data[3], 10
     if flags & _EXTRA:

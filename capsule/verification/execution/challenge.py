@@ -201,8 +201,9 @@ def begin_before(recorded: RecordedRun, step: int, directory: Path) -> Mark:
 def fresh_seed(recorded: RecordedRun, execute: Execute, note: Note) -> FreshSeed:
     """Execute a prefix twice with a root seed drawn now, and check that it is computed from that.
 
-    The two must be equal, their random streams must have the keys that this process derives from
-    the seed, and no trace record may have the streams or the parameters of the recorded one.
+    The two must be equal, unless the spec gave that up. Their random streams must have the keys
+    that this process derives from the seed, and no trace record may have the streams or the
+    parameters of the recorded one.
 
     Raises:
         CapsuleError: What ``execute`` raises.
@@ -225,15 +226,20 @@ def fresh_seed(recorded: RecordedRun, execute: Execute, note: Note) -> FreshSeed
         streams, again = (
             read_document(each / contract.STREAMS, StreamProfiles).streams for each in (one, two)
         )
-        found = [
+        contradictions = (
             *_underivable(streams, seed),
-            *_repetition(_trace_of(one), _trace_of(two)),
             *_recitation(recorded.trace, _trace_of(one)),
-        ]
+        )
+        unrepeated = tuple(_repetition(_trace_of(one), _trace_of(two)))
     if streams != again:
-        found.append("the two executions drew other numbers")
-    keys = sum(_is_derived(item, seed) is True for item in streams)
-    return FreshSeed(seed=seed, steps=steps, keys=keys, contradictions=tuple(found))
+        unrepeated += ("the two executions drew other numbers",)
+    return FreshSeed(
+        seed=seed,
+        steps=steps,
+        keys=sum(_is_derived(item, seed) is True for item in streams),
+        contradictions=contradictions,
+        unrepeated=unrepeated,
+    )
 
 
 def prefix_steps(spec: Spec) -> int:
@@ -312,12 +318,31 @@ def _trace_of(directory: Path) -> Path:
     return directory / contract.TRACE
 
 
-def judge_challenge(challenge: Challenge | None, fresh: FreshSeed) -> Judgement:
-    """Judge a fresh seed, and segments if there were some."""
+def judge_challenge(
+    challenge: Challenge | None, fresh: FreshSeed, relaxed: Sequence[str]
+) -> Judgement:
+    """Judge a fresh seed, and segments if there were some.
+
+    Args:
+        challenge: The segments.
+        fresh: The fresh seed.
+        relaxed: Relaxations of the spec with which a machine may not repeat its own bits.
+    """
     # This comes first: segments that an image recites are worth nothing.
-    if fresh.contradictions:
+    found = fresh.contradictions if relaxed else (*fresh.contradictions, *fresh.unrepeated)
+    if found:
         recites = "the image does not compute from the seed that it is given"
-        return Judgement("not-reproduced", f"{recites}: {fresh.contradictions[0]}")
+        return Judgement("not-reproduced", f"{recites}: {found[0]}")
+    # A segment that differs is judged as a prefix is: no relaxation excuses other bits.
+    different = () if challenge is None else [each for each in challenge.segments if not each.equal]
+    if challenge is not None and different:
+        return Judgement("not-reproduced", _difference(different, _among(challenge)))
+    if fresh.unrepeated:
+        return Judgement(
+            "inconclusive",
+            f"{fresh.unrepeated[0]}, which the spec allows ({'; '.join(relaxed)}), so it is not "
+            "known whether the image computes from the seed that it is given",
+        )
     computes = (
         f"{counted(fresh.steps, 'step')} with the fresh seed {fresh.seed} gave the same results "
         "twice, with the random streams of that seed and other parameters than the recorded run's"
@@ -325,19 +350,20 @@ def judge_challenge(challenge: Challenge | None, fresh: FreshSeed) -> Judgement:
     if challenge is None:
         nothing = "nothing of the recorded run was executed again"
         return Judgement("answers-fresh-seed", f"{computes}; {nothing}")
-    different = [segment for segment in challenge.segments if not segment.equal]
     done = len(challenge.segments)
-    how = "all" if challenge.chosen == "all" else "chosen at random by this verifier"
-    among = f"{done} of {counted(challenge.of, 'segment')}, {how}"
-    if different:
-        return Judgement("not-reproduced", _difference(different, among))
     left = challenge.of - done
     rest = f"{left} more and the evaluation were" if left else "the evaluation was"
     return Judgement(
         "reproduced-segments",
-        f"{among}, {agreeing(done, 'was', 'were')} executed again from the recorded states and "
-        f"{agreeing(done, 'is', 'are')} the same, bit for bit; {rest} not executed; {computes}",
+        f"{_among(challenge)}, {agreeing(done, 'was', 'were')} executed again from the recorded "
+        f"states and {agreeing(done, 'is', 'are')} the same, bit for bit; {rest} not executed; "
+        f"{computes}",
     )
+
+
+def _among(challenge: Challenge) -> str:
+    how = "all" if challenge.chosen == "all" else "chosen at random by this verifier"
+    return f"{len(challenge.segments)} of {counted(challenge.of, 'segment')}, {how}"
 
 
 def _difference(different: Sequence[ReexecutedSegment], among: str) -> str:

@@ -92,6 +92,14 @@ def test_the_order_of_the_elements_is_part_of_the_header():
     assert "'fortran_order': True" in found.parts[0].found
 
 
+def test_the_version_of_the_format_is_packaging():
+    first = npy(np.ones(3))
+    length = int.from_bytes(first[8:10], "little")
+    second = b"\x93NUMPY\x02\x00" + struct.pack("<I", length) + first[10:]
+    assert np.array_equal(np.load(io.BytesIO(second)), np.ones(3))
+    assert compare(first, second).nature == "packaging"
+
+
 def test_a_header_of_a_later_version_has_a_longer_length():
     files = []
     for last in (2, 3):
@@ -107,6 +115,8 @@ def test_a_header_of_a_later_version_has_a_longer_length():
     [
         b"",
         b"\x93NUMPY\x01\x00",
+        b"\x93NUMPY\x01\x63" + npy(np.ones(3))[8:],
+        b"\x93NUMPY\x04\x00" + npy(np.ones(3))[8:],
         npy(np.ones(3))[:-1],
         npy(np.ones(3)) + b"\0",
         npy(np.array(["text"])),
@@ -114,7 +124,18 @@ def test_a_header_of_a_later_version_has_a_longer_length():
         npy(np.array(["2024-01-01"], dtype="M8[D]")),
         npy(np.ones(3)).replace(b"'shape': (3,)", b"'shape': (4,)"),
     ],
-    ids=["empty", "cut", "short", "long", "texts", "structured", "dates", "shape"],
+    ids=[
+        "empty",
+        "cut",
+        "minor version",
+        "version",
+        "short",
+        "long",
+        "texts",
+        "structured",
+        "dates",
+        "shape",
+    ],
 )
 def test_a_file_that_is_not_an_array_of_numbers_is_not_compared(data):
     with pytest.raises(NotComparableError):

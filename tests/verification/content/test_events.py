@@ -2,8 +2,13 @@
 
 import struct
 
-from capsule.verification.content.events import record_checksum
-from tests.verification.content.comparing import compare, event, framed
+import pytest
+
+from capsule.verification.content import events
+from capsule.verification.content.events import compare_events, record_checksum
+from capsule.verification.content.formats import compare_content
+from capsule.verification.content.parts import Budget, Context, NotComparableError
+from tests.verification.content.comparing import CONTEXT, TIMES, compare, event, framed
 
 
 def test_the_checksum_of_records_is_crc32c():
@@ -28,3 +33,29 @@ def test_event_files_are_compared_without_their_times():
     assert (found.parts[0].where, found.parts[0].claimed) == ("record 3", "end of file")
     broken = events(2.0, 0.5)[:-1] + b"\0"
     assert compare(events(1.0, 0.5), broken).format == "bytes"
+
+
+def record_of(size, time):
+    """Return a record with an event of so many bytes, whose last field is a text."""
+    head = b"\x09" + struct.pack("<d", time) + b"\x1a"
+    rest = size - len(head) - 1
+    return framed(head + bytes([rest]) + b"x" * rest)
+
+
+def test_a_record_that_is_too_large_is_not_copied(monkeypatch):
+    monkeypatch.setattr(events, "MAX_MEMBER_BYTES", 100)
+    pairs = {size: (record_of(size, 1.0), record_of(size, 2.0)) for size in (100, 101)}
+    assert compare(*pairs[100]).format == "TensorBoard events"
+    assert compare(*pairs[101]).format == "bytes"
+    with pytest.raises(NotComparableError, match="a record is too large"):
+        compare_events(*pairs[101], CONTEXT)
+
+
+def test_the_records_that_differ_are_taken_from_the_budget():
+    equal, pair = event(1.0, 5, "loss", 0.5), (record_of(50, 1.0), record_of(50, 2.0))
+    left, right = (equal + each for each in pair)
+    context = Context(TIMES, compare_content, Budget(100))
+    assert compare_events(left, right, context).nature == "date"
+    assert context.budget.left == 0
+    with pytest.raises(NotComparableError, match="are to be unpacked"):
+        compare_events(left, left + equal, context)

@@ -1,5 +1,7 @@
 """Texts are compared line by line, JSON lines and tables field by field."""
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,6 +53,27 @@ def test_lines_in_another_order_differ_in_as_many_places_as_moved(pair):
         assert [part.where for part in found.parts] == [f"line {number}" for number in places]
     else:
         assert found.nature == "packaging"
+
+
+@pytest.mark.parametrize(("left", "right"), [("aabb", "abbb"), ("aab", "ab"), ("ab", "cd")])
+def test_lines_that_occur_more_or_less_often_are_other_lines(left, right):
+    pair = ("".join(f"{line}\n" for line in lines).encode() for lines in (left, right))
+    assert compare_text(*pair, CONTEXT).nature == "content"
+
+
+def test_the_order_of_many_lines_takes_no_more_memory_than_that_of_few():
+    def peak(count):
+        lines = [b"%d\n" % number for number in range(count)]
+        left, right = b"".join(lines), b"".join(reversed(lines))
+        tracemalloc.start()
+        found = compare_text(left, right, CONTEXT)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert found.nature == "order"
+        return peak
+
+    # Only the numbers of lines are longer.
+    assert peak(4_000) < 1.2 * peak(400)
 
 
 def test_all_lines_in_another_order_count_though_few_are_kept():

@@ -146,6 +146,31 @@ def test_a_leaf_is_named_by_its_path():
     assert found.equal == ["d"]
 
 
+def test_only_the_largest_equal_parts_are_named():
+    left = {"a": {"b": [1, 2]}, "c": [[1], [2, 3]], "d": [1, 2], "e": {"f": 1, "g": 2}}
+    right = {"a": {"b": [1, 2]}, "c": [[1], [2, 4]], "d": [1, 2], "e": {"g": 2, "f": 1}}
+    assert collected(compare_values, "", left, right).equal == ["a", "c[0]", "c[1][0]", "d"]
+    assert collected(compare_values, "", left, left).equal == [""]
+
+
+def test_the_work_with_a_value_does_not_grow_with_its_depth():
+    def work(depth):
+        counts = []
+
+        class Leaf:
+            def __repr__(self):
+                counts.append(self)
+                return "leaf"
+
+        left, right = [Leaf(), 1], [Leaf(), 2]
+        for _ in range(depth):
+            left, right = [left], [right]
+        assert collected(compare_values, "", left, right).count == 1
+        return len(counts)
+
+    assert work(5) == work(200) == 2
+
+
 @pytest.mark.parametrize(
     ("left", "right"), [(1, 1.0), (1, True), (0, False), (0.0, -0.0), ("1", 1), (None, "None")]
 )
@@ -170,6 +195,8 @@ def test_equal_numbers_of_other_types_and_signs_differ(left, right):
         ("5.0e1", "50.0", True),
         ("0e5", "0.0", True),
         ("-0e5", "0.0", False),
+        ("-0", "0", False),
+        ("-0", "-0.0", False),  # an integer
     ],
 )
 def test_numbers_of_json_are_equal_if_all_their_digits_are(left, right, equal):
