@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from capsule.entropy.launch import launch_arguments, root_key
-from capsule.entropy.report import collect, launch_failure
+from capsule.entropy.report import FAILURE, REPORT, collect, launch_failure
 from capsule.experiment.contract import FIRST_PROCESS, PROGRAM_PROCESS
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import Spec, relaxations
@@ -342,6 +342,46 @@ def test_a_run_that_nobody_ends_is_ended_when_its_time_is_up(directory):
     assert ended.returncode == 87
     assert launch_failure(directory).code == "CAP-R114"
     assert not Path(f"/proc/{int(ended.stdout)}").exists()
+
+
+def occupying(directory, name, kind, then):
+    """Return the words of a program that makes something else of a file of the launcher."""
+    path, other = directory / name, directory / "other"
+    other.write_text("unchanged")
+    made = {
+        "pipe": f"os.mkfifo({str(path)!r})",
+        "link": f"os.symlink({str(other)!r}, {str(path)!r})",
+        "unfinished link": f"os.symlink({str(other)!r}, {str(directory / ('.' + name))!r})",
+    }
+    return sys.executable, "-c", f"import os, time; {made[kind]}; {then}"
+
+
+KINDS = pytest.mark.parametrize("kind", ["pipe", "link", "unfinished link"])
+
+
+@KINDS
+def test_no_file_of_the_program_stops_the_launcher_when_its_time_is_up(directory, kind):
+    words = occupying(directory, FAILURE, kind, "time.sleep(600)")
+    assert launch(directory, "--time-limit", "1", "--", *words).returncode == 87
+    assert launch_failure(directory).code == "CAP-R114"
+    assert (directory / "other").read_text() == "unchanged"
+
+
+@KINDS
+def test_no_file_of_the_program_stops_the_launcher_at_the_end_of_a_run(directory, kind):
+    words = occupying(directory, REPORT, kind, "exit(7)")
+    assert launch(directory, "--", *words).returncode == 7
+    assert collect(directory).status == 7
+    assert {path.name for path in directory.iterdir()} == {"journal", "other", REPORT}
+    assert (directory / "other").read_text() == "unchanged"
+
+
+def test_a_report_that_cannot_be_written_is_an_error(directory):
+    code = f"import os; os.makedirs({str(directory / REPORT / 'folder')!r})"
+    ended = launch(directory, "--", sys.executable, "-c", code)
+    assert (ended.returncode, launch_failure(directory).code) == (87, "CAP-R103")
+    assert f"{REPORT} cannot be written: Is a directory" in ended.stderr
+    assert not (directory / f".{REPORT}").exists()
 
 
 def test_a_program_cannot_stop_the_launcher_that_limits_it(directory):

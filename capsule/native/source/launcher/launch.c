@@ -44,21 +44,20 @@ static const int forwarded[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUS
 /* ---- the end of a run ---- */
 
 static void write_report(int status, int outlived) {
-    char path[PATH_MAX];
-    FILE *file = begin_document(REPORT_NAME, path);
-    if (file == NULL) fail("CAP-R103", "%s cannot be written: %s", path, strerror(errno));
-    fprintf(file,
+    struct document document;
+    if (!begin_document(&document, REPORT_NAME))
+        fail("CAP-R103", "%s cannot be written: %s", document.path, strerror(errno));
+    fprintf(document.file,
             "{\"schema\":\"capsule/launch/v1\",\"mode\":\"%s\",\"clock\":\"%s\",\"supervised\":%s,"
             "\"fixed_addresses\":%s,\"own_numbers\":%s,\"first_process\":%d,\"status\":%d,"
             "\"processes\":%" PRIu64 ",\"outlived\":%d,\"programs\":",
             options->mode_name, options->clock, options->supervised ? "true" : "false",
             options->fixed_addresses ? "true" : "false", own_numbers ? "true" : "false", run.root,
             status, account_processes(), outlived);
-    account_write(file);
-    fputs("}\n", file);
-    /* Not ||, because the file is closed in either case. */
-    if (ferror(file) | fclose(file))
-        fail("CAP-R103", "%s cannot be written: %s", path, strerror(errno));
+    account_write(document.file);
+    fputs("}\n", document.file);
+    if (!end_document(&document))
+        fail("CAP-R103", "%s cannot be written: %s", document.path, strerror(errno));
 }
 
 /* End the launcher with `status`, or with that of a mismatch. As when a container's first process
