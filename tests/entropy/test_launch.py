@@ -384,6 +384,39 @@ def test_a_report_that_cannot_be_written_is_an_error(directory):
     assert not (directory / f".{REPORT}").exists()
 
 
+TRACED = """
+import ctypes, os, sys, time
+libc, place = ctypes.CDLL(None), sys.argv[1]
+said, say = os.pipe()
+def be_tracer(process):
+    for _ in range(1000):  # until the other one has permitted it
+        failed = libc.ptrace(0x4206, process, 0, 0)  # PTRACE_SEIZE
+        if not failed: break
+        time.sleep(0.01)
+    os.write(say, b"failed" if failed else b"traced")
+    time.sleep(600)
+traced = os.fork()
+if traced == 0:
+    libc.prctl(0x59616D61, ctypes.c_ulong(-1), 0, 0, 0)  # PR_SET_PTRACER, any
+    if place == "child" and os.fork() == 0: be_tracer(os.getppid())
+    time.sleep(600)
+if place == "sibling" and os.fork() == 0: be_tracer(traced)
+print(os.read(said, 6).decode(), flush=True)
+if sys.argv[2] == "stays": time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("place", ["sibling", "child"])
+@pytest.mark.parametrize(("first", "status"), [("stays", 87), ("ends", 0)])
+def test_a_process_that_traces_another_does_not_stop_the_launcher(directory, place, first, status):
+    """The launcher cannot wait for the other one before the one that traces it has ended."""
+    limit = ("--time-limit", "5") if first == "stays" else ()
+    ended = launch(directory, *limit, "--", sys.executable, "-c", TRACED, place, first)
+    assert (ended.returncode, ended.stdout) == (status, "traced\n")
+    if first == "ends":
+        assert collect(directory).outlived == 2
+
+
 def test_a_program_cannot_stop_the_launcher_that_limits_it(directory):
     """Nor look into its memory, where the time limit is."""
     code = (

@@ -7,27 +7,32 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
+
+#define POLL_NANOSECONDS 1000000
 
 struct run run;
 
-static pid_t any_child(void) {
-    pid_t child = 0;
+/* Kill all children; false if there are none. */
+static bool kill_children(void) {
+    bool any = false;
     FILE *children = fopen("/proc/thread-self/children", "re");
     /* Without the list, at least the program itself can be ended. */
-    if (children == NULL) return run.root;
-    if (fscanf(children, "%d", &child) != 1) child = 0;
+    if (children == NULL) return run.root && kill(run.root, SIGKILL) == 0;
+    for (pid_t child; fscanf(children, "%d", &child) == 1; any = true) kill(child, SIGKILL);
     fclose(children);
-    return child;
+    return any;
 }
 
-/* Each becomes a child of this process, which is their subreaper, when its own parent has ended. */
+/* Each becomes a child of this process, which is their subreaper, when its own parent has ended.
+ * One that another process traces can be waited for only when the tracer has ended, too, which may
+ * become a child only now. So no single one is waited for. */
 int kill_descendants(void) {
+    const struct timespec pause = {0, POLL_NANOSECONDS};
     int count = 0;
-    for (pid_t child; (child = any_child()) != 0; count++) {
-        kill(child, SIGKILL);
-        if (waitpid(child, NULL, 0) != child) break;
-    }
+    for (pid_t child = 0; child >= 0 && kill_children(); nanosleep(&pause, NULL))
+        while ((child = waitpid(-1, NULL, WNOHANG)) > 0) count++;
     return count;
 }
 
