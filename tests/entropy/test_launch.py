@@ -384,6 +384,14 @@ def test_a_report_that_cannot_be_written_is_an_error(directory):
     assert not (directory / f".{REPORT}").exists()
 
 
+@pytest.mark.parametrize("options", [(), ("--no-supervisor", "--preload", INTERPOSER)])
+def test_a_process_that_ended_before_the_program_has_not_outlived_it(directory, options):
+    code = "import os; child = os.fork() or os._exit(0); "
+    code += "os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)"  # seen, and left to the launcher
+    assert launch(directory, *options, "--", sys.executable, "-c", code).returncode == 0
+    assert collect(directory).outlived == 0
+
+
 TRACED = """
 import ctypes, os, sys, time
 libc, place = ctypes.CDLL(None), sys.argv[1]

@@ -240,15 +240,20 @@ static int signal_descriptor;
 
 /* Orphans are adopted and reaped here; the program's end is the end of the run. */
 static void reap(void) {
-    int status;
+    int status, end = 0;
+    bool ended = false;
     tasks_reaping();
-    /* One signal may stand for the ends of several children. */
+    /* One signal may stand for the ends of several children. Those that ended before the program,
+     * or with it, are all reaped before what outlived it is counted. */
     for (pid_t child; (child = waitpid(-1, &status, WNOHANG)) > 0;) {
         if (child != run.root) continue;
-        if (start_channel >= 0) start_channel_ready(NULL, 0); /* did it become the program? */
-        program_check_end(account_first(), options);
-        end_run(WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status));
+        ended = true;
+        end = status;
     }
+    if (!ended) return;
+    if (start_channel >= 0) start_channel_ready(NULL, 0); /* did it become the program? */
+    program_check_end(account_first(), options);
+    end_run(WIFSIGNALED(end) ? 128 + WTERMSIG(end) : WEXITSTATUS(end));
 }
 
 /* The first process is about to start the user's program, and has no other task to start. */
