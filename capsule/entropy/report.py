@@ -199,8 +199,8 @@ def collect(directory: Path, starts: int = 1) -> EntropyReport:
 
     Raises:
         CapsuleError: CAP-R101 to CAP-R112, the launcher says that it failed; CAP-R113, its
-            report is missing or malformed; CAP-R115, it is too large; CAP-R201 to CAP-R202, the
-            journal cannot be read.
+            report is missing or malformed; CAP-R115, it or the journal is too large; CAP-R201 to
+            CAP-R203, the journal cannot be read.
     """
     if failure := launch_failure(directory):
         raise failure
