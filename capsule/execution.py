@@ -361,8 +361,8 @@ def _execute(
 def _has_ended(run_directory: Path) -> bool:
     """Tell whether the task has ended, so that at most a program's outputs are still to be listed.
 
-    What ended without a report of its launcher, which was killed at that moment, continues from its
-    last state, since nothing is known about the randomness of its end.
+    What ended without a report of its launcher, which failed or was killed at that moment,
+    continues from its last state, since nothing is known about the randomness of its end.
     """
     ends = [run_directory / name for name in (contract.ENDED, contract.RESULT)]
     if is_complete(run_directory):

@@ -7,7 +7,7 @@ import pytest
 from capsule import execution
 from capsule.engine.gpu import no_gpu
 from capsule.engine.interface import Exit
-from capsule.entropy.report import REPORT
+from capsule.entropy.report import FAILURE, REPORT
 from capsule.execution import VariedSurroundings, look
 from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError, ExitCode
@@ -163,3 +163,13 @@ def test_what_ended_is_finished_only_with_a_report_of_its_launcher(tmp_path, nam
     (start / REPORT).unlink()
     assert not execution._has_ended(tmp_path)
     assert not (tmp_path / name).exists()  # it continues from its last state
+
+
+@pytest.mark.parametrize("name", [contract.ENDED, contract.RESULT])
+def test_what_ended_while_its_launcher_failed_continues_from_its_last_state(tmp_path, name):
+    start = tmp_path / contract.ENTROPY_STARTS / "start-0001"
+    start.mkdir(parents=True)
+    for path in (tmp_path / name, start / REPORT, start / FAILURE):
+        path.touch()
+    assert not execution._has_ended(tmp_path)
+    assert not (tmp_path / name).exists()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from capsule.entropy.launch import REPLAYED, launch_arguments
 from capsule.entropy.profile import check_consumed, check_room, merge, parse
-from capsule.entropy.report import REPORT, EntropyReport, collect, launch_failure
+from capsule.entropy.report import FAILURE, REPORT, EntropyReport, collect, launch_failure
 from capsule.experiment import contract
 from capsule.experiment.beneath import remove_folder
 from capsule.experiment.canonical import write_atomic
@@ -22,7 +22,11 @@ from capsule.host.errors import CapsuleError
 def is_complete(run_directory: Path) -> bool:
     """Tell whether the launcher reported the end of the last start, so that it can be finished."""
     starts = sorted((run_directory / contract.ENTROPY_STARTS).glob("start-*"))
-    return bool(starts) and (starts[-1] / REPORT).exists()
+    if not starts:
+        return False
+    # A launcher that fails leaves no report. If both exist, the program wrote one of them, and this
+    # start can never be finished.
+    return (starts[-1] / REPORT).exists() and not (starts[-1] / FAILURE).exists()
 
 
 def clear(run_directory: Path) -> None:

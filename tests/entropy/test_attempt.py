@@ -248,6 +248,17 @@ def test_without_the_launchers_report_nothing_is_finished(directory):
     assert kept(directory) == {ENTROPY_STARTS}
 
 
+def test_a_start_whose_launcher_failed_is_not_complete(directory):
+    start(directory)
+    write_launch_report(folder_of(directory))
+    assert is_complete(directory)
+    (folder_of(directory) / FAILURE).touch()
+    assert not is_complete(directory)
+    start(directory)
+    write_launch_report(folder_of(directory, 2))
+    assert is_complete(directory)  # only the last start counts
+
+
 def test_a_finish_is_repeated_until_the_folders_are_cleared(directory):
     attempt = start(directory, RECORDED)
     recorded_run(folder_of(directory))
