@@ -277,6 +277,26 @@ def test_programs_are_told_what_they_need(directory):
     assert found["OPENSSL_ia32cap"] == "~0x4000000000000000:~0x40000"
 
 
+MASKS = {
+    "OPENSSL_ia32cap": "~0x4000000000000000:~0x40000",
+    "QT_NO_CPU_FEATURE": "rdrand",
+    "SYSTEMD_RDRAND": "0",
+}
+
+
+@pytest.mark.parametrize("mode", ["virtual", "system"])
+@pytest.mark.parametrize("given", [{}, {"SYSTEMD_RDRAND": "1"}])
+def test_processor_randomness_is_masked_in_programs_with_an_environment_of_their_own(
+    directory, mode, given
+):
+    dump = "import json, os; print(json.dumps(dict(os.environ)))"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {dump!r}], env={given})"
+    words = ("--entropy", mode, "--preload", INTERPOSER, "--", sys.executable, "-c", code)
+    found = json.loads(launch(directory, *words).stdout)
+    expected = given if mode == "system" else MASKS | given
+    assert {name: found[name] for name in MASKS if name in found} == expected
+
+
 def in_own_namespace(directory, *words):
     """Launch a program as the first process of a process id namespace, without privileges."""
     namespace = ["unshare", "--map-user=1000", "--map-group=1000"]

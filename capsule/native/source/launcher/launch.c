@@ -86,12 +86,11 @@ static void set_preloads(void) {
     if (options->preload_count) set_variable("LD_PRELOAD", list);
 }
 
-/* Libraries that would rather ask the processor (RDRAND, RDSEED) are told that it has no answer. */
 static void mask_processor(void) {
-    /* Bit 62 of the first word is RDRAND, bit 18 of the second RDSEED (OPENSSL_ia32cap(3)). */
-    set_variable("OPENSSL_ia32cap", "~0x4000000000000000:~0x40000");
-    set_variable("QT_NO_CPU_FEATURE", "rdrand");
-    set_variable("SYSTEMD_RDRAND", "0");
+    static char entries[][64] = CAPSULE_PROCESSOR_MASKS;
+    for (unsigned i = 0; i < sizeof entries / sizeof *entries; i++)
+        if (putenv(entries[i]))
+            fail("CAP-R110", "%s cannot be set: %s", entries[i], strerror(errno));
 }
 
 static void prepare_environment(void) {
