@@ -375,7 +375,7 @@ def has_ended(run_directory: Path) -> bool:
 
 
 def _discard_end(run_directory: Path) -> None:
-    """Remove the end of a task whose launcher was killed at that moment, before its report.
+    """Remove the end of a task whose launcher failed or was killed then, and left no report.
 
     The task continues from its last state, since nothing is known about the randomness of its end.
     """

@@ -7,7 +7,7 @@ import pytest
 from capsule import execution
 from capsule.engine.gpu import no_gpu
 from capsule.engine.interface import Exit
-from capsule.entropy.report import REPORT
+from capsule.entropy.report import FAILURE, REPORT
 from capsule.execution import VariedSurroundings, look
 from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError, ExitCode
@@ -200,3 +200,11 @@ def test_the_ledger_has_the_engine_that_the_bundle_will_name(tmp_path, monkeypat
         options = execution.ExecutionOptions(described=described)
         execution.execute(lock, engine, tmp_path / name, options, reporter=SilentReporter())
     assert engines == [engine.describe(), elsewhere]
+
+
+def test_what_ended_while_its_launcher_failed_continues_from_its_last_state(tmp_path):
+    start = tmp_path / contract.ENTROPY_STARTS / "start-0001"
+    start.mkdir(parents=True)
+    for path in (tmp_path / contract.ENDED, start / REPORT, start / FAILURE):
+        path.touch()
+    assert not execution.has_ended(tmp_path)

@@ -11,7 +11,14 @@ from pathlib import Path
 
 from capsule.entropy.launch import REPLAYED, launch_arguments
 from capsule.entropy.profile import check_consumed, check_room, merge, parse
-from capsule.entropy.report import REPORT, EntropyReport, collect, launch_failure
+from capsule.entropy.report import (
+    FAILURE,
+    REPORT,
+    EntropyReport,
+    collect,
+    launch_failure,
+    readable_document,
+)
 from capsule.experiment import contract
 from capsule.experiment.beneath import remove_folder
 from capsule.experiment.canonical import write_atomic
@@ -22,7 +29,11 @@ from capsule.host.errors import CapsuleError
 def is_complete(run_directory: Path) -> bool:
     """Tell whether the launcher reported the end of the last start, so that it can be finished."""
     starts = sorted((run_directory / contract.ENTROPY_STARTS).glob("start-*"))
-    return bool(starts) and (starts[-1] / REPORT).exists()
+    if not starts:
+        return False
+    # A launcher that fails leaves no report. If both exist, the program wrote one of them, and this
+    # start can never be finished.
+    return (starts[-1] / REPORT).exists() and not (starts[-1] / FAILURE).exists()
 
 
 def clear(run_directory: Path) -> None:
@@ -120,10 +131,11 @@ class Attempt:
             prefix: Only a part was executed, so that a replay may leave some of its profile over.
 
         Raises:
-            CapsuleError: CAP-R113, CAP-R2…: what was left is incomplete or a replay was not one.
+            CapsuleError: CAP-R113, CAP-R2…: what was left is incomplete or a replay was not one;
+                CAP-R115, it is too large.
         """
         report = collect(self._folder, self._number)
-        document = report.document()
+        document = readable_document(report)
         write_atomic(self._run_directory / contract.ENTROPY_REPORT, document)
         profile = self._profile(prefix=prefix)
         if profile is not None:

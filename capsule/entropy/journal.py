@@ -8,7 +8,7 @@ under way. The program may have written anything to it, so nothing in it is beli
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
@@ -26,12 +26,12 @@ MAGIC = b"CAPSJRNL"
 VERSION = 3
 
 # These are the structures of journal.h. A record's own head, 16 bytes, is read by _RECORD: length
-# and kind are the halves of its claim.
+# and kind are the halves of its claim. _CALL repeats the length, which depends on the call.
 _HEADER = struct.Struct("<8s2I2Q2I24x")
 _RECORD = struct.Struct("<3I4x")
 _THREAD = struct.Struct("<16x4Q192s192s")
 _COUNTER = struct.Struct("<16x4QI4x64s")
-_CALL = struct.Struct("<16x2Q")
+_CALL = struct.Struct("<I12x2Q")
 _MISMATCH = struct.Struct("<16x3I4x4Q192s192s")
 _TOLD = struct.Struct("<16x4Q3I4x192s")
 
@@ -40,6 +40,9 @@ _TOLD = struct.Struct("<16x4Q3I4x192s")
 MAX_COUNTS = MAX_SAFE_INTEGER // 2
 
 _MAX_BYTES = 1 << 30  # what a process makes the file
+# Most records become an object, and the program can fill the file with records without content.
+MAX_CALLS = 1_000_000
+MAX_RECORDS = 2_000_000
 _KEPT_SIZE = 32  # bytes at most that are kept of a call
 _IS_FULL = 2
 
@@ -224,8 +227,9 @@ def read_journal(directory: Path) -> Journal:
         directory: The one that was named as ``CAPSULE_ENTROPY_DIRECTORY``.
 
     Raises:
-        CapsuleError: CAP-R201, there is no journal, or not one of this version; CAP-R202, it
-            contradicts itself.
+        CapsuleError: CAP-R115, it has more records than are read; CAP-R201, there is no journal,
+            or not one of this version; CAP-R202, it contradicts itself; CAP-R203, more calls were
+            recorded than a profile can contain.
     """
     path = directory / FILE_NAME
     header, body = _read(path)
@@ -302,6 +306,28 @@ def _contradiction(path: Path, what: str) -> NoReturn:
     )
 
 
+def _impossible(path: Path, offset: int) -> NoReturn:
+    _contradiction(path, f"has an impossible record at {offset}")
+
+
+def _too_many_calls() -> CapsuleError:
+    return CapsuleError(
+        "CAP-R203",
+        f"the run asked for randomness more than {MAX_CALLS:,} times, which is the most that a "
+        "profile can contain",
+        fix="Use entropy.mode: virtual for a program with so many requests.",
+    )
+
+
+def _too_many_records(path: Path) -> CapsuleError:
+    return CapsuleError(
+        "CAP-R115",
+        f"{path} has more than {MAX_RECORDS:,} records: each process and each thread that asks for "
+        "randomness adds some",
+        fix="Start fewer processes and threads.",
+    )
+
+
 class _Reader:
     """Follows the records of a journal and the offsets between them."""
 
@@ -314,26 +340,26 @@ class _Reader:
         self._recorded: dict[int, list[Call]] = {}
         self._told: list[ToldReport] = []
         self._mismatch: Mismatch | None = None
-        self._counted = 0
+        self._counted = self._calls = 0
 
     def journal(self, *, full: bool) -> Journal:
         """Read all records; those that a killed process left unfinished do not count."""
         # The keys are those of enum journal_type in journal.h.
-        read = {1: self._thread, 2: self._counter, 3: self._call}
-        read |= {4: self._mismatched, 5: self._was_told}
-        offset = _HEADER.size
-        while offset < len(self._data):
-            length, kind, ready = self._unpack(_RECORD, offset)
-            # A length of zero would keep this loop from ending.
-            if length < _RECORD.size or length % 8 or offset + length > len(self._data):
-                _contradiction(self._path, f"has an impossible record at {offset}")
-            # A record's length is claimed before anything else is written, so one that a killed
-            # process left unfinished can be passed over.
-            if ready:
-                if kind not in read:
-                    _contradiction(self._path, f"has an unknown record at {offset}")
-                read[kind](offset)
-            offset += length
+        kinds: dict[int, tuple[struct.Struct, Callable[[int, tuple[Any, ...]], None]]] = {
+            1: (_THREAD, self._thread),
+            2: (_COUNTER, self._counter),
+            3: (_CALL, self._call),
+            4: (_MISMATCH, self._mismatched),
+            5: (_TOLD, self._was_told),
+        }
+        for offset, length, kind in self._records():
+            if kind not in kinds:
+                _contradiction(self._path, f"has an unknown record at {offset}")
+            layout, take = kinds[kind]
+            # What lies beyond a record belongs to the next one.
+            if length < layout.size:
+                _impossible(self._path, offset)
+            take(offset, layout.unpack_from(self._data, offset))
         threads = [
             replace(thread, recorded=tuple(self._recorded.get(offset, ())))
             for offset, thread in self._threads.items()
@@ -347,10 +373,26 @@ class _Reader:
             full=full,
         )
 
-    def _unpack(self, layout: struct.Struct, offset: int) -> tuple[Any, ...]:
-        if offset + layout.size > len(self._data):
-            _contradiction(self._path, f"is cut off at {offset}")
-        return layout.unpack_from(self._data, offset)
+    def _records(self) -> Iterator[tuple[int, int, int]]:
+        """Yield offset, length and kind of each record that its process has finished.
+
+        A record's length is claimed before anything else is written, so one that a killed process
+        left unfinished can be passed over.
+        """
+        offset, count = _HEADER.size, 0
+        while offset < len(self._data):
+            if offset + _RECORD.size > len(self._data):
+                _contradiction(self._path, f"is cut off at {offset}")
+            length, kind, ready = _RECORD.unpack_from(self._data, offset)
+            # A length of zero would keep this loop from ending.
+            if length < _RECORD.size or length % 8 or offset + length > len(self._data):
+                _impossible(self._path, offset)
+            count += 1
+            if count > MAX_RECORDS:
+                raise _too_many_records(self._path)
+            if ready:
+                yield offset, length, kind
+            offset += length
 
     def _count(self, offset: int, *counts: int) -> None:
         self._counted += sum(counts)
@@ -369,15 +411,15 @@ class _Reader:
             _contradiction(self._path, f"names an unknown source, {number}")
         return EntropyCall(number)
 
-    def _thread(self, offset: int) -> None:
-        calls, size, derived_calls, derived_size, *names = self._unpack(_THREAD, offset)
+    def _thread(self, offset: int, fields: tuple[Any, ...]) -> None:
+        calls, size, derived_calls, derived_size, *names = fields
         process, thread = map(self._text, names)
         self._threads[offset] = Thread(
             *(process, thread, calls, size), *(derived_calls, derived_size), recorded=()
         )
 
-    def _counter(self, offset: int) -> None:
-        owner, _, calls, size, source, caller = self._unpack(_COUNTER, offset)
+    def _counter(self, offset: int, fields: tuple[Any, ...]) -> None:
+        owner, _, calls, size, source, caller = fields
         self._count(offset, calls, size)
         # Only an offset at which such a record was read is accepted, never one into the middle of
         # another.
@@ -390,21 +432,23 @@ class _Reader:
         )
         self._counters[offset] = (owner, use)
 
-    def _call(self, offset: int) -> None:
-        counter, size = self._unpack(_CALL, offset)
-        start = offset + _CALL.size
-        end = start + kept_size(size)
-        if counter not in self._counters or end > len(self._data):
+    def _call(self, offset: int, fields: tuple[Any, ...]) -> None:
+        length, counter, size = fields
+        if _CALL.size + kept_size(size) > length:
+            _impossible(self._path, offset)
+        if counter not in self._counters:
             _contradiction(self._path, f"has a call without a thread at {offset}")
+        self._calls += 1
+        if self._calls > MAX_CALLS:
+            raise _too_many_calls()
+        start = offset + _CALL.size
         owner, use = self._counters[counter]
-        call = Call(use.source, use.caller, size, self._data[start:end])
+        call = Call(use.source, use.caller, size, self._data[start : start + kept_size(size)])
         # A thread appends its own calls one after the other, so their order in the file is its own.
         self._recorded.setdefault(owner, []).append(call)
 
-    def _was_told(self, offset: int) -> None:
-        readings, waits, listings, questions, clock, is_sorted, cores, process = self._unpack(
-            _TOLD, offset
-        )
+    def _was_told(self, offset: int, fields: tuple[Any, ...]) -> None:
+        readings, waits, listings, questions, clock, is_sorted, cores, process = fields
         if clock >= len(_CLOCKS) or is_sorted > 1 or cores > _MAX_CORES:
             _contradiction(self._path, f"has an impossible setting at {offset}")
         self._count(offset, readings, waits, listings, questions)
@@ -422,8 +466,7 @@ class _Reader:
             )
         )
 
-    def _mismatched(self, offset: int) -> None:
-        fields = self._unpack(_MISMATCH, offset)
+    def _mismatched(self, _: int, fields: tuple[Any, ...]) -> None:
         reason, requested, recorded, call, before, size, recorded_size, process, thread = fields
         if self._mismatch is not None:
             return  # the first one stopped the run

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from capsule.entropy.journal import (
+    MAX_CALLS,
     Call,
     EntropyCall,
     Journal,
@@ -52,7 +53,6 @@ MAGIC = b"CAPSPROF"
 VERSION = 2
 X86_64 = 62  # e_machine of ELF
 MAX_PROFILE_BYTES = 64 << 20
-MAX_CALLS = 1_000_000  # each is an object when it is read
 
 _HEADER = struct.Struct("<8s2H")
 _CHECKSUM_SIZE = 32
@@ -99,9 +99,9 @@ def merge(directory: Path) -> bytes:
         directory: The one that the run wrote to.
 
     Raises:
-        CapsuleError: CAP-R201 to CAP-R202, the journal cannot be read; CAP-R203, it had no room
-            for the whole run, or a profile has none; CAP-R204, two threads have one path, so that
-            a replay could not tell them apart.
+        CapsuleError: CAP-R115, CAP-R201 to CAP-R202, the journal cannot be read; CAP-R203, it had
+            no room for the whole run, or a profile has none; CAP-R204, two threads have one path,
+            so that a replay could not tell them apart.
     """
     journal = read_journal(directory)
     _check_complete(journal, directory)
@@ -110,13 +110,6 @@ def merge(directory: Path) -> bytes:
         for thread in journal.threads
         if thread.recorded
     ]
-    calls = sum(len(thread.calls) for thread in threads)
-    if calls > MAX_CALLS:
-        raise CapsuleError(
-            "CAP-R203",
-            f"the run asked for randomness {calls:,} times; a profile holds {MAX_CALLS:,}",
-            fix="Use entropy.mode: virtual for a program with so many requests.",
-        )
     # Threads are sorted by their paths, so equal paths are neighbours.
     for one, other in pairwise(threads):
         if (one.process, one.thread) == (other.process, other.thread):
@@ -213,8 +206,9 @@ def check_consumed(
         spec allows it (``entropy.on_exhaustion: virtual``). A replay with any is not one.
 
     Raises:
-        CapsuleError: CAP-R201 to CAP-R203, what the replay wrote down cannot be read or is not
-            complete; CAP-R221, a thread asked for more or for something else; CAP-R222, for less.
+        CapsuleError: CAP-R115, CAP-R201 to CAP-R203, what the replay wrote down cannot be read or
+            is not complete; CAP-R221, a thread asked for more or for something else; CAP-R222, for
+            less.
     """
     journal = read_journal(directory)
     if journal.mismatch is not None:

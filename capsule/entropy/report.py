@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 from pydantic import Field, ValidationError
 
 from capsule.entropy.journal import FILE_NAME, MAX_COUNTS, Journal, ToldReport, read_journal
-from capsule.experiment.canonical import open_regular
+from capsule.experiment.canonical import MAX_VALUES, count_values, open_regular
 from capsule.experiment.contract import FIRST_PROCESS
 from capsule.experiment.fields import Model, NonNegativeInt, PositiveInt
 from capsule.host.errors import CapsuleError
@@ -199,8 +199,8 @@ def collect(directory: Path, starts: int = 1) -> EntropyReport:
 
     Raises:
         CapsuleError: CAP-R101 to CAP-R112, the launcher says that it failed; CAP-R113, its
-            report is missing or malformed; CAP-R115, it is too large; CAP-R201 to CAP-R202, the
-            journal cannot be read.
+            report is missing or malformed; CAP-R115, it or the journal is too large; CAP-R201 to
+            CAP-R203, the journal cannot be read.
     """
     if failure := launch_failure(directory):
         raise failure
@@ -233,6 +233,23 @@ def collect(directory: Path, starts: int = 1) -> EntropyReport:
         coverage=tuple(_coverage(launch, uses)),
         starts=starts,
     )
+
+
+def readable_document(report: EntropyReport) -> bytes:
+    """Return the report as it is stored.
+
+    Raises:
+        CapsuleError: CAP-R115, it is larger than the documents that are packed and read.
+    """
+    document = report.document()
+    values = count_values(document)
+    if len(document) > _MAX_BYTES or values > MAX_VALUES:
+        raise _too_large(
+            f"the report on the randomness of the run has {len(document):,} bytes and {values:,} "
+            f"values; at most {_MAX_BYTES:,} and {MAX_VALUES:,} are accepted. The run started so "
+            "many programs and processes, and each has entries"
+        )
+    return document
 
 
 def _check_counts(path: Path, launch: _Launch) -> None:
@@ -400,12 +417,9 @@ def _read(path: Path, form: type[_Document]) -> _Document:
             # File names need not be UTF-8.
             data = stream.read(_MAX_BYTES + 1)
         if len(data) > _MAX_BYTES:
-            raise CapsuleError(
-                "CAP-R115",
+            raise _too_large(
                 f"{path} has more than {_MAX_BYTES >> 20} MiB, because the run executed so many "
-                "programs: it has an entry for each",
-                fix="Start fewer programs (for example, by a call of a library instead of a "
-                "command), or set entropy.supervised: false.",
+                "programs: it has an entry for each"
             )
         text = data.decode("utf-8", "replace")
         return form.model_validate_json(text)
@@ -415,6 +429,15 @@ def _read(path: Path, form: type[_Document]) -> _Document:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the document"
         raise _malformed(path, f"is malformed: {place}: {first['msg']}") from error
+
+
+def _too_large(what: str) -> CapsuleError:
+    return CapsuleError(
+        "CAP-R115",
+        what,
+        fix="Start fewer programs and processes (for example, by a call of a library instead of a "
+        "command).",
+    )
 
 
 def _malformed(path: Path, what: str) -> CapsuleError:

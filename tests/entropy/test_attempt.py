@@ -4,11 +4,14 @@ import json
 
 import pytest
 
+from capsule.bundle import bundle, claims
+from capsule.entropy import report as reports
 from capsule.entropy.attempt import Attempt, clear, is_complete
 from capsule.entropy.journal import MAX_COUNTS
 from capsule.entropy.launch import REPLAYED, launch_arguments
 from capsule.entropy.profile import merge, parse, serialize
 from capsule.entropy.report import FAILURE, REPORT, EntropyReport
+from capsule.experiment.canonical import count_values
 from capsule.experiment.contract import (
     ENTROPY_PROFILE,
     ENTROPY_REPORT,
@@ -22,6 +25,7 @@ from tests.entropy.journals import (
     mismatch_record,
     recorded_run,
     thread_record,
+    told_record,
     write_journal,
     write_launch_report,
 )
@@ -197,6 +201,30 @@ def test_the_largest_counts_of_journal_and_launch_report_are_written(directory):
     assert EntropyReport.parse((directory / ENTROPY_REPORT).read_bytes()) == report
 
 
+@pytest.mark.parametrize("limit", ["_MAX_BYTES", "MAX_VALUES"])
+def test_a_report_that_no_reader_accepts_is_an_error(directory, monkeypatch, limit):
+    attempt = start(directory)
+    write_launch_report(folder_of(directory))
+    told = [told_record(process=b"0.1x.%d" % number) for number in range(100)]
+    write_journal(folder_of(directory), *told)
+    document = attempt.finish(prefix=False).document()
+    (directory / ENTROPY_REPORT).unlink()
+    size = {"_MAX_BYTES": len(document), "MAX_VALUES": count_values(document)}[limit]
+    monkeypatch.setattr(f"capsule.entropy.report.{limit}", size)
+    attempt.finish(prefix=False)
+    (directory / ENTROPY_REPORT).unlink()
+    monkeypatch.setattr(f"capsule.entropy.report.{limit}", size - 1)
+    with pytest.raises(CapsuleError, match=f"{size:,} (bytes|values)") as caught:
+        attempt.finish(prefix=False)
+    assert caught.value.code == "CAP-R115"
+    assert "Start fewer" in caught.value.fix
+    assert kept(directory) == {ENTROPY_STARTS}
+
+
+def test_the_limits_of_a_report_are_those_of_a_bundles_documents():
+    assert reports._MAX_BYTES == claims.MAX_DOCUMENT_BYTES == bundle.MAX_DOCUMENT_BYTES
+
+
 def test_a_recorded_run_leaves_its_profile(directory):
     attempt = start(directory, RECORDED)
     recorded_run(folder_of(directory))
@@ -246,6 +274,17 @@ def test_without_the_launchers_report_nothing_is_finished(directory):
     write_journal(folder_of(directory))
     assert code_of(attempt.finish, prefix=False) == "CAP-R113"
     assert kept(directory) == {ENTROPY_STARTS}
+
+
+def test_a_start_whose_launcher_failed_is_not_complete(directory):
+    start(directory)
+    write_launch_report(folder_of(directory))
+    assert is_complete(directory)
+    (folder_of(directory) / FAILURE).touch()
+    assert not is_complete(directory)
+    start(directory)
+    write_launch_report(folder_of(directory, 2))
+    assert is_complete(directory)  # only the last start counts
 
 
 def test_a_finish_is_repeated_until_the_folders_are_cleared(directory):

@@ -23,6 +23,7 @@ from capsule.entropy.journal import (
 )
 from capsule.experiment.errors import CapsuleError
 from tests.entropy.journals import (
+    CALL,
     COUNTER,
     THREAD,
     call_record,
@@ -299,7 +300,16 @@ def test_a_journal_that_contradicts_itself_is_refused(tmp_path, records):
     ("records", "said"),
     [
         ((record(9, b"12345678"),), "has an unknown record at 64"),
-        ((record(1, b"12345678"),), "is cut off at 64"),
+        ((record(1, b"12345678"),), "has an impossible record at 64"),
+        ((record(9, b""), b"12345678"), "has an unknown record at 64"),
+        ((record(9, b"", ready=0), b"12345678"), "is cut off at 80"),
+        *(((record(kind, b""),), "has an impossible record at 64") for kind in range(1, 6)),
+        # Records that would share the bytes of the ones after them.
+        ((record(1, b"") * 50,), "has an impossible record at 64"),
+        (
+            (thread_record(), counter_record(THREAD), call_record(COUNTER, b"", size=8) * 9),
+            f"has an impossible record at {CALL}",
+        ),
         ((record(0, b""),), "has an unknown record at 64"),
         ((struct.pack("<3I4x", 12, 1, 1),), "has an impossible record at 64"),
         ((struct.pack("<3I4x", 20, 1, 0) + bytes(8),), "has an impossible record at 64"),
@@ -327,6 +337,28 @@ def test_a_journal_that_contradicts_itself_is_refused(tmp_path, records):
 )
 def test_the_place_of_a_contradiction_is_named(tmp_path, records, said):
     assert refused(write_journal(tmp_path, *records), "CAP-R202").endswith(said)
+
+
+def test_no_more_calls_are_read_than_a_profile_can_contain(tmp_path, monkeypatch):
+    monkeypatch.setattr("capsule.entropy.journal.MAX_CALLS", 3)
+    records = thread_record(), counter_record(THREAD)
+    write_journal(tmp_path, *records, *[call_record(COUNTER)] * 3)
+    assert len(read_journal(tmp_path).threads[0].recorded) == 3
+    write_journal(tmp_path, *records, *[call_record(COUNTER)] * 4)
+    with pytest.raises(CapsuleError, match="asked for randomness more than 3 times") as caught:
+        read_journal(tmp_path)
+    assert caught.value.code == "CAP-R203"
+
+
+@pytest.mark.parametrize("ready", [0, 1])
+def test_a_journal_with_too_many_records_is_named_so(tmp_path, monkeypatch, ready):
+    """Also those that no process finished take their time."""
+    monkeypatch.setattr("capsule.entropy.journal.MAX_RECORDS", 3)
+    more = record(5, bytes(32) + bytes(16) + b"0".ljust(192, b"\0"), ready=ready)
+    read_journal(write_journal(tmp_path, *[more] * 3))
+    with pytest.raises(CapsuleError, match="more than 3 records") as caught:
+        read_journal(write_journal(tmp_path, *[more] * 4))
+    assert caught.value.code == "CAP-R115"
 
 
 @given(st.binary(max_size=120))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from capsule.entropy.launch import launch_arguments, root_key
-from capsule.entropy.report import collect, launch_failure
+from capsule.entropy.report import FAILURE, REPORT, collect, launch_failure
 from capsule.experiment.contract import FIRST_PROCESS, PROGRAM_PROCESS
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import Spec, relaxations
@@ -277,6 +277,26 @@ def test_programs_are_told_what_they_need(directory):
     assert found["OPENSSL_ia32cap"] == "~0x4000000000000000:~0x40000"
 
 
+MASKS = {
+    "OPENSSL_ia32cap": "~0x4000000000000000:~0x40000",
+    "QT_NO_CPU_FEATURE": "rdrand",
+    "SYSTEMD_RDRAND": "0",
+}
+
+
+@pytest.mark.parametrize("mode", ["virtual", "system"])
+@pytest.mark.parametrize("given", [{}, {"SYSTEMD_RDRAND": "1"}])
+def test_processor_randomness_is_masked_in_programs_with_an_environment_of_their_own(
+    directory, mode, given
+):
+    dump = "import json, os; print(json.dumps(dict(os.environ)))"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {dump!r}], env={given})"
+    words = ("--entropy", mode, "--preload", INTERPOSER, "--", sys.executable, "-c", code)
+    found = json.loads(launch(directory, *words).stdout)
+    expected = given if mode == "system" else MASKS | given
+    assert {name: found[name] for name in MASKS if name in found} == expected
+
+
 def in_own_namespace(directory, *words):
     """Launch a program as the first process of a process id namespace, without privileges."""
     namespace = ["unshare", "--map-user=1000", "--map-group=1000"]
@@ -342,6 +362,87 @@ def test_a_run_that_nobody_ends_is_ended_when_its_time_is_up(directory):
     assert ended.returncode == 87
     assert launch_failure(directory).code == "CAP-R114"
     assert not Path(f"/proc/{int(ended.stdout)}").exists()
+
+
+def occupying(directory, name, kind, then):
+    """Return the words of a program that makes something else of a file of the launcher."""
+    path, other = directory / name, directory / "other"
+    other.write_text("unchanged")
+    made = {
+        "pipe": f"os.mkfifo({str(path)!r})",
+        "link": f"os.symlink({str(other)!r}, {str(path)!r})",
+        "unfinished link": f"os.symlink({str(other)!r}, {str(directory / ('.' + name))!r})",
+    }
+    return sys.executable, "-c", f"import os, time; {made[kind]}; {then}"
+
+
+KINDS = pytest.mark.parametrize("kind", ["pipe", "link", "unfinished link"])
+
+
+@KINDS
+def test_no_file_of_the_program_stops_the_launcher_when_its_time_is_up(directory, kind):
+    words = occupying(directory, FAILURE, kind, "time.sleep(600)")
+    assert launch(directory, "--time-limit", "1", "--", *words).returncode == 87
+    assert launch_failure(directory).code == "CAP-R114"
+    assert (directory / "other").read_text() == "unchanged"
+
+
+@KINDS
+def test_no_file_of_the_program_stops_the_launcher_at_the_end_of_a_run(directory, kind):
+    words = occupying(directory, REPORT, kind, "exit(7)")
+    assert launch(directory, "--", *words).returncode == 7
+    assert collect(directory).status == 7
+    assert {path.name for path in directory.iterdir()} == {"journal", "other", REPORT}
+    assert (directory / "other").read_text() == "unchanged"
+
+
+def test_a_report_that_cannot_be_written_is_an_error(directory):
+    code = f"import os; os.makedirs({str(directory / REPORT / 'folder')!r})"
+    ended = launch(directory, "--", sys.executable, "-c", code)
+    assert (ended.returncode, launch_failure(directory).code) == (87, "CAP-R103")
+    assert f"{REPORT} cannot be written: Is a directory" in ended.stderr
+    assert not (directory / f".{REPORT}").exists()
+
+
+@pytest.mark.parametrize("options", [(), ("--no-supervisor", "--preload", INTERPOSER)])
+def test_a_process_that_ended_before_the_program_has_not_outlived_it(directory, options):
+    code = "import os; child = os.fork() or os._exit(0); "
+    code += "os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)"  # seen, and left to the launcher
+    assert launch(directory, *options, "--", sys.executable, "-c", code).returncode == 0
+    assert collect(directory).outlived == 0
+
+
+TRACED = """
+import ctypes, os, sys, time
+libc, place = ctypes.CDLL(None), sys.argv[1]
+said, say = os.pipe()
+def be_tracer(process):
+    for _ in range(1000):  # until the other one has permitted it
+        failed = libc.ptrace(0x4206, process, 0, 0)  # PTRACE_SEIZE
+        if not failed: break
+        time.sleep(0.01)
+    os.write(say, b"failed" if failed else b"traced")
+    time.sleep(600)
+traced = os.fork()
+if traced == 0:
+    libc.prctl(0x59616D61, ctypes.c_ulong(-1), 0, 0, 0)  # PR_SET_PTRACER, any
+    if place == "child" and os.fork() == 0: be_tracer(os.getppid())
+    time.sleep(600)
+if place == "sibling" and os.fork() == 0: be_tracer(traced)
+print(os.read(said, 6).decode(), flush=True)
+if sys.argv[2] == "stays": time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("place", ["sibling", "child"])
+@pytest.mark.parametrize(("first", "status"), [("stays", 87), ("ends", 0)])
+def test_a_process_that_traces_another_does_not_stop_the_launcher(directory, place, first, status):
+    """The launcher cannot wait for the other one before the one that traces it has ended."""
+    limit = ("--time-limit", "5") if first == "stays" else ()
+    ended = launch(directory, *limit, "--", sys.executable, "-c", TRACED, place, first)
+    assert (ended.returncode, ended.stdout) == (status, "traced\n")
+    if first == "ends":
+        assert collect(directory).outlived == 2
 
 
 def test_a_program_cannot_stop_the_launcher_that_limits_it(directory):

@@ -105,12 +105,17 @@ def _arrivals(evidence: Evidence) -> Judgement:
     return "recorded", f"the order of {counted(log.arrivals, 'arrival')} was recorded"
 
 
+# Also one that has loaded Capsule's library, such as a program in Go that is linked dynamically.
+_RAW_CALLS = "a program that asks the kernel without the C library"
+
 SOURCES = (
-    LedgerSource("Clocks", _clocks, "results that depend on how long something took"),
     LedgerSource(
-        "Listing order", _listings, "a program that asks the kernel without the C library"
+        "Clocks", _clocks, f"{_RAW_CALLS}; results that depend on how long something took"
     ),
-    LedgerSource("Processor count", _cores, "a program that reads files of /proc or /sys"),
+    LedgerSource("Listing order", _listings, _RAW_CALLS),
+    LedgerSource(
+        "Processor count", _cores, f"{_RAW_CALLS}; a program that reads files of /proc or /sys"
+    ),
     LedgerSource("Process numbers", _numbers, "threads or processes that race to start others"),
     LedgerSource("Scheduling", _scheduling, "threads or processes that race for shared state"),
     LedgerSource("Order of arrival", _arrivals, "tasks that communicate in other ways"),

@@ -1,9 +1,11 @@
 """Rows on time and order: clocks, listings, processors, numbers, schedules and arrivals."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from capsule.entropy.ledger import compute_ledger
 from capsule.entropy.rows import order
 from capsule.experiment.arrival_log import NOTHING, ArrivalLog, Messages
 from capsule.experiment.contract import FIRST_PROCESS, PROGRAM_PROCESS
@@ -170,6 +172,18 @@ def test_programs_that_were_not_seen_may_be_answered_by_the_kernel():
         assert evidence_of(found, name).endswith(
             "but the run was not supervised, so programs without Capsule's library were not seen"
         )
+
+
+@pytest.mark.parametrize("name", ["Clocks", "Listing order", "Processor count"])
+def test_programs_that_ask_the_kernel_themselves_weaken_what_the_library_answers(name):
+    """The evidence does not show them: they may have loaded the library."""
+    (row,) = (each for each in compute_ledger(PROGRAM).rows if each.source == name)
+    assert "a program that asks the kernel without the C library" in row.weakened_by.split("; ")
+    page = (Path(__file__).parents[3] / "docs" / "ledger.md").read_text()
+    assert any(
+        line.startswith(f"| {name} |") and line.endswith(f"| {row.weakened_by} |")
+        for line in page.splitlines()
+    )
 
 
 def test_numbers_are_pinned_only_where_the_program_has_its_own():

@@ -25,7 +25,7 @@ extern char **environ;
 
 static struct {
     size_t count;
-    char **entries; /* CAPSULE_…=…, but for the path and the clock */
+    char **entries; /* CAPSULE_…=…, but for the path and the clock; the processor's masks */
     char *preload;  /* LD_PRELOAD=…, or NULL */
     /* The program's own entry: "CAPSULE_ENTROPY_PATH=" and the path of what has no number. */
     char marked[sizeof PATH_NAME + CAPSULE_PATH_SIZE];
@@ -50,8 +50,16 @@ static void *block(size_t size) {
     return made;
 }
 
+/* Set by the launcher; a program may have set the variable to another value. */
+static bool is_processor_mask(const char *entry) {
+    static const char *const entries[] = CAPSULE_PROCESSOR_MASKS;
+    for (size_t i = 0; i < sizeof entries / sizeof *entries; i++)
+        if (strcmp(entry, entries[i]) == 0) return true;
+    return false;
+}
+
 static bool is_ours(const char *entry) {
-    return starts_with(entry, PRELOAD_NAME) ||
+    return is_processor_mask(entry) || starts_with(entry, PRELOAD_NAME) ||
            (starts_with(entry, "CAPSULE_") && strchr(entry, '=') &&
             !starts_with(entry, PATH_NAME) && !starts_with(entry, CLOCK_NAME));
 }

@@ -3,6 +3,7 @@
 #define CAPSULE_ENDING_H
 
 #include <limits.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <sys/types.h>
 
@@ -20,7 +21,13 @@ struct run {
 
 extern struct run run;
 
-/* Write the failure to standard error and to launch-failure.json, end every process of the program
+/* A file of the run's directory while it is written. */
+struct document {
+    FILE *file;
+    char path[PATH_MAX], unfinished[PATH_MAX]; /* its name in the end, and until then */
+};
+
+/* End every process of the program, write the failure to standard error and to launch-failure.json,
  * and exit with FAILURE_STATUS. `code` is one of docs/errors.md. */
 _Noreturn void fail(const char *code, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
@@ -28,9 +35,13 @@ _Noreturn void fail(const char *code, const char *format, ...)
 /* Kill all descendants, and return how many there were. */
 int kill_descendants(void);
 
-/* Open a file of the run's directory for writing; NULL when it cannot be opened. `path` receives
- * its name, if there is a directory. */
-FILE *begin_document(const char *name, char path[PATH_MAX]);
+/* Begin a file of the run's directory; false with errno set when that is not possible. The program
+ * can write to this directory. So the file is always a new one: it replaces whatever has its name,
+ * and no link or pipe is opened. */
+bool begin_document(struct document *document, const char *name);
+
+/* Give the file its name; false with errno set, and without the file, when it is incomplete. */
+bool end_document(struct document *document);
 
 /* Write a JSON string, with its quotes. Bytes of UTF-8 stand for themselves; the reader replaces
  * what is not UTF-8, which a file name may hold. */

@@ -44,21 +44,20 @@ static const int forwarded[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUS
 /* ---- the end of a run ---- */
 
 static void write_report(int status, int outlived) {
-    char path[PATH_MAX];
-    FILE *file = begin_document(REPORT_NAME, path);
-    if (file == NULL) fail("CAP-R103", "%s cannot be written: %s", path, strerror(errno));
-    fprintf(file,
+    struct document document;
+    if (!begin_document(&document, REPORT_NAME))
+        fail("CAP-R103", "%s cannot be written: %s", document.path, strerror(errno));
+    fprintf(document.file,
             "{\"schema\":\"capsule/launch/v1\",\"mode\":\"%s\",\"clock\":\"%s\",\"supervised\":%s,"
             "\"fixed_addresses\":%s,\"own_numbers\":%s,\"first_process\":%d,\"status\":%d,"
             "\"processes\":%" PRIu64 ",\"outlived\":%d,\"programs\":",
             options->mode_name, options->clock, options->supervised ? "true" : "false",
             options->fixed_addresses ? "true" : "false", own_numbers ? "true" : "false", run.root,
             status, account_processes(), outlived);
-    account_write(file);
-    fputs("}\n", file);
-    /* Not ||, because the file is closed in either case. */
-    if (ferror(file) | fclose(file))
-        fail("CAP-R103", "%s cannot be written: %s", path, strerror(errno));
+    account_write(document.file);
+    fputs("}\n", document.file);
+    if (!end_document(&document))
+        fail("CAP-R103", "%s cannot be written: %s", document.path, strerror(errno));
 }
 
 /* End the launcher with `status`, or with that of a mismatch. As when a container's first process
@@ -87,12 +86,11 @@ static void set_preloads(void) {
     if (options->preload_count) set_variable("LD_PRELOAD", list);
 }
 
-/* Libraries that would rather ask the processor (RDRAND, RDSEED) are told that it has no answer. */
 static void mask_processor(void) {
-    /* Bit 62 of the first word is RDRAND, bit 18 of the second RDSEED (OPENSSL_ia32cap(3)). */
-    set_variable("OPENSSL_ia32cap", "~0x4000000000000000:~0x40000");
-    set_variable("QT_NO_CPU_FEATURE", "rdrand");
-    set_variable("SYSTEMD_RDRAND", "0");
+    static char entries[][64] = CAPSULE_PROCESSOR_MASKS;
+    for (unsigned i = 0; i < sizeof entries / sizeof *entries; i++)
+        if (putenv(entries[i]))
+            fail("CAP-R110", "%s cannot be set: %s", entries[i], strerror(errno));
 }
 
 static void prepare_environment(void) {
@@ -241,15 +239,20 @@ static int signal_descriptor;
 
 /* Orphans are adopted and reaped here; the program's end is the end of the run. */
 static void reap(void) {
-    int status;
+    int status, end = 0;
+    bool ended = false;
     tasks_reaping();
-    /* One signal may stand for the ends of several children. */
+    /* One signal may stand for the ends of several children. Those that ended before the program,
+     * or with it, are all reaped before what outlived it is counted. */
     for (pid_t child; (child = waitpid(-1, &status, WNOHANG)) > 0;) {
         if (child != run.root) continue;
-        if (start_channel >= 0) start_channel_ready(NULL, 0); /* did it become the program? */
-        program_check_end(account_first(), options);
-        end_run(WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status));
+        ended = true;
+        end = status;
     }
+    if (!ended) return;
+    if (start_channel >= 0) start_channel_ready(NULL, 0); /* did it become the program? */
+    program_check_end(account_first(), options);
+    end_run(WIFSIGNALED(end) ? 128 + WTERMSIG(end) : WEXITSTATUS(end));
 }
 
 /* The first process is about to start the user's program, and has no other task to start. */

@@ -49,6 +49,12 @@ enum mode { MODE_SYSTEM, MODE_VIRTUAL, MODE_RECORD, MODE_REPLAY };
  * every library, and that it gets back when the launcher has looked at them. */
 #define CAPSULE_LOADED_SIGNAL 41
 
+/* Entries of the environment. By these, libraries that would rather ask the processor (RDRAND,
+ * RDSEED) are told that it has no answer. Bit 62 of OpenSSL's first word is RDRAND, and bit 18 of
+ * its second RDSEED (OPENSSL_ia32cap(3)). */
+#define CAPSULE_PROCESSOR_MASKS                                                                    \
+    {"OPENSSL_ia32cap=~0x4000000000000000:~0x40000", "QT_NO_CPU_FEATURE=rdrand", "SYSTEMD_RDRAND=0"}
+
 struct capsule_stream {
     uint32_t key[8];
     uint64_t position;                 /* of the next byte */
