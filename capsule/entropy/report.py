@@ -14,7 +14,12 @@ from typing import Literal, TypeVar
 from pydantic import Field, ValidationError
 
 from capsule.entropy.journal import FILE_NAME, MAX_COUNTS, Journal, ToldReport, read_journal
-from capsule.experiment.canonical import MAX_VALUES, count_values, open_regular
+from capsule.experiment.canonical import (
+    MAX_DOCUMENT_BYTES,
+    MAX_VALUES,
+    count_values,
+    open_regular,
+)
 from capsule.experiment.contract import FIRST_PROCESS
 from capsule.experiment.fields import Model, NonNegativeInt, PositiveInt
 from capsule.host.errors import CapsuleError
@@ -243,10 +248,10 @@ def readable_document(report: EntropyReport) -> bytes:
     """
     document = report.document()
     values = count_values(document)
-    if len(document) > _MAX_BYTES or values > MAX_VALUES:
+    if len(document) > MAX_DOCUMENT_BYTES or values > MAX_VALUES:
         raise _too_large(
             f"the report on the randomness of the run has {len(document):,} bytes and {values:,} "
-            f"values; at most {_MAX_BYTES:,} and {MAX_VALUES:,} are accepted. The run started so "
+            f"values; at most {MAX_DOCUMENT_BYTES:,} and {MAX_VALUES:,} are accepted. The run started so "
             "many programs and processes, and each has entries"
         )
     return document
@@ -407,7 +412,6 @@ def _clock(launch: _Launch) -> Coverage:
     return Coverage(source="clocks", fate="masked", remark=remark)
 
 
-_MAX_BYTES = 64 << 20
 _Document = TypeVar("_Document", bound=Model)
 
 
@@ -415,10 +419,10 @@ def _read(path: Path, form: type[_Document]) -> _Document:
     try:
         with open_regular(path, follow=False) as stream:  # the program can write here
             # File names need not be UTF-8.
-            data = stream.read(_MAX_BYTES + 1)
-        if len(data) > _MAX_BYTES:
+            data = stream.read(MAX_DOCUMENT_BYTES + 1)
+        if len(data) > MAX_DOCUMENT_BYTES:
             raise _too_large(
-                f"{path} has more than {_MAX_BYTES >> 20} MiB, because the run executed so many "
+                f"{path} has more than {MAX_DOCUMENT_BYTES >> 20} MiB, because the run executed so many "
                 "programs: it has an entry for each"
             )
         text = data.decode("utf-8", "replace")

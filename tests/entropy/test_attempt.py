@@ -4,8 +4,6 @@ import json
 
 import pytest
 
-from capsule.bundle import bundle, claims
-from capsule.entropy import report as reports
 from capsule.entropy.attempt import Attempt, clear, is_complete
 from capsule.entropy.journal import MAX_COUNTS
 from capsule.entropy.launch import REPLAYED, launch_arguments
@@ -201,7 +199,7 @@ def test_the_largest_counts_of_journal_and_launch_report_are_written(directory):
     assert EntropyReport.parse((directory / ENTROPY_REPORT).read_bytes()) == report
 
 
-@pytest.mark.parametrize("limit", ["_MAX_BYTES", "MAX_VALUES"])
+@pytest.mark.parametrize("limit", ["MAX_DOCUMENT_BYTES", "MAX_VALUES"])
 def test_a_report_that_no_reader_accepts_is_an_error(directory, monkeypatch, limit):
     attempt = start(directory)
     write_launch_report(folder_of(directory))
@@ -209,7 +207,7 @@ def test_a_report_that_no_reader_accepts_is_an_error(directory, monkeypatch, lim
     write_journal(folder_of(directory), *told)
     document = attempt.finish(prefix=False).document()
     (directory / ENTROPY_REPORT).unlink()
-    size = {"_MAX_BYTES": len(document), "MAX_VALUES": count_values(document)}[limit]
+    size = {"MAX_DOCUMENT_BYTES": len(document), "MAX_VALUES": count_values(document)}[limit]
     monkeypatch.setattr(f"capsule.entropy.report.{limit}", size)
     attempt.finish(prefix=False)
     (directory / ENTROPY_REPORT).unlink()
@@ -219,10 +217,6 @@ def test_a_report_that_no_reader_accepts_is_an_error(directory, monkeypatch, lim
     assert caught.value.code == "CAP-R115"
     assert "Start fewer" in caught.value.fix
     assert kept(directory) == {ENTROPY_STARTS}
-
-
-def test_the_limits_of_a_report_are_those_of_a_bundles_documents():
-    assert reports._MAX_BYTES == claims.MAX_DOCUMENT_BYTES == bundle.MAX_DOCUMENT_BYTES
 
 
 def test_a_recorded_run_leaves_its_profile(directory):

@@ -475,7 +475,7 @@ def test_a_missing_report_is_refused(directory):
 
 
 def test_a_report_that_is_too_large_is_told(directory, monkeypatch):
-    monkeypatch.setattr("capsule.entropy.report._MAX_BYTES", 1 << 20)
+    monkeypatch.setattr("capsule.entropy.report.MAX_DOCUMENT_BYTES", 1 << 20)
     (directory / "launch-report.json").write_text(" " * (1 << 20) + "{")
     with pytest.raises(CapsuleError, match="has more than 1 MiB") as error:
         collect(directory)
