@@ -251,8 +251,8 @@ def readable_document(report: EntropyReport) -> bytes:
     if len(document) > MAX_DOCUMENT_BYTES or values > MAX_VALUES:
         raise _too_large(
             f"the report on the randomness of the run has {len(document):,} bytes and {values:,} "
-            f"values; at most {MAX_DOCUMENT_BYTES:,} and {MAX_VALUES:,} are accepted. The run started so "
-            "many programs and processes, and each has entries"
+            f"values; at most {MAX_DOCUMENT_BYTES:,} and {MAX_VALUES:,} are accepted. The run started "
+            "so many programs and processes, and each has entries"
         )
     return document
 
@@ -422,8 +422,8 @@ def _read(path: Path, form: type[_Document]) -> _Document:
             data = stream.read(MAX_DOCUMENT_BYTES + 1)
         if len(data) > MAX_DOCUMENT_BYTES:
             raise _too_large(
-                f"{path} has more than {MAX_DOCUMENT_BYTES >> 20} MiB, because the run executed so many "
-                "programs: it has an entry for each"
+                f"{path} has more than {MAX_DOCUMENT_BYTES >> 20} MiB, because the run executed so "
+                "many programs: it has an entry for each"
             )
         text = data.decode("utf-8", "replace")
         return form.model_validate_json(text)
