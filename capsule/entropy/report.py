@@ -251,8 +251,8 @@ def readable_document(report: EntropyReport) -> bytes:
     if len(document) > MAX_DOCUMENT_BYTES or values > MAX_VALUES:
         raise _too_large(
             f"the report on the randomness of the run has {len(document):,} bytes and {values:,} "
-            f"values; at most {MAX_DOCUMENT_BYTES:,} and {MAX_VALUES:,} are accepted. The run started "
-            "so many programs and processes, and each has entries"
+            f"values; at most {MAX_DOCUMENT_BYTES:,} and {MAX_VALUES:,} are accepted. The run "
+            "started so many programs and processes, and each has entries"
         )
     return document
 
