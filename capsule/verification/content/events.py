@@ -22,6 +22,7 @@ from capsule.verification.content.parts import (
 
 _HEAD_BYTES = 12  # length and its checksum
 _CHECK_BYTES = 4
+_MAX_FIELDS = 100_000  # of a message; each takes a hundred times the memory of its two bytes
 _MASK = 0xA282EAD8  # added to a checksum after a rotation, by the format
 _POLYNOMIAL = 0x82F63B78  # CRC-32C, reflected
 _WALL_TIME, _STEP, _SUMMARY = 1, 2, 5
@@ -93,10 +94,13 @@ def _fields(data: bytes) -> Iterator[_Field]:
     """Yield the fields of a message of protobuf.
 
     Raises:
-        NotComparableError: It is not a message.
+        NotComparableError: It is not a message, or has too many fields.
     """
-    place = 0
+    place = count = 0
     while place < len(data):
+        count += 1
+        if count > _MAX_FIELDS:
+            raise NotComparableError("a message with too many fields")
         key, place = _varint(data, place)
         kind, value = key & 7, b""
         if kind == _VARINT:

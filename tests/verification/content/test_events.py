@@ -59,3 +59,12 @@ def test_the_records_that_differ_are_taken_from_the_budget():
     assert context.budget.left == 0
     with pytest.raises(NotComparableError, match="are to be unpacked"):
         compare_events(left, left + equal, context)
+
+
+def test_an_event_with_too_many_fields_is_compared_as_bytes(monkeypatch):
+    monkeypatch.setattr(events, "_MAX_FIELDS", 3)
+    for fields, expected in ((3, "TensorBoard events"), (4, "bytes")):
+        left, right = (
+            framed(b"\x10\x01" * (fields - 1) + end) for end in (b"\x10\x01", b"\x10\x02")
+        )
+        assert compare(left, right).format == expected
