@@ -166,7 +166,8 @@ def check_study(
         sampled,
         None if challenge is None else StudyChallenge(challenged, chosen, sum(segments.values())),
         sum(
-            name not in found and files_needed(member.claims, locks[name]) != ""
-            for name, member in ((each.identity.name, each) for each in results.members)
+            each.identity.name not in found
+            and files_needed(each.claims, locks[each.identity.name]) != ""
+            for each in results.members
         ),
     )
