@@ -48,6 +48,15 @@ def make_report(mode="virtual", **program):
 
 
 STRACE = b'12 getrandom("\\x1f", 8, GRND_NONBLOCK) = 8\n'
+INTERRUPTED = (
+    b'12 getrandom( <unfinished ...>\n12 <... getrandom resumed>"\\x1f", 8, GRND_NONBLOCK) = 8\n'
+)
+PROBES = (
+    b'12 getrandom("\\x65", 1, 0)           = 1\n'
+    b"12 getrandom(0x7f0000001000, 1, 0)      = -1 EFAULT (Bad address)\n"
+    b"12 getrandom( <unfinished ...>\n"
+    b'12 <... getrandom resumed>"\\x65", 1, 0) = 1\n'
+)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +64,8 @@ STRACE = b'12 getrandom("\\x1f", 8, GRND_NONBLOCK) = 8\n'
     [
         (make_report(), STRACE, []),
         (make_report(), STRACE * 2, [("CAP-D303", "warning")]),
+        (make_report(), STRACE + INTERRUPTED, [("CAP-D303", "warning")]),
+        (make_report(), STRACE + PROBES, []),
         (make_report("system"), STRACE, [("CAP-D301", "warning")]),
         (make_report(getrandom=RequestTally(calls=2)), STRACE * 3, [("CAP-D302", "note")]),
         (make_report(unanswered=1), b"", [("CAP-D302", "warning")]),
