@@ -135,7 +135,8 @@ def main() -> None:
     options = parser.parse_args()
     os.environ["PYTHONPATH"] = str(ROOT)
     print(
-        "| bundle | size | sha256sum, best | capsule verify, best | ratio | median ratio | memory |"
+        "| mostly | sha256sum | capsule verify | ratio of the best | median ratio "
+        "| of processor times | memory |"
     )
     print("|---|---|---|---|---|---|---|")
     variants: dict[str, Callable[[Path, int], dict[str, Content]]] = {

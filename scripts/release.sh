@@ -23,6 +23,8 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
 fail() { echo "release: $*" >&2; exit 1; }
+command -v "$python" >/dev/null ||
+  fail "$python does not exist; run: bash scripts/setup.sh --no-engine train dev"
 version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' capsule/__init__.py)
 
 # build_in FOLDER TARGET [OPTION ...]: build the tar archive on standard input in FOLDER, with empty caches
@@ -37,10 +39,11 @@ build_in() {
     CAPSULE_WHEEL=pure "$tool" -m hatchling build -d "$target" -t wheel) >/dev/null
 }
 
+commit=$(git rev-parse HEAD) # tests and builds take long, and HEAD may move meanwhile
+
 # build OUT: builds in folders of different names and depths, which must be equal
 build() {
-  local out=$1 commit
-  commit=$(git rev-parse HEAD) # a build takes minutes, in which HEAD may move
+  local out=$1
   epoch=$(git log -1 --format=%ct "$commit")
   mkdir -p "$out"
   out=$(cd "$out" && pwd)
@@ -97,8 +100,11 @@ release() {
   git rev-parse -q --verify "refs/tags/v$version" >/dev/null && fail "the tag v$version exists"
   check
   bash tests/run.sh
+  [ "$(git rev-parse HEAD)" = "$commit" ] && [ -z "$(git status --porcelain)" ] ||
+    fail "the tree is no longer that of $commit, which was to be tested"
   sign "$out" "$key"
-  git -c gpg.format=ssh -c user.signingKey="$key" tag -s "v$version" -m "Capsule $version"
+  git -c gpg.format=ssh -c user.signingKey="$key" \
+    tag -s "v$version" -m "Capsule $version" "$commit"
   echo "Now: git push origin v$version, after which .github/workflows/release.yml publishes the files;"
   echo "set the next version, as in 0.2.0.dev0, in capsule/__init__.py, and begin '## Unreleased' in"
   echo "CHANGELOG.md."

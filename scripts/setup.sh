@@ -28,10 +28,11 @@ done
 is_root() { [ "$(id -u)" -eq 0 ]; }
 has() { command -v "$1" >/dev/null; }
 
-# A docker client alone may well have no engine to talk to.
+# A client alone may have no engine to talk to: Podman, for example, needs its service.
 has_engine() {
-  [ -n "${DOCKER_HOST:-}${CONTAINER_HOST:-}" ] || has dockerd || has podman ||
-    { has docker && docker version >/dev/null 2>&1; }
+  [ -n "${DOCKER_HOST:-}${CONTAINER_HOST:-}" ] || has dockerd ||
+    { has docker && docker version >/dev/null 2>&1; } ||
+    [ -S /run/podman/podman.sock ] || [ -S "${XDG_RUNTIME_DIR:-/run/user/$(id -u)}/podman/podman.sock" ]
 }
 
 missing_packages() {
@@ -68,10 +69,13 @@ stamp() {
 
 installed() {
   local part
+  [ -e capsule/native/lib/capsule-launch ] || return 1
   for part in host "${parts[@]}"; do
     [ "$(cat ".venv/stamp-$part" 2>/dev/null)" = "$(stamp "$part")" ] || return 1
   done
 }
+
+finished_before() { compgen -G '.venv/stamp-*' >/dev/null; }
 
 # Whole, and made at this place: its programs name their interpreter by path.
 usable_venv() {
@@ -81,8 +85,10 @@ usable_venv() {
 install_capsule() {
   if installed; then return; fi
   say "installing Capsule${parts[*]:+ with ${parts[*]}} into .venv"
+  # uv takes a package for installed if its metadata is there, which it writes first: after an
+  # installation that did not end, everything is installed anew.
+  { finished_before && usable_venv; } || python3 -m venv --clear .venv
   rm -f .venv/stamp-*
-  usable_venv || python3 -m venv --clear .venv
   # pip, which the machine is configured for, brings uv, which installs the rest ten times faster.
   .venv/bin/python -m pip install -qq --no-compile --disable-pip-version-check \
     --require-hashes --requirement requirements/setup.txt
@@ -118,6 +124,8 @@ prepare_engine() {
 exec 9>.cache/setup.lock
 flock 9
 install_packages
+python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+  fail "$(python3 --version) is too old; Python 3.11 or newer is required"
 install_capsule
 if [ "$engine" = yes ]; then prepare_engine; fi
 say "ready (${SECONDS} s)"

@@ -31,7 +31,8 @@ programs=(npm:npm node:nodejs openssl:openssl ssh-keygen:openssh-client zstd:zst
 if [ "$engines" = yes ]; then programs+=(podman:podman bwrap:bubblewrap mmdebstrap:mmdebstrap); fi
 packages=()
 for program in "${programs[@]}"; do
-  command -v "${program%%:*}" >/dev/null || packages+=("${program#*:}")
+  # Debian's daemons are in /usr/sbin, which is not on the PATH of an ordinary user.
+  PATH="$PATH:/usr/sbin" command -v "${program%%:*}" >/dev/null || packages+=("${program#*:}")
 done
 if [ ${#packages[@]} -gt 0 ]; then
   if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
@@ -48,7 +49,7 @@ if [ "$engines" = yes ] && [ "$(id -u)" -eq 0 ]; then
   # shellcheck source=scripts/engines.sh
   source scripts/engines.sh
   if ! podman_answers 0; then
-    trap 'kill "$(cat .cache/podman.pid)"; rm -f .cache/podman.pid /run/podman/podman.sock' EXIT
+    trap 'kill "$(cat .cache/podman.pid)" 2>/dev/null || true; rm -f .cache/podman.pid /run/podman/podman.sock' EXIT
     start_podman || echo "tests: those of Podman will be skipped" >&2
   fi
 fi

@@ -19,7 +19,9 @@ NOTHING = Releases(code={}, recipes={}, bases={})
 def checkout(tmp_path):
     """A clone of the committed files, and of what belongs to the release script."""
     folder = tmp_path / "clone"
-    subprocess.run(["git", "clone", "-q", "--depth=1", f"file://{ROOT}", folder], check=True)
+    # Without tags: a checkout of a release has its tag, which the script would find first.
+    clone = ["git", "clone", "-q", "--depth=1", "--no-tags", f"file://{ROOT}", folder]
+    subprocess.run(clone, check=True)
     return folder
 
 

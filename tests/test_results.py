@@ -8,7 +8,9 @@ from statistics import fmean
 import pytest
 
 from capsule.bundle.trust import load_policy
+from capsule.experiment.lock import without_sources
 from capsule.study.study_bundle import open_study
+from capsule.study.study_file import StudyFile
 from scripts import gallery
 
 pytestmark = pytest.mark.slow  # every table is computed again, with its bootstrap intervals
@@ -16,6 +18,7 @@ pytestmark = pytest.mark.slow  # every table is computed again, with its bootstr
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 STUDIES = sorted(RESULTS.glob("*/*.capsule-study.tar"))
+AGENTS = [path for path in STUDIES if (path.parent / gallery.FACTS).exists()]
 
 
 @cache
@@ -51,6 +54,14 @@ def test_studies_are_signed_agree_with_themselves_and_are_listed(path):
     assert all(study.claim_id.startswith(row[-1].strip("`.")) for row in rows)
     assert study.results.lock.study.name == path.parent.name
     assert study.claim_id in (path.parent / "report.html").read_text()
+
+
+@pytest.mark.parametrize("path", AGENTS, ids=lambda path: path.parent.name)
+def test_the_specs_are_those_of_the_agents(path):
+    lock = opened(path).results.lock
+    file = StudyFile.load(ROOT / "specs" / "studies" / f"{path.parent.name}.yaml")
+    members = {member.name: without_sources(lock.specs[member.spec]) for member in lock.members}
+    assert {plan.name: without_sources(spec) for plan, spec in file.member_specs(None)} == members
 
 
 def test_members_without_a_container_are_sampled_with_the_process_engine():

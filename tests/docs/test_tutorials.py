@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.docs import pages
 from tests.docs.pages import follow, matches
 
 pytestmark = [pytest.mark.engine, pytest.mark.network, pytest.mark.slow]
@@ -36,3 +37,11 @@ def test_what_is_not_printed_is_noticed():
     assert matches("a\n…\nc …\n", "a\nb\nc 1\n")
     assert not matches("a\nc\n", "a\nb\n")
     assert not matches("b\na\n", "a\nb\n")
+
+
+@pytest.mark.parametrize("output", ["", "…\n"])
+def test_a_command_that_fails_is_noticed(tmp_path, monkeypatch, output):
+    (tmp_path / "page.md").write_text(f"```console\n$ echo no; false\n{output}```\n")
+    monkeypatch.setattr(pages, "DOCS", tmp_path)
+    with pytest.raises(AssertionError, match="echo no"):
+        follow("page.md", tmp_path)
