@@ -13,10 +13,11 @@ import os
 import re
 import stat
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import rfc8785
 
@@ -105,20 +106,28 @@ def open_regular(path: Path, *, follow: bool = True) -> BufferedReader:
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Make ``path`` hold ``data``, or leave it as it was: write, sync, rename."""
+    with appearing(path) as stream:
+        stream.write(data)
+
+
+@contextmanager
+def appearing(path: Path) -> Iterator[BinaryIO]:
+    """Give a stream whose content becomes ``path`` at the end; an error leaves it as it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # In the same folder, because a rename is atomic within one file system only.
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
+            yield stream
             stream.flush()
-            # Before the rename: after a crash the name must not lead to an empty file.
+            # Before the rename: after a crash the name must not lead to an incomplete file.
             os.fsync(stream.fileno())
-        # mkstemp() makes the file private, which a document is not meant to be.
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
+        # mkstemp() makes a file for its owner alone, and other users may read what Capsule writes.
+        temporary.chmod(0o644)
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -168,7 +177,7 @@ def _require_replaceable(path: Path) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what a process killed in the middle of :func:`write_atomic` left in a folder."""
+    """Remove what a process killed in the middle of :func:`appearing` left in a folder."""
     for path in folder.glob(".*"):
         if _UNFINISHED.fullmatch(path.name):
             path.unlink()

@@ -19,13 +19,13 @@ import os
 import re
 import shutil
 import stat
-import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
-from capsule.experiment.canonical import sha256_file, sha256_hex, write_atomic
+from capsule.experiment.canonical import appearing, sha256_file, sha256_hex, write_atomic
 from capsule.experiment.files import HAVE_OWNERS, LOCK, READ
 from capsule.experiment.lock import LockedDebianPackage, LockedWheel
 from capsule.host.code import package_digest
@@ -129,10 +129,8 @@ class Cache:
         target = self.path(sha256)
         self.folder("objects")
         target.parent.mkdir(mode=_MODE, exist_ok=True)
-        # Beside its target, because a rename is atomic within one file system only.
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".new-")
-        try:
-            found = _copy_hashed(source, handle)
+        with appearing(target) as stream:
+            found = _copy_hashed(source, stream)
             if found != sha256:
                 raise HashMismatchError(
                     "CAP-I301",
@@ -140,12 +138,6 @@ class Cache:
                     fix="Remove the file or source it came from, or lock again if it changed on "
                     "purpose.",
                 )
-            # mkstemp() makes files for their owner alone, but a cache that one user prepares may be
-            # read by others (see _use).
-            Path(name).chmod(0o644)
-            Path(name).replace(target)
-        finally:
-            Path(name).unlink(missing_ok=True)
         return target
 
     def digest(self, path: Path) -> str:
@@ -365,14 +357,11 @@ def reject_shared(path: Path) -> None:
         )
 
 
-def _copy_hashed(source: Path, handle: int) -> str:
-    """Copy ``source`` to an open descriptor, close it, and return the SHA-256 of the bytes."""
+def _copy_hashed(source: Path, target: BinaryIO) -> str:
+    """Copy ``source`` to an open file, and return the SHA-256 of the bytes."""
     digest = hashlib.sha256()
-    with os.fdopen(handle, "wb") as target, source.open("rb") as stream:
+    with source.open("rb") as stream:
         while chunk := stream.read(_CHUNK):
             digest.update(chunk)
             target.write(chunk)
-        # The file gets its name by a rename, which after a crash must not lead to an empty file.
-        target.flush()
-        os.fsync(target.fileno())
     return digest.hexdigest()

@@ -23,7 +23,7 @@ DOWNLOADED: tuple[Downloaded, ...] = get_args(Downloaded)  # may have gone from 
 # Names that Capsule gives. CAPSULE_CACHE may be a folder that also has files of the user, even in
 # folders of the same names, and those are never deleted.
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_SHARD, _OBJECT = re.compile(r"[0-9a-f]{2}"), re.compile(r"[0-9a-f]{62}|\.new-\w{8}")
+_SHARD, _OBJECT = re.compile(r"[0-9a-f]{2}"), re.compile(r"[0-9a-f]{62}")
 _INDEX = re.compile(r"[0-9a-f]{16}\.(InRelease|Packages\.xz)")
 _LAYER = (".layer.json", ".layer.tar", ".layer.zst")
 _FOLDER = (".state", "")
@@ -158,7 +158,7 @@ def _together(folder: Path, suffixes: Sequence[str]) -> Iterator[list[Path]]:
 def _named(folder: Path, name: re.Pattern[str]) -> list[Path]:
     """Return the entries of a folder with a name of a form, and what a killed process left of them.
 
-    :func:`write_atomic` writes into a file with a point before the name and a suffix.
+    :func:`appearing` writes into a file with a point before the name and a suffix.
     """
     form = re.compile(rf"{name.pattern}|\.({name.pattern})\.\w{{8}}")
     entries = sorted(folder.iterdir()) if folder.is_dir() else []

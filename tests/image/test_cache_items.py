@@ -113,7 +113,7 @@ def test_what_a_killed_process_left_without_its_record_is_deleted_too(root, reco
         f"derived/.{A}.layer.json.x1_4567a",
         f"roots/.{A}.state.x1_4567a",
         f"documents/.{A}.x1_4567a",
-        "objects/ee/.new-x1_4567a",
+        f"objects/ee/.{A[2:]}.x1_4567a",
     ],
 )
 def test_what_a_killed_process_left_of_a_file_is_deleted(root, left):

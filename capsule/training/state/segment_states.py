@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from capsule.experiment import contract
-from capsule.experiment.canonical import remove_unfinished
+from capsule.experiment.canonical import appearing, remove_unfinished
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.states import BLOCK_BYTES, StateFile, StateIndex
 from capsule.training.state.run_directory import write_document
@@ -50,23 +48,12 @@ def _pack(state: Path, folder: Path, step: int) -> StateIndex:
     known = _known_blocks(folder)
     packed: list[str] = []
     files: dict[str, StateFile] = {}
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=".pack.")
-    try:
-        with os.fdopen(handle, "wb") as pack:
-            for path in _files(state):
-                with path.open("rb") as stream:
-                    digests = list(_add(stream, pack, known, packed))
-                    file = StateFile(size=stream.tell(), blocks=tuple(digests))
-                files[path.relative_to(state).as_posix()] = file
-            # Synced before the rename: after a crash the name must not lead to an incomplete pack.
-            pack.flush()
-            os.fsync(pack.fileno())
-        # mkstemp makes a file for its owner alone, and the host may be another user than the run.
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(folder / f"{contract.checkpoint_name(step)}.blocks")
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with appearing(folder / f"{contract.checkpoint_name(step)}.blocks") as pack:
+        for path in _files(state):
+            with path.open("rb") as stream:
+                digests = list(_add(stream, pack, known, packed))
+                file = StateFile(size=stream.tell(), blocks=tuple(digests))
+            files[path.relative_to(state).as_posix()] = file
     return StateIndex(step=step, files=files, packed=tuple(packed))
 
 

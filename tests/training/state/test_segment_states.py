@@ -143,7 +143,8 @@ def test_the_files_of_a_state_can_be_read_by_other_users(tmp_path):
 def test_what_a_killed_attempt_left_half_written_is_removed(tmp_path):
     write_state(tmp_path, {"a": b"1"})
     (tmp_path / contract.SEGMENT_STATES).mkdir()
-    (tmp_path / contract.SEGMENT_STATES / ".pack.qntkq3b_").write_bytes(b"half")
+    left = tmp_path / contract.SEGMENT_STATES / ".step-000000000001.blocks.qntkq3b_"
+    left.write_bytes(b"half")
     keep_state(tmp_path, 1)
     assert names_of(tmp_path) == ["step-000000000001.blocks", "step-000000000001.json"]
 
