@@ -13,9 +13,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.errors import CapsuleError
-from capsule.experiment.fields import Model, NonNegativeInt
+from capsule.experiment.fields import DigestedModel, Model, NonNegativeInt
 
 MAX_LOG_BYTES = 64 << 20
 MAX_ENTRIES = 1_900_000  # of a log; canonical documents have at most 2,000,000 values
@@ -79,7 +78,7 @@ class Messages(Model):
 Wait = Annotated[Completions | Messages, Field(discriminator="kind")]
 
 
-class ArrivalLog(Model):
+class ArrivalLog(DigestedModel):
     """The order of every arrival of a run."""
 
     schema_id: Literal["capsule/arrivals/v1"] = Field("capsule/arrivals/v1", alias="schema")
@@ -89,10 +88,6 @@ class ArrivalLog(Model):
     def arrivals(self) -> int:
         """How many results and messages arrived."""
         return sum(sum(place != NOTHING for place in wait.order) for wait in self.waits.values())
-
-    def digest(self) -> str:
-        """Return the SHA-256 of the file."""
-        return sha256_hex(self.document())
 
 
 def parse_arrivals(data: bytes) -> ArrivalLog:

@@ -15,7 +15,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.evaluation import digest_of_starts
-from capsule.experiment.fields import MAX_FACTS, Facts, Model, Name
+from capsule.experiment.fields import MAX_FACTS, DigestedModel, Facts, Model, Name
 from capsule.experiment.lock import Lock, LockedData, Sha256
 from capsule.experiment.spec import Spec
 
@@ -337,16 +337,12 @@ def tensor_header(dtype: str, shape: Sequence[int]) -> bytes:
     return canonical_json({"dtype": dtype, "shape": list(shape)})
 
 
-class Checkpoint(Model):
+class Checkpoint(DigestedModel):
     """One checkpoint: its tensors by digest, and the trace head at that step."""
 
     step: int
     tensors: dict[str, Sha256] = Field(description="Digest of each tensor, by name.")
     trace_head: Sha256
-
-    def digest(self) -> str:
-        """Return the SHA-256 of the canonical form of this checkpoint's facts."""
-        return sha256_hex(self.document())
 
 
 class CheckpointIndex(Model):

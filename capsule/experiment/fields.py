@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from capsule.experiment.canonical import canonical_json, parse_canonical_json
+from capsule.experiment.canonical import canonical_json, parse_canonical_json, sha256_hex
 from capsule.experiment.versions import CONSTRAINT
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -100,6 +100,14 @@ class Model(BaseModel):
         if found.document() != data:
             raise ValueError("it leaves out a field, or spells out one that stands for its absence")
         return found
+
+
+class DigestedModel(Model):
+    """A document that others name by its digest."""
+
+    def digest(self) -> str:
+        """Return the hexadecimal SHA-256 of :meth:`document`."""
+        return sha256_hex(self.document())
 
 
 @contextmanager

@@ -9,8 +9,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from capsule.experiment.canonical import sha256_hex
-from capsule.experiment.fields import DebianName, Model, Name, NonNegativeInt, added
+from capsule.experiment.fields import (
+    DebianName,
+    DigestedModel,
+    Model,
+    Name,
+    NonNegativeInt,
+    added,
+)
 from capsule.experiment.spec import CodeSpec, DataSpec, ImageSpec, SourcesSpec, Spec
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -110,7 +116,7 @@ class LockedData(Model):
     size: NonNegativeInt = Field(description="Total size of the files in bytes.")
 
 
-class Lock(Model):
+class Lock(DigestedModel):
     """A locked experiment."""
 
     schema_id: Literal["capsule/lock/v1"] = Field("capsule/lock/v1", alias="schema")
@@ -130,10 +136,6 @@ class Lock(Model):
         if (self.data or {}).keys() != (self.spec.data or {}).keys():
             raise ValueError("data must have the names of spec.data, and no others")
         return self
-
-    def digest(self) -> str:
-        """Return the hexadecimal SHA-256 of :meth:`document`."""
-        return sha256_hex(self.document())
 
 
 def without_sources(spec: Spec) -> Spec:

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from capsule.experiment.canonical import canonical_json, sha256_hex
-from capsule.experiment.fields import DebianName, Model, Requirement
+from capsule.experiment.canonical import canonical_json
+from capsule.experiment.fields import DebianName, DigestedModel, Requirement
 from capsule.experiment.spec import Spec
 from capsule.experiment.spec.image import Base
 from capsule.host.errors import CapsuleError
@@ -23,7 +23,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 AbsolutePath = Annotated[str, Field(pattern=r"^(/[A-Za-z0-9._-]+)+$")]
 
 
-class Recipe(Model):
+class Recipe(DigestedModel):
     """One kind of image."""
 
     name: Literal["cpu", "cuda"]
@@ -38,10 +38,6 @@ class Recipe(Model):
     )
     environment: dict[str, str] = Field(description="Variables common to every image.")
     files: dict[AbsolutePath, str] = Field(description="Small files written as they stand.")
-
-    def digest(self) -> str:
-        """Return the hexadecimal SHA-256 of the recipe's canonical JSON."""
-        return sha256_hex(self.document())
 
     def prune_patterns(self, distribution: str) -> tuple[str, ...]:
         """Return the patterns that apply to ``distribution`` (PEP 503 name), in order."""

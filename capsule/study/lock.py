@@ -13,9 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.evaluation import StartSet
-from capsule.experiment.fields import Model, Name, NonNegativeInt, added
+from capsule.experiment.fields import DigestedModel, Model, Name, NonNegativeInt, added
 from capsule.experiment.lock import (
     Lock,
     LockedData,
@@ -64,7 +63,7 @@ class LockedMember(Model):
     lock: Sha256 = Field(description="Digest of the lock that the spec and the pins make.")
 
 
-class StudyLock(Model):
+class StudyLock(DigestedModel):
     """A locked study."""
 
     schema_id: Literal["capsule/study-lock/v1"] = Field("capsule/study-lock/v1", alias="schema")
@@ -97,10 +96,6 @@ class StudyLock(Model):
             if digests[member.spec, member.pins] != member.lock:
                 raise ValueError(f"members: the lock of {member.name} has another digest")
         return self
-
-    def digest(self) -> str:
-        """Return the hexadecimal SHA-256 of :meth:`document`."""
-        return sha256_hex(self.document())
 
     def lock_of(self, member: LockedMember) -> Lock:
         """Return the lock of a member: an ordinary run's."""

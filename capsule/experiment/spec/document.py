@@ -6,9 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.evaluation import EvaluationSpec
-from capsule.experiment.fields import Model, Name, added
+from capsule.experiment.fields import DigestedModel, Name, added
 from capsule.experiment.spec.accelerator import CpuAccelerator, CudaAccelerator, Numerics
 from capsule.experiment.spec.consistency import check_program, check_training
 from capsule.experiment.spec.data import DataSpec
@@ -22,7 +21,7 @@ from capsule.experiment.trainers import AlgorithmTrainer, CommandTrainer, Module
 MAX_DATA_SETS = 32
 
 
-class Spec(Model):
+class Spec(DigestedModel):
     """A whole experiment."""
 
     schema_id: Literal["capsule/spec/v1"] = Field(
@@ -92,10 +91,6 @@ class Spec(Model):
     def cpu_numerics(self) -> Numerics:
         """The numerics profile of the CPU."""
         return self.accelerator.numerics
-
-    def digest(self) -> str:
-        """Return the SHA-256 of its canonical JSON, hexadecimal."""
-        return sha256_hex(self.document())
 
     def training(self) -> TrainingSpec:
         """Return the same spec, known to train with one of Capsule's own algorithms.
