@@ -22,7 +22,6 @@ from capsule.entropy.journal import (
     Call,
     EntropyCall,
     Journal,
-    Mismatch,
     Thread,
     Use,
     is_full,
@@ -32,22 +31,6 @@ from capsule.entropy.journal import (
 )
 from capsule.host.errors import CapsuleError
 from capsule.host.wording import counted
-
-__all__ = [
-    "Call",
-    "EntropyCall",
-    "Mismatch",
-    "Profile",
-    "Thread",
-    "ThreadProfile",
-    "Use",
-    "check_consumed",
-    "check_room",
-    "describe",
-    "merge",
-    "parse",
-    "serialize",
-]
 
 MAGIC = b"CAPSPROF"
 VERSION = 2

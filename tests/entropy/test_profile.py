@@ -8,13 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capsule.entropy.journal import FILE_NAME
+from capsule.entropy.journal import FILE_NAME, Call, EntropyCall, Use
 from capsule.entropy.profile import (
-    Call,
-    EntropyCall,
     Profile,
     ThreadProfile,
-    Use,
     check_consumed,
     describe,
     merge,
