@@ -23,11 +23,9 @@ from capsule.entropy.journal import (
     EntropyCall,
     Journal,
     Thread,
-    Use,
     is_full,
     kept_size,
     read_journal,
-    totals,
 )
 from capsule.host.errors import CapsuleError
 from capsule.host.wording import counted
@@ -163,15 +161,6 @@ def parse(data: bytes) -> Profile:
     if paths != sorted(set(paths)) or serialize(profile) != data:
         _malformed()
     return profile
-
-
-def describe(profile: Profile) -> tuple[Use, ...]:
-    """Add up a profile's calls and bytes by process, thread, source and calling library."""
-    return totals(
-        Use(thread.process, thread.thread, call.source, call.caller, 1, call.size)
-        for thread in profile.threads
-        for call in thread.calls
-    )
 
 
 def check_consumed(

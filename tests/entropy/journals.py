@@ -3,7 +3,7 @@
 import json
 import struct
 
-from capsule.entropy.journal import FILE_NAME
+from capsule.entropy.journal import FILE_NAME, Use, totals
 from capsule.entropy.report import REPORT
 from capsule.experiment.contract import FIRST_PROCESS
 
@@ -72,3 +72,12 @@ def write_launch_report(directory, **changes):
         "programs": [],
     }
     (directory / REPORT).write_text(json.dumps(facts | changes))
+
+
+def describe(profile):
+    """Add up a profile's calls and bytes by process, thread, source and calling library."""
+    return totals(
+        Use(thread.process, thread.thread, call.source, call.caller, 1, call.size)
+        for thread in profile.threads
+        for call in thread.calls
+    )

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from capsule.entropy.journal import EntropyCall, is_full, read_journal
-from capsule.entropy.profile import check_consumed, describe, merge, parse, serialize
+from capsule.entropy.profile import check_consumed, merge, parse, serialize
 from capsule.experiment.errors import CapsuleError
 from tests.conftest import wait_until
 from tests.entropy.conftest import given
+from tests.entropy.journals import describe
 
 HERE = Path(__file__).parent
 OTHER_KEY = bytes(32)
