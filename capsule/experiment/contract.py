@@ -62,23 +62,8 @@ ARRIVALS_REPLAY = "arrivals.replay"  # the same, to be followed; written by the 
 READ_FILES = frozenset(
     {
         *(JOB, RUNTIME, EVENTS, TRACE, STREAMS, SCHEDULE, POPULATION, CHECKPOINT_INDEX, EVALUATION),
-        *(
-            DENSE,
-            RESULT,
-            MECHANISMS,
-            FAILURE,
-            ENTROPY_REPORT,
-            ENTROPY_PROFILE,
-            LEDGER,
-            DATA,
-            FILM,
-            SCREENS,
-            LOG,
-            STANDARD_OUTPUT,
-            ENDED,
-            OUTPUTS,
-            ARRIVALS,
-        ),
+        *(DENSE, RESULT, MECHANISMS, FAILURE, ENTROPY_REPORT, ENTROPY_PROFILE, LEDGER, DATA),
+        *(FILM, SCREENS, LOG, STANDARD_OUTPUT, ENDED, OUTPUTS, ARRIVALS),
     }
 )
 # outcome.check_run_directory() accepts neither links nor special files under these names.
