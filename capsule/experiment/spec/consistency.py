@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from capsule.experiment.evaluation import EvaluationSpec, StartSet
 from capsule.experiment.spec.accelerator import CpuAccelerator, CudaAccelerator
@@ -13,9 +13,11 @@ from capsule.experiment.spec.environment import (
     references_of,
     task_name,
 )
-from capsule.experiment.spec.randomness import SeedsSpec
 from capsule.experiment.spec.recording import RecordingSpec
 from capsule.experiment.trainers import AlgorithmTrainer, ImpalaTrainer, LayersSpec, ModuleSpec
+
+if TYPE_CHECKING:
+    from capsule.experiment.spec.document import Spec, TrainingSpec
 
 MAX_UNROLLS_OF_A_RECORD = 8_192  # below 1 MiB; the tensors of 64 members take as much again
 
@@ -27,55 +29,44 @@ _FITTING_NETWORKS = {  # by suite, and for Gymnasium by frames
 }
 
 
-def check_program(
-    accelerator: CpuAccelerator | CudaAccelerator,
-    environment: EnvironmentSpec | None,
-    evaluation: EvaluationSpec,
-    recording: RecordingSpec,
-    seeds: SeedsSpec,
-) -> None:
+def check_program(spec: Spec) -> None:
     """Check that a spec that runs a command has no sections that only algorithms use.
 
     Raises:
         ValueError: One is given, and would promise what the run does not do.
     """
     for section, value, default in (
-        ("environment", environment, None),
-        ("evaluation", evaluation, EvaluationSpec()),
-        ("recording", recording, RecordingSpec()),
+        ("environment", spec.environment, None),
+        ("evaluation", spec.evaluation, EvaluationSpec()),
+        ("recording", spec.recording, RecordingSpec()),
     ):
         if value != default:
             raise ValueError(f"{section} does not apply to trainer.command: remove it")
-    if _graphs(accelerator):
+    if _graphs(spec.accelerator):
         raise ValueError(
             "accelerator.cuda_graphs does not apply to trainer.command, which captures graphs "
             "itself: remove it"
         )
-    if seeds.streams:
+    if spec.seeds.streams:
         raise ValueError(
             "seeds.streams does not apply to trainer.command: give it seeds as arguments"
         )
 
 
-def check_training(
-    accelerator: CpuAccelerator | CudaAccelerator,
-    environment: EnvironmentSpec,
-    evaluation: EvaluationSpec,
-    recording: RecordingSpec,
-    trainer: AlgorithmTrainer,
-) -> None:
+def check_training(spec: TrainingSpec) -> None:
     """Check the sections of a spec that trains with an algorithm.
 
     Raises:
         ValueError: Two sections do not fit each other.
     """
+    environment, recording, trainer = spec.environment, spec.recording, spec.trainer
     unit = trainer.interval_steps
     # Records, checkpoints and evaluations are made between parameter updates only.
     for name, value in (
         ("recording.trace_interval", recording.trace_interval),
         ("recording.tensor_interval", recording.tensor_interval),
         ("recording.checkpoint_interval", recording.checkpoint_interval),
-        ("evaluation.interval", evaluation.interval),
+        ("evaluation.interval", spec.evaluation.interval),
     ):
         if value % unit:
             raise ValueError(
@@ -95,21 +86,20 @@ def check_training(
             f"{recording.trace_interval}"
         )
     _check_network(environment, trainer)
-    _check_module(accelerator, trainer)
-    _check_graphs(accelerator, trainer)
+    _check_module(spec.accelerator, trainer)
+    _check_graphs(spec.accelerator, trainer)
     if isinstance(trainer, ImpalaTrainer):
         _check_record(recording, trainer)
     _check_language(environment, trainer)
-    _check_evaluation(evaluation, environment, trainer)
-    _check_tasks(evaluation, environment, trainer)
+    _check_evaluation(spec)
+    _check_tasks(spec)
     if isinstance(trainer, ImpalaTrainer) and trainer.population is not None:
         references_of(environment, trainer.population)
 
 
-def _check_evaluation(
-    evaluation: EvaluationSpec, environment: EnvironmentSpec, trainer: AlgorithmTrainer
-) -> None:
+def _check_evaluation(spec: TrainingSpec) -> None:
     """Reject an evaluation that the trainer or the suite does not support."""
+    evaluation, environment, trainer = spec.evaluation, spec.environment, spec.trainer
     if evaluation.actions == "sampled" and not isinstance(trainer, ImpalaTrainer):
         raise ValueError(
             f"evaluation.actions 'sampled' does not apply to trainer.algorithm "
@@ -192,10 +182,9 @@ def _check_graphs(accelerator: CpuAccelerator | CudaAccelerator, trainer: Algori
         raise ValueError(f"accelerator.cuda_graphs is not supported {unsupported}: remove it")
 
 
-def _check_tasks(
-    evaluation: EvaluationSpec, environment: EnvironmentSpec, trainer: AlgorithmTrainer
-) -> None:
+def _check_tasks(spec: TrainingSpec) -> None:
     """Reject several games where the other sections do not support them."""
+    evaluation, environment, trainer = spec.evaluation, spec.environment, spec.trainer
     if not isinstance(environment, AtariEnvironment) or not environment.further_games:
         return
     games = (environment.game, *environment.further_games)

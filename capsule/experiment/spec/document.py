@@ -71,8 +71,7 @@ class Spec(DigestedModel):
     @model_validator(mode="after")
     def _consistent(self) -> Spec:
         if isinstance(self.trainer, CommandTrainer):
-            sections = (self.environment, self.evaluation, self.recording, self.seeds)
-            check_program(self.accelerator, *sections)
+            check_program(self)
         elif self.environment is None:
             raise ValueError("environment is missing: trainer.algorithm needs one")
         elif self.code is not None and not _has_own_modules(self.environment, self.trainer):
@@ -82,9 +81,7 @@ class Spec(DigestedModel):
                 "of these"
             )
         else:
-            check_training(
-                self.accelerator, self.environment, self.evaluation, self.recording, self.trainer
-            )
+            check_training(self.training())
         return self
 
     @property
