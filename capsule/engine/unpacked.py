@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from capsule.engine.bytecode import NO_BYTECODE, prepare_bytecode
 from capsule.engine.data import Mounts, data_mounts, data_variables
-from capsule.engine.interface import Exit, Progress, Task
+from capsule.engine.interface import Engine, Exit, Progress, Task
 from capsule.engine.process import RunningProcess
 from capsule.engine.supervise import (
     Interrupts,
@@ -36,22 +35,13 @@ from capsule.image.distribution import PREFIX
 PROTECTED = ("bus", "fs", "irq", "sys", "sysrq-trigger")
 
 
-class UnpackedImageEngine(ABC):
+class UnpackedImageEngine(Engine):
     """Runs tasks in the unpacked image, which is the read-only root of a task."""
 
     def __init__(self) -> None:
         self._image: Image | None = None
         self._bytecode = NO_BYTECODE
         self._root = Path()
-
-    @property
-    @abstractmethod
-    def name(self) -> Literal["bwrap", "apptainer"]:
-        """The engine's name."""
-
-    @abstractmethod
-    def describe(self) -> dict[str, str]:
-        """Return the version of the program, and what it confines less than a container engine."""
 
     @abstractmethod
     def _losses(self) -> Sequence[str]:
@@ -65,10 +55,6 @@ class UnpackedImageEngine(ABC):
 
         If it is interrupted before the task has started, :func:`supervise` ends it.
         """
-
-    @abstractmethod
-    def check(self, lock: Lock) -> None:
-        """See :class:`capsule.engine.interface.Engine`."""
 
     def prepare(self, lock: Lock, image: Image | None, cache: Cache, *, progress: Progress) -> None:
         """Unpack the image, once per set of layers.
