@@ -11,12 +11,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from itertools import takewhile
 from typing import Any, NamedTuple
 
 from capsule.experiment.spec import CpuAccelerator, CudaAccelerator
 from capsule.host.errors import CapsuleError
-from capsule.machine.gpu import Gpu, in_mig_mode, load_nvml, mig_parts, read_part, text_of
+from capsule.machine.gpu import (
+    Gpu,
+    in_mig_mode,
+    initialised,
+    load_nvml,
+    mig_parts,
+    read_part,
+    text_of,
+)
 
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 _UUIDS = ("GPU-", "MIG-")
@@ -55,23 +64,13 @@ def read_devices(nvml: Any) -> tuple[Device, ...]:
     Args:
         nvml: The binding, as :func:`capsule.machine.gpu.load_nvml` returns it.
     """
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return ()
-    try:
-        found: list[Device] = []
+    found: list[Device] = []
+    with suppress(nvml.NVMLError), initialised(nvml):
         count = nvml.nvmlDeviceGetCount()
         for index in range(count):
-            try:
+            with suppress(nvml.NVMLError):
                 found += _devices_of(nvml, index, count)
-            except nvml.NVMLError:
-                continue
-        return tuple(found)
-    except nvml.NVMLError:  # the number of GPUs
-        return ()
-    finally:
-        nvml.nvmlShutdown()
+    return tuple(found)
 
 
 def _devices_of(nvml: Any, index: int, count: int) -> list[Device]:
@@ -260,11 +259,7 @@ def _entry(gpu: Gpu, nvml: Any, device: Device) -> Gpu:
     _, _, slot = device.place.partition(":")
     if not slot:
         return gpu
-    nvml.nvmlInit()
-    try:
+    with suppress(nvml.NVMLError), initialised(nvml):
         handle = nvml.nvmlDeviceGetHandleByIndex(device.gpu)
         return gpu.model_copy(update={"part": read_part(nvml, handle, int(slot))})
-    except nvml.NVMLError:  # lost since its parts were listed
-        return gpu
-    finally:
-        nvml.nvmlShutdown()
+    return gpu  # lost since its parts were listed

@@ -8,6 +8,7 @@ in ``unavailable``. Source: NVIDIA Management Library API reference, device and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from pydantic import Field
@@ -126,6 +127,19 @@ def load_nvml() -> Any:
     return pynvml
 
 
+@contextmanager
+def initialised(nvml: Any) -> Iterator[None]:
+    """Initialise NVML, and shut it down at the end.
+
+    NVML counts initialisations, so this does not close it for others in the process.
+    """
+    nvml.nvmlInit()
+    try:
+        yield
+    finally:
+        nvml.nvmlShutdown()
+
+
 def read_gpus(nvml: Any) -> tuple[Driver, tuple[Gpu, ...]]:
     """Ask NVML about the driver and every GPU. Never fails for want of a GPU.
 
@@ -133,18 +147,12 @@ def read_gpus(nvml: Any) -> tuple[Driver, tuple[Gpu, ...]]:
         nvml: The binding, as :func:`load_nvml` returns it.
     """
     try:
-        nvml.nvmlInit()
+        with initialised(nvml):
+            facts, unavailable = _collect(DRIVER_FIELDS, nvml)
+            driver = Driver(nvml=LOADED, **facts, unavailable=unavailable)
+            return driver, tuple(_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
     except nvml.NVMLError as error:
         return Driver(nvml=_state(nvml, error)), ()
-    try:
-        facts, unavailable = _collect(DRIVER_FIELDS, nvml)
-        driver = Driver(nvml=LOADED, **facts, unavailable=unavailable)
-        return driver, tuple(_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
-    except nvml.NVMLError as error:
-        return Driver(nvml=_state(nvml, error)), ()
-    finally:
-        # NVML counts initialisations, so this does not close it for others in the process.
-        nvml.nvmlShutdown()
 
 
 def _gpu(nvml: Any, index: int) -> Gpu:
