@@ -91,18 +91,16 @@ def prepare_bytecode(
 
     def make(folder: Path) -> None:
         progress("compiling what trainers import")
-        with cache.scratch() as scratch:
-            written, kept = scratch / "run", scratch / "kept"
-            written.mkdir()
-            kept.mkdir()
-            ended = engine.run(_task(lock, written), on_poll=lambda: None, poll_seconds=0.1)
-            if ended.reason == "interrupted":
-                raise CapsuleError("CAP-E012", "the run was interrupted", fix="Start it again.")
-            if ended.status == 0:
-                _keep(written, kept)
-            else:
-                progress(f"this ended with status {ended.status}; each process compiles it itself")
-            kept.rename(folder)
+        written = folder.with_name("run")
+        written.mkdir()
+        folder.mkdir()
+        ended = engine.run(_task(lock, written), on_poll=lambda: None, poll_seconds=0.1)
+        if ended.reason == "interrupted":
+            raise CapsuleError("CAP-E012", "the run was interrupted", fix="Start it again.")
+        if ended.status == 0:
+            _keep(written, folder)
+        else:
+            progress(f"this ended with status {ended.status}; each process compiles it itself")
 
     layers = [layer.diff_id for layer in image.layers]
     key = sha256_hex(canonical_json([_LAYOUT, *layers]))

@@ -62,7 +62,7 @@ def _check_c_library(distribution: Distribution) -> None:
         )
 
 
-def _make_environment(lock: Lock, cache: Cache, target: Path) -> None:
+def _make_environment(lock: Lock, cache: Cache, environment: Path) -> None:
     code = training_code()
     if (digest := training_code_digest(code)) != lock.image.code.sha256:
         raise CapsuleError(
@@ -70,21 +70,18 @@ def _make_environment(lock: Lock, cache: Cache, target: Path) -> None:
             f"the training code has digest {digest}, the lock needs {lock.image.code.sha256}",
             fix=f"Use Capsule {lock.image.code.version} unchanged, or lock the spec again.",
         )
-    with cache.scratch() as scratch:
-        made = scratch / "environment"
-        python = unpack_interpreter(lock, cache, made)
-        packages = made / distribution_of(lock.spec.image).packages
-        wheels = _named_wheels(lock, cache, scratch / "wheels")
-        options = ("--python", str(python), "--no-deps", "--no-index", "--offline")
-        _uv(scratch, "pip", "install", *options, *wheels)
-        for name, content in code.items():
-            file = packages / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(content)
-            file.chmod(0o755 if is_program(name) else 0o644)
-        _compile(python, packages)
-        # By a rename, so that an installation that is killed leaves nothing under the key.
-        made.rename(target)
+    scratch = environment.parent  # otherwise empty (Cache.recorded_folder)
+    python = unpack_interpreter(lock, cache, environment)
+    packages = environment / distribution_of(lock.spec.image).packages
+    wheels = _named_wheels(lock, cache, scratch / "wheels")
+    options = ("--python", str(python), "--no-deps", "--no-index", "--offline")
+    _uv(scratch, "pip", "install", *options, *wheels)
+    for name, content in code.items():
+        file = packages / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+        file.chmod(0o755 if is_program(name) else 0o644)
+    _compile(python, packages)
 
 
 def _compile(python: Path, folder: Path) -> None:

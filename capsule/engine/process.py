@@ -371,8 +371,6 @@ def _unpacked(project: LockedProject, cache: Cache) -> Path:
     """Return a folder with the files of a source tree, from which a task imports."""
 
     def make(folder: Path) -> None:
-        with cache.scratch() as scratch:
-            unpack_project(project_archive(project, cache), scratch / "tree")
-            (scratch / "tree").rename(folder)
+        unpack_project(project_archive(project, cache), folder)
 
     return cache.recorded_folder("projects", project.sha256, make)

@@ -190,8 +190,8 @@ class Cache:
         Args:
             kind: The folder of the cache that it is in.
             key: Its name, which depends on everything that it is made of.
-            make: Makes it, by a rename, so that nothing that is half made gets its name. What it
-                raises is raised.
+            make: Makes it under another name, in an otherwise empty folder that it may use. What
+                it raises is raised, and nothing is kept.
         """
         folder = self.folder(kind) / key
         record = folder.with_name(f"{key}.state")
@@ -200,7 +200,10 @@ class Cache:
             if not folder.exists() or recorded != folder_state(folder):
                 # If something cannot be removed, the rename fails.
                 shutil.rmtree(folder, ignore_errors=True)
-                make(folder)
+                # A rename, so that nothing that is half made gets the name.
+                with self.scratch() as scratch:
+                    make(scratch / "made")
+                    (scratch / "made").rename(folder)
                 # After the folder, which does not count without its record.
                 write_atomic(record, folder_state(folder).encode())
         return folder

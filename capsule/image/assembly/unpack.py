@@ -40,9 +40,7 @@ def unpacked_root(image: Image, cache: Cache, progress: Progress) -> Path:
     def make(root: Path) -> None:
         size = sum(layer.size for layer in image.layers)
         progress(f"unpacking the image ({size >> 20} MiB)")
-        with cache.scratch() as scratch:
-            unpack(image, scratch / "root")
-            (scratch / "root").rename(root)
+        unpack(image, root)
 
     return cache.recorded_folder("roots", key, make)
 
