@@ -15,6 +15,7 @@ from capsule.cli.options import (
     SpecArgument,
     option,
 )
+from capsule.host.cuda import cuda_versions
 from capsule.host.wording import counted
 
 
@@ -53,7 +54,6 @@ def command(
     from capsule.image.cache import Cache
     from capsule.image.data.listing import size_text
     from capsule.image.lockfile import lock_path
-    from capsule.image.resolution.resolve import cuda_libraries
     from capsule.report.progress import open_reporter
 
     with open_reporter(quiet=quiet) as reporter:
@@ -68,7 +68,7 @@ def command(
         )
         if overrides:
             reporter.note(f"{lock_path(spec)} was not written: --set applies to this command alone")
-    cuda = cuda_libraries(lock)
+    cuda = cuda_versions((wheel.name, wheel.version) for wheel in lock.image.wheels)
     if as_json:
         data = {name: pin.sha256 for name, pin in (lock.data or {}).items()}
         facts = {"lock": lock.digest(), "cuda": cuda, "data": data}

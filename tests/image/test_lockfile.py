@@ -13,6 +13,7 @@ from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock, LockedWheel
 from capsule.experiment.spec import ImageSpec, SourcesSpec
 from capsule.experiment.versions import satisfies
+from capsule.host.cuda import cuda_versions
 from capsule.host.spec_file import parse_spec
 from capsule.image import lockfile
 from capsule.image.assembly.making import ASSEMBLER_VERSION
@@ -36,7 +37,6 @@ from capsule.image.lockfile import (
 )
 from capsule.image.recipe import recipe_for
 from capsule.image.resolution.debian import shipped_base
-from capsule.image.resolution.resolve import cuda_libraries
 from capsule.image.resolution.sources import machine_sources
 from capsule.image.resolution.tasks import check_packages
 from tests.image.conftest import SPEC
@@ -384,7 +384,7 @@ def test_lock_is_deterministic_and_names_no_place(torch_machine):
     assert [package.name for package in first.image.debian] == sorted(
         package.name for package in first.image.debian
     )
-    assert cuda_libraries(first) == {}
+    assert cuda_versions((wheel.name, wheel.version) for wheel in first.image.wheels) == {}
 
 
 @pytest.mark.network
@@ -397,7 +397,7 @@ def test_real_packages_lock(tmp_path, accelerator):
     sources = machine_sources(SourcesSpec())
     for place in ("://", "file:", *sources.extra_indexes, *sources.find_links):
         assert place not in lock.document().decode()
-    libraries = cuda_libraries(lock)
+    libraries = cuda_versions((wheel.name, wheel.version) for wheel in lock.image.wheels)
     assert set(libraries) == ({"CUDA", "cuDNN", "cuBLAS"} if accelerator else set())
     if accelerator:
         assert satisfies(libraries["CUDA"], "13.0")

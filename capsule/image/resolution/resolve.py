@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from capsule.experiment.lock import Lock, LockedWheel
+from capsule.experiment.lock import LockedWheel
 from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, Spec
 from capsule.experiment.versions import satisfies
 from capsule.host.cuda import cuda_versions
@@ -15,14 +15,6 @@ from capsule.image.distribution import distribution_of
 from capsule.image.requirements import read_requirement
 from capsule.image.resolution.sources import MachineSources, machine_sources, require_folders
 from capsule.image.resolution.wheels import ResolvedWheel, compile_wheels
-
-
-def cuda_libraries(lock: Lock) -> dict[str, str]:
-    """Return the versions of CUDA (its runtime), cuDNN and cuBLAS that the locked wheels bring.
-
-    Empty for a CPU lock.
-    """
-    return cuda_versions((wheel.name, wheel.version) for wheel in lock.image.wheels)
 
 
 def resolve_wheels(

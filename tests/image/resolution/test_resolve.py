@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from capsule.cli.common import locked
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import CpuAccelerator
+from capsule.host.cuda import cuda_versions
 from capsule.image.lockfile import resolve
 from capsule.image.resolution.resolve import (
     check_accelerator,
-    cuda_libraries,
     parse_requirements,
     resolve_wheels,
     torch_backends,
@@ -218,7 +218,8 @@ def test_cuda_lock_reports_its_libraries(torch_machine):
     spec = make_spec("torch==2.13.0", accelerator=CUDA)
     lock = resolve(spec, torch_machine.cache, progress=lambda _: None)
     assert lock.image.recipe == "cuda"
-    assert cuda_libraries(lock) == {"CUDA": "13.0.96", "cuDNN": "9.20.0.48", "cuBLAS": "13.1.1.3"}
+    wheels = [(wheel.name, wheel.version) for wheel in lock.image.wheels]
+    assert cuda_versions(wheels) == {"CUDA": "13.0.96", "cuDNN": "9.20.0.48", "cuBLAS": "13.1.1.3"}
 
 
 @pytest.mark.slow
