@@ -74,7 +74,13 @@ def deb_control(path: Path, package: LockedDebianPackage) -> dict[str, str]:
         _, member, _ = _deb_members(stream, owner)
         control = _control(_unpacked(stream, member, io.BytesIO(), owner), owner)
     _reject_package(control, package, owner)
-    return _fields(control)
+    return control_fields(control.decode("utf-8", "replace"))
+
+
+def control_fields(block: str) -> dict[str, str]:
+    """Parse a paragraph of control data (deb822), first lines of fields only."""
+    lines = (line.split(":", 1) for line in block.splitlines() if line[:1] not in ("", " ", "\t"))
+    return {field[0]: field[1].strip() for field in lines if len(field) == 2}
 
 
 def ar_members(stream: BinaryIO, owner: str) -> list[ArMember]:
@@ -168,7 +174,7 @@ def _control(entries: list[TarEntry], owner: str) -> bytes:
 
 
 def _reject_package(control: bytes, package: LockedDebianPackage, owner: str) -> None:
-    fields = _fields(control)
+    fields = control_fields(control.decode("utf-8", "replace"))
     for field, locked in (
         ("Package", package.name),
         ("Version", package.version),
@@ -180,14 +186,6 @@ def _reject_package(control: bytes, package: LockedDebianPackage, owner: str) ->
                 f"{owner} says {field} {fields.get(field)!r}, the lock says {locked!r}",
                 "Lock the spec again. This lock does not match its packages.",
             )
-
-
-def _fields(control: bytes) -> dict[str, str]:
-    return dict(
-        line.split(": ", 1)
-        for line in control.decode("utf-8", "replace").splitlines()
-        if ": " in line  # a continued line keeps its blank, so it is no field's name
-    )
 
 
 def _merge_usr(entry: TarEntry) -> TarEntry:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from capsule.experiment.canonical import sha256_hex, write_atomic
 from capsule.host.errors import CapsuleError
+from capsule.image.archives.deb import control_fields
 from capsule.image.distribution import Distribution, Vendor
 from capsule.image.recipe import data_file
 from capsule.image.resolution.mirrors import Downloader, DownloadError, is_snapshot, suites
@@ -98,12 +99,6 @@ def index_of(texts: Iterable[str]) -> Index:
         return sorted(set(providers.get(name, ())))
 
     return Index(candidate, providers_of)
-
-
-def fields(block: str) -> dict[str, str]:
-    """Parse a paragraph of control data (deb822), first lines of fields only."""
-    lines = (line.split(":", 1) for line in block.splitlines() if line[:1] not in ("", " ", "\t"))
-    return {field[0]: field[1].strip() for field in lines if len(field) == 2}
 
 
 def signed_text(message: bytes, vendor: Vendor) -> str:
@@ -196,7 +191,7 @@ class _Reader:
 
 def _check_release(text: str, vendor: Vendor, suite: str, place: str, progress: Progress) -> None:
     """Check that a release is the one that was asked for; say if it is out of date."""
-    found = fields(text)
+    found = control_fields(text)
     # The same keys sign other releases. A mirror could serve the index of one under this name.
     if (found.get("Origin"), found.get("Codename")) != (vendor.name, suite):
         raise RejectedIndexError(f"it is of {found.get('Origin')} {found.get('Codename')}")
@@ -215,5 +210,5 @@ def _index_digest(text: str, component: str) -> str:
 
 
 def _stanza(block: str) -> Stanza:
-    found = fields(block)
+    found = control_fields(block)
     return Stanza(found["Package"], found["Version"], found)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.lock import LockedDebianPackage
-from capsule.image.archives.deb import ar_members, deb_entries
+from capsule.image.archives.deb import ar_members, control_fields, deb_entries
 from capsule.image.archives.layers import write_tar
 from tests.image.conftest import LONG_NAME, TINY_DEB, Member, build_ar, build_deb, build_tar
 
@@ -175,3 +175,18 @@ def test_a_flipped_byte_is_harmless_or_refused(tmp_path_factory, position, mask)
         assert unpack(bytes(damaged), folder) == unpack(GOOD, folder)
     except CapsuleError as error:
         assert error.code == "CAP-I104"
+
+
+def test_fields_are_first_lines():
+    text = "Package: a\nDescription: short: text\n long: text\n .\nVersion: 1:2.0\n"
+    assert control_fields(text) == {
+        "Package": "a",
+        "Description": "short: text",
+        "Version": "1:2.0",
+    }
+
+
+@PROPERTY
+@given(st.text())
+def test_fields_survive_any_text(text):
+    assert isinstance(control_fields(text), dict)

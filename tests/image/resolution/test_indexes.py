@@ -1,14 +1,12 @@
 """Indexes count only as what the archive's key signed, and stay for when there is no network."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pysequoia import Tsk
 
 from capsule.experiment.errors import CapsuleError
 from capsule.image.distribution import DEBIAN, DEBIAN_12, UBUNTU, UBUNTU_24_04
 from capsule.image.resolution import indexes
-from capsule.image.resolution.indexes import fields, read_archive, signed_text
+from capsule.image.resolution.indexes import read_archive, signed_text
 from tests.image.resolution.conftest import INDEX
 
 DEAD = "http://127.0.0.1:9/debian"
@@ -178,14 +176,3 @@ def test_a_release_of_debian_is_none_of_ubuntu(mirror, read):
     with pytest.raises(CapsuleError) as caught:
         read(address, distribution=UBUNTU_24_04)
     assert "it is of Debian noble" in caught.value.message
-
-
-def test_fields_are_first_lines():
-    text = "Package: a\nDescription: short: text\n long: text\n .\nVersion: 1:2.0\n"
-    assert fields(text) == {"Package": "a", "Description": "short: text", "Version": "1:2.0"}
-
-
-@settings(deadline=None, max_examples=200)
-@given(st.text())
-def test_fields_survive_any_text(text):
-    assert isinstance(fields(text), dict)
