@@ -31,6 +31,7 @@ from capsule.engine.connection import (
 )
 from capsule.engine.data import Mounts, data_mounts, data_variables
 from capsule.engine.gpu import IN_CONTAINERS, about_gpu, gpu_components, gpu_request, no_gpu
+from capsule.engine.images import inspected
 from capsule.engine.interface import Exit, Progress, Task
 from capsule.engine.supervise import LOG_BYTES, interrupts, supervise, with_output, write_log
 from capsule.experiment import contract
@@ -206,16 +207,10 @@ class ContainerEngine:
 
     def _present_layers(self, image: Image) -> list[str]:
         """Return the longest run of the image's layers, from the bottom, that the engine has."""
-        from docker.errors import NotFound
-
         wanted = [layer.diff_id for layer in image.layers]
         longest = 0
-        for summary in self._client.api.images():
-            try:
-                inspected = self._client.api.inspect_image(summary["Id"])
-            except NotFound:  # another process has removed it since it was listed
-                continue
-            found = inspected["RootFS"].get("Layers") or []
+        for facts in inspected(self._client):
+            found = facts["RootFS"].get("Layers") or []
             common = takewhile(lambda pair: pair[0] == pair[1], zip(wanted, found, strict=False))
             longest = max(longest, sum(1 for _ in common))
         return wanted[:longest]

@@ -48,7 +48,7 @@ class EngineImages:
         self._client = client
         self.engine: ContainerEngineName = engine_name(client.version())
         with engine_errors(self.engine):
-            self._inspected = list(self._inspect())
+            self._inspected = list(inspected(client))
             used = {_digest(each["ImageID"]) for each in client.api.containers(all=True)}
             self.found = tuple(self._capsules(used))
 
@@ -85,13 +85,6 @@ class EngineImages:
                     return False
         return True
 
-    def _inspect(self) -> Iterator[dict[str, Any]]:
-        from docker.errors import NotFound
-
-        for summary in self._client.api.images():
-            with suppress(NotFound):  # it was removed since it was listed
-                yield self._client.api.inspect_image(summary["Id"])
-
     def _capsules(self, used: set[str]) -> Iterator[EngineImage]:
         from docker.errors import NotFound
 
@@ -115,6 +108,15 @@ class EngineImages:
                 layers=dict(zip(_chains(facts), _sizes(history), strict=True)),
                 used=_digest(facts["Id"]) in used,
             )
+
+
+def inspected(client: DockerClient) -> Iterator[dict[str, Any]]:
+    """Yield what an engine says of each of its images."""
+    from docker.errors import NotFound
+
+    for summary in client.api.images():
+        with suppress(NotFound):  # another process has removed it since it was listed
+            yield client.api.inspect_image(summary["Id"])
 
 
 def _digest(name: str) -> str:
