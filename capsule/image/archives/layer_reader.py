@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
 from capsule.host.errors import CapsuleError
 from capsule.image.archives.layers import (
+    BLOCK,
     MAX_PATH_BYTES,
+    TYPES,
     TarEntry,
     rejected,
     safe_path,
@@ -21,13 +23,8 @@ from capsule.image.archives.layers import (
     tar_header,
 )
 
-_BLOCK = 512
 _MAX_EXTENDED_BYTES = 2 * MAX_PATH_BYTES + 256  # of an extended header: two paths, and a number
-_KINDS: dict[bytes, Literal["file", "symlink", "directory"]] = {
-    b"0": "file",
-    b"2": "symlink",
-    b"5": "directory",
-}
+_KINDS = {flag: kind for kind, flag in TYPES.items()}
 _MODES = {"symlink": {0o777}, "directory": {0o755, 0o1777}, "file": set(range(0o1000))}
 _RECORD = re.compile(rb"([0-9]{1,5}) (path|linkpath|size)=")
 
@@ -66,7 +63,7 @@ def read_layer(stream: BinaryIO, owner: str) -> Iterator[TarEntry]:
             folders.add(entry.path)
         previous = path
         content = position + header
-        padding = -entry.size % _BLOCK
+        padding = -entry.size % BLOCK
         position = content + entry.size + padding
         # No stream can be sought to the position that an extended header may name.
         if position > end:
@@ -76,25 +73,25 @@ def read_layer(stream: BinaryIO, owner: str) -> Iterator[TarEntry]:
             raise _not_canonical(owner, content)
         yield TarEntry(**{**vars(entry), "content": slice_of(stream, content, entry.size)})
     # The second zero block and nothing else, for archivers would ignore what follows.
-    if stream.read(_BLOCK + 1) != bytes(_BLOCK):
+    if stream.read(BLOCK + 1) != bytes(BLOCK):
         raise _not_canonical(owner, position)
 
 
 def _entry(stream: BinaryIO, owner: str) -> tuple[TarEntry | None, int]:
     """Read one header; return its entry, None at the end, and its length in bytes."""
     start = stream.tell()
-    header = block = stream.read(_BLOCK)
-    if block == bytes(_BLOCK):
-        return None, _BLOCK
+    header = block = stream.read(BLOCK)
+    if block == bytes(BLOCK):
+        return None, BLOCK
     try:
         records: dict[bytes, bytes] = {}
         if block[156:157] == b"x":
             size = _octal(block[124:135])
             if size > _MAX_EXTENDED_BYTES:
                 raise ValueError(f"extended header of {size} bytes")
-            extended = stream.read(size + -size % _BLOCK)
+            extended = stream.read(size + -size % BLOCK)
             records = _records(extended[:size])
-            block = stream.read(_BLOCK)
+            block = stream.read(BLOCK)
             header += extended + block
         entry = _described(block, records, owner)
         if tar_header(entry) != header:

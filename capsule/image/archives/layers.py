@@ -23,8 +23,9 @@ EPOCH = 1_577_836_800  # 2020-01-01T00:00:00Z: the time of every file in every i
 CHUNK = 1 << 20
 MAX_PATH_BYTES, MAX_NAME_BYTES = 4096, 255  # PATH_MAX and NAME_MAX of Linux
 
-_BLOCK = 512
-_TYPES = {"file": b"0", "symlink": b"2", "directory": b"5"}
+Kind = Literal["file", "symlink", "directory"]
+TYPES: dict[Kind, bytes] = {"file": b"0", "symlink": b"2", "directory": b"5"}
+BLOCK = 512
 _USTAR_LIMIT = 8**11  # first size that eleven octal digits cannot hold
 
 Content = Callable[[], Iterator[bytes]]
@@ -52,7 +53,7 @@ class TarEntry:
 
     path: str
     owner: str
-    kind: Literal["file", "directory", "symlink"]
+    kind: Kind
     mode: int = 0o755
     size: int = 0
     content: Content = _empty
@@ -121,7 +122,7 @@ def write_tar(entries: Iterable[TarEntry], write: Write) -> dict[str, str]:
         write(tar_header(entry))
         facts[entry.path] = _write_content(entry, write)
     # Two blocks of zeros end a tar archive (IEEE Std 1003.1-2017, pax).
-    write(bytes(2 * _BLOCK))
+    write(bytes(2 * BLOCK))
     return facts
 
 
@@ -136,7 +137,7 @@ def tar_header(entry: TarEntry) -> bytes:
     if entry.size >= _USTAR_LIMIT:
         records["size"] = str(entry.size)
     extended = b"".join(_pax_record(key, value) for key, value in sorted(records.items()))
-    header = _ustar(name, entry.mode, entry.size, _TYPES[entry.kind], entry.target)
+    header = _ustar(name, entry.mode, entry.size, TYPES[entry.kind], entry.target)
     if not extended:
         return header
     # Other archivers put a process number or the path into this name, which carries no meaning.
@@ -145,7 +146,7 @@ def tar_header(entry: TarEntry) -> bytes:
 
 def padded(data: bytes) -> bytes:
     """Return ``data`` filled with zeros to a whole number of tar blocks."""
-    return data + bytes(-len(data) % _BLOCK)
+    return data + bytes(-len(data) % BLOCK)
 
 
 def read_tar(stream: BinaryIO, owner: str) -> Iterator[TarEntry]:
@@ -252,7 +253,7 @@ def _write_content(entry: TarEntry, write: Write) -> str:
             "CAP-I104",
             f"{entry.owner}: {entry.path} has {counted(size, 'byte')}, not {entry.size:,}",
         )
-    write(bytes(-size % _BLOCK))
+    write(bytes(-size % BLOCK))
     return f"file {entry.mode:04o} {digest.hexdigest() if digest else entry.sha256}"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from capsule.host.errors import CapsuleError
 from capsule.image.archives.layer_reader import read_layer
 from capsule.image.archives.layers import (
+    BLOCK,
     TarEntry,
     Write,
     file_chunks,
@@ -22,7 +23,6 @@ from capsule.image.data.listing import FOLDER, Listing
 
 _OWNER = "the archive of the data set"
 _FIX = "Leave the data set alone until the bundle is written."
-_BLOCK = 512
 _FILE_MODE, _FOLDER_MODE, _LINK_MODE = 0o644, 0o755, 0o777
 
 
@@ -48,11 +48,11 @@ def write_data(listing: Listing, path: Path, write: Write) -> None:
 
 def archive_size(listing: Listing) -> int:
     """Return the bytes of the archive that :func:`write_data` writes."""
-    size = 2 * _BLOCK  # of zeros, at the end
+    size = 2 * BLOCK  # of zeros, at the end
     # No content is read, so the places do not matter. A listing names every folder, so write_tar()
     # adds no entries to these.
     for entry in _entries(listing, Path):
-        size += len(tar_header(entry)) + entry.size + -entry.size % _BLOCK
+        size += len(tar_header(entry)) + entry.size + -entry.size % BLOCK
     return size
 
 
