@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-from capsule.experiment.beneath import remove_folder
+from capsule.experiment.beneath import clear
 from capsule.host.folders import occupied_bytes
 from capsule.image.cache import Cache
 
@@ -56,10 +56,7 @@ class CacheItem(NamedTuple):
         # The record of a layer or folder goes first. If this is interrupted, the rest does not
         # count without it and is never used.
         for path in self.paths:
-            if path.is_dir() and not path.is_symlink():
-                remove_folder(path)
-            else:
-                path.unlink(missing_ok=True)
+            clear(path)
 
 
 def cache_items(cache: Cache) -> Iterator[CacheItem]:
