@@ -24,7 +24,8 @@ Treatment = Literal[
     "assumed",  # not controlled, or not read back; believed to be the same elsewhere
     "unsupported",  # not controlled, and able to change the result
 ]
-Judgement = tuple[Treatment, str] | None  # with the evidence; None: it does not apply to the run
+Judged = tuple[Treatment, str]  # with the evidence
+Judgement = Judged | None  # None: it does not apply to the run
 
 
 @dataclass(frozen=True, kw_only=True)

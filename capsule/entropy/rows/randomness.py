@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from capsule.entropy.evidence import Evidence, Judgement, LedgerSource, Treatment
+from capsule.entropy.evidence import Evidence, Judged, Judgement, LedgerSource, Treatment
 from capsule.host.wording import agreeing, counted
 
 
-def system_treatment(evidence: Evidence) -> Judgement:
+def system_treatment(evidence: Evidence) -> Judged:
     """Say what the operating system's entropy was replaced by, whether or not it was asked for."""
     report = evidence.report
     if report is None:
@@ -31,8 +31,7 @@ def _hash_seed(evidence: Evidence) -> Judgement:
     processes = counted(told.started, "Python process", "Python processes")
     # Python draws such a seed from the operating system, so the treatment is that of its entropy.
     if drawn := told.hash_seeds.get("random"):
-        judgement = system_treatment(evidence)
-        treatment = "assumed" if judgement is None else judgement[0]
+        treatment, _ = system_treatment(evidence)
         return treatment, f"{drawn:,} of {processes} drew {agreeing(drawn, 'its', 'their')} own"
     seeds = ", ".join(sorted(told.hash_seeds))
     treatment = "eliminated" if set(told.hash_seeds) == {"0"} else "seeded"
@@ -40,15 +39,15 @@ def _hash_seed(evidence: Evidence) -> Judgement:
 
 
 def _system_entropy(evidence: Evidence) -> Judgement:
-    judgement = system_treatment(evidence)
-    if judgement is None or judgement[0] in ("assumed", "unsupported"):
-        return judgement
+    treatment, how = system_treatment(evidence)
+    if treatment in ("assumed", "unsupported"):
+        return treatment, how
     asked, own = evidence.requests, evidence.own_requests
     requests, size = counted(asked.calls, "request"), counted(asked.bytes, "byte")
     text = f"answered: {requests} for {size}"
     if own.calls:
         text += f" (and {own.calls:,} of Capsule's own interpreter)"
-    return judgement[0], text + _starts(evidence)
+    return treatment, text + _starts(evidence)
 
 
 def _starts(evidence: Evidence) -> str:
@@ -60,7 +59,7 @@ def _starts(evidence: Evidence) -> str:
 
 def _raw_calls(evidence: Evidence) -> Judgement:
     judgement, report = system_treatment(evidence), evidence.report
-    if report is None or judgement is None or report.mode == "system":
+    if report is None or report.mode == "system":
         return judgement
     if not report.supervised:
         return "assumed", "system calls were not supervised, so these requests are unknown"
@@ -85,7 +84,7 @@ def _instructions(evidence: Evidence) -> Judgement:
 
 def _start_bytes(evidence: Evidence) -> Judgement:
     judgement, report = system_treatment(evidence), evidence.report
-    if judgement is None or report is None or report.mode == "system":
+    if report is None or report.mode == "system":
         return "assumed", "the kernel chose them"
     if not report.supervised:
         return "assumed", "system calls were not supervised, so the kernel chose them"
