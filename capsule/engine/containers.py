@@ -91,13 +91,13 @@ class ContainerEngine:
             "runtime": str(self._info.get("DefaultRuntime") or "unknown"),
             "storage-driver": str(self._info.get("Driver") or "unknown"),
             "cgroup": str(self._info.get("CgroupVersion") or "unknown"),
-            "rootless": str(self._rootless()).lower(),
+            "rootless": str(is_rootless(self._info)).lower(),
         }
 
     @property
     def unlimited(self) -> str | None:
         """What users are told where the engine cannot enforce limits; None where it can."""
-        if not (self._rootless() and str(self._info.get("CgroupVersion")) == "1"):
+        if not (is_rootless(self._info) and str(self._info.get("CgroupVersion")) == "1"):
             return None
         return (
             f"engine {self.name}: memory and processes are not limited, because without root it "
@@ -317,7 +317,7 @@ class ContainerEngine:
 
     def _user(self, run_directory: Path) -> dict[str, str]:
         """Choose a user that is not root on this machine and may write the run directory."""
-        if self._rootless():
+        if is_rootless(self._info):
             # Inside a rootless engine's user namespace the caller is root, without any power over
             # this machine; every other id has no access to the run directory.
             return {"user": "0:0"}
@@ -327,9 +327,6 @@ class ContainerEngine:
         require_closed_parent(run_directory)
         give_folder(run_directory, user)
         return {"user": f"{user}:{user}"}
-
-    def _rootless(self) -> bool:
-        return is_rootless(self._info)
 
     def _start(self, settings: dict[str, Any], *, gpu: bool) -> Container:
         """Start a container. Its first process, the launcher, adopts orphans and passes signals on.
