@@ -415,7 +415,7 @@ class _Reader:
         calls, size, derived_calls, derived_size, *names = fields
         process, thread = map(self._text, names)
         self._threads[offset] = Thread(
-            *(process, thread, calls, size), *(derived_calls, derived_size), recorded=()
+            process, thread, calls, size, derived_calls, derived_size, recorded=()
         )
 
     def _counter(self, offset: int, fields: tuple[Any, ...]) -> None:
@@ -426,11 +426,8 @@ class _Reader:
         if owner not in self._threads:
             _contradiction(self._path, f"has a count without a thread at {offset}")
         thread = self._threads[owner]
-        use = Use(
-            *(thread.process, thread.thread, self._source(source), self._text(caller)),
-            *(calls, size),
-        )
-        self._counters[offset] = (owner, use)
+        names = thread.process, thread.thread, self._source(source), self._text(caller)
+        self._counters[offset] = (owner, Use(*names, calls, size))
 
     def _call(self, offset: int, fields: tuple[Any, ...]) -> None:
         length, counter, size = fields

@@ -21,7 +21,6 @@ from capsule.entropy.journal import (
     MAX_CALLS,
     Call,
     EntropyCall,
-    Journal,
     Thread,
     is_full,
     kept_size,
@@ -85,7 +84,8 @@ def merge(directory: Path) -> bytes:
             so that a replay could not tell them apart.
     """
     journal = read_journal(directory)
-    _check_complete(journal, directory)
+    if journal.full:
+        raise _full(directory)
     threads = [
         ThreadProfile(thread.process, thread.thread, thread.recorded)
         for thread in journal.threads
@@ -190,7 +190,8 @@ def check_consumed(
             fix="Record and replay with the same code and inputs. A program that hands work to "
             "whichever process is ready cannot be replayed: use entropy.mode: virtual.",
         )
-    _check_complete(journal, directory)
+    if journal.full:
+        raise _full(directory)
     consumed = {(thread.process, thread.thread): thread for thread in journal.threads}
     # A thread that asked for more has stopped the replay as a mismatch, so only what is left over
     # has to be found here.
@@ -229,11 +230,6 @@ def check_room(directory: Path) -> None:
         CapsuleError: CAP-R201 to CAP-R202, the journal cannot be read; CAP-R203, it had no room.
     """
     if is_full(directory):
-        raise _full(directory)
-
-
-def _check_complete(journal: Journal, directory: Path) -> None:
-    if journal.full:
         raise _full(directory)
 
 
