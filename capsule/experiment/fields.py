@@ -110,6 +110,12 @@ class DigestedModel(Model):
         return sha256_hex(self.document())
 
 
+def is_given(model: BaseModel, name: str) -> bool:
+    """Tell whether a field has another value than by default."""
+    default = type(model).model_fields[name].get_default(call_default_factory=True)
+    return bool(getattr(model, name) != default)
+
+
 @contextmanager
 def _stored() -> Iterator[None]:
     token = _reading_stored.set(True)

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from capsule.experiment.fields import Model
+from capsule.experiment.fields import is_given
 from capsule.experiment.spec import (
     AtariEnvironment,
     DeterminismSpec,
@@ -125,12 +125,12 @@ def _without_requests(
 
 
 def _of_impala(trainer: ImpalaTrainer) -> Iterator[Wrong]:
-    if trainer.network == "residual" and _given(trainer, "hidden_units"):
+    if trainer.network == "residual" and is_given(trainer, "hidden_units"):
         yield _wrong(
             "trainer.hidden_units",
             f" {trainer.hidden_units} does not apply to trainer.network 'residual', which has 256",
         )
-    if trainer.correction != "epsilon" and _given(trainer, "correction_epsilon"):
+    if trainer.correction != "epsilon" and is_given(trainer, "correction_epsilon"):
         yield _wrong(
             "trainer.correction_epsilon",
             f" {trainer.correction_epsilon} does not apply to trainer.correction "
@@ -158,10 +158,10 @@ def _of_ratios(trainer: ImpalaTrainer) -> Iterator[Wrong]:
     """Yield the thresholds of importance weights that the correction does not have."""
     whose = f"trainer.correction {trainer.correction!r}"
     rho_bar, c_bar = trainer.rho_bar, trainer.c_bar
-    if trainer.correction in ("none", "epsilon") and _given(trainer, "rho_bar"):
+    if trainer.correction in ("none", "epsilon") and is_given(trainer, "rho_bar"):
         yield _wrong("trainer.rho_bar", f" {rho_bar} does not apply to {whose}")
     # A smaller one may be needed, as it must not exceed rho_bar.
-    if trainer.correction != "v-trace" and _given(trainer, "c_bar") and rho_bar >= 1.0:
+    if trainer.correction != "v-trace" and is_given(trainer, "c_bar") and rho_bar >= 1.0:
         yield _wrong("trainer.c_bar", f" {c_bar} does not apply to {whose}")
 
 
@@ -209,7 +209,7 @@ def _of_evaluation(spec: TrainingSpec) -> Iterator[Wrong]:
         )
     most = getattr(spec.environment, "max_episode_frames", math.inf)
     # The default may be longer: a spec that has shorter episodes need not repeat their length here.
-    if minutes * _FRAMES_PER_MINUTE > most and _given(spec.evaluation, "max_minutes"):
+    if minutes * _FRAMES_PER_MINUTE > most and is_given(spec.evaluation, "max_minutes"):
         yield _wrong(
             "evaluation.max_minutes",
             f" {minutes} has no effect, because environment.max_episode_frames {most} ends every "
@@ -275,16 +275,11 @@ def _of_threads(spec: TrainingSpec) -> Iterator[Wrong]:
 
 
 def _activation(network: LayersSpec | ModuleSpec, layers: str) -> Iterator[Wrong]:
-    if _given(network, "activation"):
+    if is_given(network, "activation"):
         yield _wrong(
             "trainer.network.activation",
             f" {network.activation!r} does not apply, as trainer.network lists no {layers}",
         )
-
-
-def _given(model: Model, name: str) -> bool:
-    """Tell whether a field has another value than by default."""
-    return bool(getattr(model, name) != type(model).model_fields[name].default)
 
 
 def _kernels(spec: TrainingSpec, network: LayersSpec) -> Iterator[Wrong]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from capsule.experiment.fields import is_given
 from capsule.experiment.trainers.layers import OwnNetwork
 
 
@@ -17,8 +18,7 @@ def require_micro_batches(sizes: tuple[int, ...], batch_size: int) -> None:
 
 def require_no_units(trainer: Any) -> None:
     """Check that ``hidden_units`` is left out where a network declares its own dense layers."""
-    default = type(trainer).model_fields["hidden_units"].default
-    if isinstance(trainer.network, OwnNetwork) and trainer.hidden_units != default:
+    if isinstance(trainer.network, OwnNetwork) and is_given(trainer, "hidden_units"):
         raise ValueError(
             f"hidden_units {trainer.hidden_units} is not used by a network of your own: remove "
             "it, and list the units of its layers in network.dense"

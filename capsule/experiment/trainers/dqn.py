@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from capsule.experiment.fields import Model, PositiveFloat, PositiveInt, Probability
+from capsule.experiment.fields import Model, PositiveFloat, PositiveInt, Probability, is_given
 from capsule.experiment.trainers.checks import (
     require_at_most,
     require_micro_batches,
@@ -132,8 +132,7 @@ class DqnTrainer(Model):
         require_micro_batches(self.micro_batches, self.batch_size)
         require_no_units(self)
         for name in _FIELDS_OF_THE_OTHER_OPTIMIZER[self.optimizer]:
-            default = type(self).model_fields[name].default
-            if getattr(self, name) != default:
+            if is_given(self, name):
                 raise ValueError(
                     f"{name} {getattr(self, name)} is not used by optimizer '{self.optimizer}': "
                     "remove it"

@@ -15,6 +15,7 @@ from capsule.experiment.fields import (
     Probability,
     Word,
     added,
+    is_given,
 )
 from capsule.experiment.trainers.checks import require_micro_batches, require_no_units
 from capsule.experiment.trainers.layers import Layers, Module, Named, by_kind
@@ -292,11 +293,10 @@ class ImpalaTrainer(Model):
                 "schedule.mode 'recorded' is not supported with a population: use 'lockstep'"
             )
         for name in DRAWN_BY_MEMBERS:
-            value, default = getattr(self, name), type(self).model_fields[name].default
-            if value != default:
+            if is_given(self, name):
                 raise ValueError(
-                    f"{name} {value} does not apply: each member of the population draws its own; "
-                    "remove it"
+                    f"{name} {getattr(self, name)} does not apply: each member of the population "
+                    "draws its own; remove it"
                 )
 
     def _check_recorded(self, lag: int) -> None:
