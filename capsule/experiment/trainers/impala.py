@@ -307,8 +307,7 @@ class ImpalaTrainer(Model):
             least = -(-self.actors // self.fresh)
             raise ValueError(
                 f"schedule.policy_lag {lag} cannot be kept: {self.actors} actors take turns in "
-                f"batches of "
-                f"{self.fresh}, so it needs at least {least}"
+                f"batches of {self.fresh}, so it needs at least {least}"
             )
         unrolls = self.total_steps // self.unroll_length
         for name, number, most in (
