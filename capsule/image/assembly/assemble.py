@@ -206,9 +206,9 @@ def check_code_layer(path: Path, lock: Lock) -> None:
         )
 
 
-def write_archive(image: Image, stream: BinaryIO, *, skip: Collection[str] = ()) -> None:
+def write_archive(image: Image, stream: BinaryIO) -> None:
     """Write the image as one archive. See :func:`archive_chunks`."""
-    for chunk in archive_chunks(image, skip=skip):  # noqa: FURB122 - zstd has no writelines
+    for chunk in archive_chunks(image):  # noqa: FURB122 - zstd has no writelines
         stream.write(chunk)
 
 
