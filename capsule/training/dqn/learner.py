@@ -35,6 +35,8 @@ compares every value:
   ours; it descends the mean over the minibatch, not the sum.
 * Update: C scales its rewards and has a weight decay of 0; we have neither. N's RMSProp is not
   centred and adds the minimum squared gradient after the root.
+* Frames: two screens turn grey before their maximum is taken; M, C and N take the maximum of each
+  colour first. The resize averages areas; C and N interpolate, and M leaves it open.
 * No-ops: 1 to 30 emulator frames at the start of a game; C and N have them after a lost life, too.
 * Evaluation: N ends the running episode for it; here it comes after training, and training is the
   same with and without it. Unless the spec pins a start set, a run ranks its start sequences with
