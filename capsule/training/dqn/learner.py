@@ -21,9 +21,11 @@ Deviations from Mnih et al. 2015, Extended Data Table 1 (M), the authors' own co
 of Nagarajan et al. 2019 (N, github.com/prabhatnagarajan/repro_dqn); docs/papers/nagarajan2019.md
 compares every value:
 
+* Network: C pads the frames by 1 before the first convolution; N and we do not.
 * Minibatch: without ``concurrent`` it misses the newest transition, whose next frame is stored with
-  the following step, as in C; with ``concurrent`` it misses the newest ``update_interval`` + 1. N
-  also misses the first four transitions of every episode.
+  the following step; with ``concurrent`` it misses the newest ``update_interval`` + 1. C also
+  misses the newest one, and draws 512 transitions at once for 16 minibatches, of which the last one
+  misses 60 more. N also misses the first four transitions of every episode.
 * Target network update frequency: M counts 10,000 parameter updates; C, N and we count agent steps.
 * Final exploration frame: M and the paper of N speak of the first million frames. Here, in C and in
   N exploration falls over 1,000,000 agent steps (4,000,000 emulator frames at a frame skip of 4)
