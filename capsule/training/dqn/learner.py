@@ -26,6 +26,7 @@ compares every value:
   the following step; with ``concurrent`` it misses the newest ``update_interval`` + 1. C also
   misses the newest one, and draws 512 transitions at once for 16 minibatches, of which the last one
   misses 60 more. N also misses the first four transitions of every episode.
+* Replay start size: M counts 50,000 frames; C, N and we count agent steps.
 * Target network update frequency: M counts 10,000 parameter updates; C, N and we count agent steps.
 * Final exploration frame: M and the paper of N speak of the first million frames. Here, in C and in
   N exploration falls over 1,000,000 agent steps (4,000,000 emulator frames at a frame skip of 4)
