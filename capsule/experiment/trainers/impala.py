@@ -146,7 +146,8 @@ class ImpalaTrainer(Model):
             "Distribution of the initial parameters. 'uniform': weights and biases from "
             "-1/sqrt(fan-in) to 1/sqrt(fan-in). 'truncated-normal': weights with the standard "
             "deviation 1/sqrt(fan-in), none beyond two of it, and biases of 0, as in the authors' "
-            "code (but for their LSTM)."
+            "code (but for their LSTM and their embedding of words). For the embedding, 20, its "
+            "number of units, takes the place of the fan-in."
         ),
     )
     language: LanguageSpec | None = Field(
