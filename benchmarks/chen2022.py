@@ -3,7 +3,7 @@
 Trains each model of ``examples/supervised`` 16 times, as 8 pairs, under each CPU setup of the
 paper's Table 2:
 
-- C1: as it is, nothing controlled;
+- C1: as it is, no seed, nothing recorded;
 - C2: a seed for each pair;
 - C3: the first run of each pair records its randomness, the second replays it;
 - C4, C5, C6: the same with another torch version, that of ``--other``, an interpreter that has

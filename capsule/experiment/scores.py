@@ -9,8 +9,10 @@ last digit of the references, which ``data/`` has from these:
 * ``dmlab30.csv``: both columns from Espeholt et al. 2018, table B.1, with names spelled as in
   Kapturowski et al. 2019, table 3.
 
-Of Double Dunk's references, 2.2 points apart, the last digit is 2 % of the score: means of 57 games
-come out up to 0.4 percentage points beside the published ones.
+Of Double Dunk's references, 2.2 points apart, the rounding of the last digit is 2 % of the score.
+The means of IMPALA and R2D2 over 57 games come out up to 0.4 percentage points beside the published
+ones, and R2D2's median, which is its score in Double Dunk, as 1922.7 % instead of 1920.6 %. The
+mean of Ape-X comes out as 1684.5 % instead of 1695.6 %, for a reason that is not known.
 """
 
 from __future__ import annotations

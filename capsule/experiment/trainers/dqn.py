@@ -29,7 +29,7 @@ class DqnTrainer(Model):
 
     The defaults are those of Mnih et al. 2015, doi:10.1038/nature14236, Extended Data Table 1, with
     these exceptions: target_interval counts agent steps, where the table counts parameter
-    updates; exploration_steps counts agent steps, where the paper counts frames;
+    updates; exploration_steps and replay_start count agent steps, where the table counts frames;
     total_steps is 20 million; and concurrent is ours.
     """
 

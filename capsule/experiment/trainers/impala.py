@@ -117,8 +117,10 @@ ImpalaNetworkName = Annotated[Literal["shallow", "nature", "residual", "small-co
 class ImpalaTrainer(Model):
     """Importance-weighted actor-learner (IMPALA).
 
-    The defaults are those of Espeholt et al. 2018, arXiv:1802.01561, Table G.1, which does not give
-    network, actors, schedule, truncation and initialization.
+    The defaults are those of Espeholt et al. 2018, arXiv:1802.01561: of Table G.1, with total_steps
+    of section 5.3.2, rho_bar, c_bar and correction_epsilon of section 5.2.2, and network and
+    hidden_units of figure 3. The paper does not give actors for Atari, schedule, truncation,
+    initialization and rmsprop_decay.
     """
 
     algorithm: Literal["impala"]
@@ -145,7 +147,8 @@ class ImpalaTrainer(Model):
             "Distribution of the initial parameters. 'uniform': weights and biases from "
             "-1/sqrt(fan-in) to 1/sqrt(fan-in). 'truncated-normal': weights with the standard "
             "deviation 1/sqrt(fan-in), none beyond two of it, and biases of 0, as in the authors' "
-            "code (but for their LSTM)."
+            "code (but for their LSTM and their embedding of words). For the embedding, 20, its "
+            "number of units, takes the place of the fan-in."
         ),
     )
     language: LanguageSpec | None = Field(

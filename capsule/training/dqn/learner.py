@@ -21,9 +21,12 @@ Deviations from Mnih et al. 2015, Extended Data Table 1 (M), the authors' own co
 of Nagarajan et al. 2019 (N, github.com/prabhatnagarajan/repro_dqn); docs/papers/nagarajan2019.md
 compares every value:
 
+* Network: C pads the frames by 1 before the first convolution; N and we do not.
 * Minibatch: without ``concurrent`` it misses the newest transition, whose next frame is stored with
-  the following step, as in C; with ``concurrent`` it misses the newest ``update_interval`` + 1. N
-  also misses the first four transitions of every episode.
+  the following step; with ``concurrent`` it misses the newest ``update_interval`` + 1. C also
+  misses the newest one, and draws 512 transitions at once for 16 minibatches, of which the last one
+  misses 60 more. N also misses the first four transitions of every episode.
+* Replay start size: M counts 50,000 frames; C, N and we count agent steps.
 * Target network update frequency: M counts 10,000 parameter updates; C, N and we count agent steps.
 * Final exploration frame: M and the paper of N speak of the first million frames. Here, in C and in
   N exploration falls over 1,000,000 agent steps (4,000,000 emulator frames at a frame skip of 4)
@@ -35,6 +38,8 @@ compares every value:
   ours; it descends the mean over the minibatch, not the sum.
 * Update: C scales its rewards and has a weight decay of 0; we have neither. N's RMSProp is not
   centred and adds the minimum squared gradient after the root.
+* Frames: two screens turn grey before their maximum is taken; M, C and N take the maximum of each
+  colour first. The resize averages areas; C and N interpolate, and M leaves it open.
 * No-ops: 1 to 30 emulator frames at the start of a game; C and N have them after a lost life, too.
 * Evaluation: N ends the running episode for it; here it comes after training, and training is the
   same with and without it. Unless the spec pins a start set, a run ranks its start sequences with

@@ -3,10 +3,11 @@
 The emulator is that of Bellemare et al. 2013, arXiv:1207.4708.
 
 Preprocessing follows Mnih et al. 2015, doi:10.1038/nature14236, Methods: an action is repeated for
-``frame_skip`` frames, the newest two screens are joined by their maximum, turned grey and resized
-to 84x84; a lost life ends the return in training; an episode begins with a random number of no-ops.
-Sticky actions follow Machado et al. 2018, arXiv:1709.06009, section 5.3. Both kinds of randomness
-are drawn here, from named streams; the emulator itself is left none.
+``frame_skip`` frames; the newest two screens are turned grey, joined by their maximum and resized
+to 84x84 (Mnih et al. join the colours first, which gives other greys where two colours alternate);
+a lost life ends the return in training; an episode begins with a random number of no-ops. Sticky
+actions follow Machado et al. 2018, arXiv:1709.06009, section 5.3. Both kinds of randomness are
+drawn here, from named streams; the emulator itself is left none.
 """
 
 from __future__ import annotations

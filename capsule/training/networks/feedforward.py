@@ -412,7 +412,9 @@ def initialize(
         distribution: ``uniform``: weights and biases in ``[-1/sqrt(fan_in), 1/sqrt(fan_in))``.
             ``truncated-normal``: weights normal with standard deviation ``1/sqrt(fan_in)``, on the
             condition that they are within two of it, and biases 0: the defaults of Sonnet 1, with
-            which the authors of IMPALA train (github.com/google-deepmind/scalable_agent).
+            which the authors of IMPALA train (github.com/google-deepmind/scalable_agent). For
+            an embedding ``[words, units]``, ``units`` takes the place of ``fan_in``; the authors'
+            has another scale.
     """
     arrays: dict[str, NDArray[np.float32]] = {}
     scale = 0.0

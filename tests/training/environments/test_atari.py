@@ -96,6 +96,24 @@ def joined(*screens):
     return AreaResize(210, 160)(np.maximum.reduce(screens))
 
 
+def luminance(screen):
+    return np.rint(screen @ np.array([0.299, 0.587, 0.114])).astype(np.uint8)
+
+
+def test_screens_turn_grey_before_they_are_joined():
+    """Mnih et al. 2015 join the colours of the screens, which gives another frame here."""
+    spec = ATARI.model_copy(update={"sticky_action_probability": 0.0, "noop_max": 0})
+    environment, _ = make(spec.model_copy(update={"game": "ms_pacman"}))
+    environment.reset()
+    ale, screens = bare_emulator("ms_pacman"), []
+    for _ in range(4):
+        ale.act(ale_py.Action.NOOP)
+        screens.append(ale.getScreenRGB())
+    frame = environment.step(0).frame
+    np.testing.assert_array_equal(frame, joined(*map(luminance, screens[-2:])))
+    assert not np.array_equal(frame, joined(luminance(np.maximum(*screens[-2:]))))
+
+
 def test_sticky_actions_follow_the_stream_frame_by_frame():
     spec = ATARI.model_copy(update={"game": "pong", "noop_max": 0, "max_episode_frames": 10_000})
     environment, _ = make(spec, 2)
