@@ -16,6 +16,7 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from capsule.bundle.claims import read_arrivals
+from capsule.engine.gpu import host_flaws
 from capsule.engine.interface import NATIVE, RUN_DIRECTORY, Engine, Exit, Task
 from capsule.engine.interpreter import interpreter_packages
 from capsule.engine.supervise import exclusive, last_lines, unattended_seconds
@@ -223,6 +224,8 @@ def prepare(
     # An engine that cannot run this is found before anything is fetched.
     if to_run:
         engine.check(lock)
+        for flaw in host_flaws(lock, engine):
+            reporter.note(f"warning: {flaw}")
     image = None
     if engine.name == "process":
         _obtain(lock, cache, sources, project, reporter, interpreter_packages(lock))

@@ -1,12 +1,14 @@
 """Preparing an execution, its options, and what a program sees around it."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from capsule import execution
+from capsule.engine.containers import ContainerEngine
 from capsule.engine.gpu import no_gpu
-from capsule.engine.interface import Exit
+from capsule.engine.interface import ChangedEngine, Exit
 from capsule.entropy.report import FAILURE, REPORT
 from capsule.execution import VariedSurroundings, look
 from capsule.experiment import contract
@@ -17,6 +19,8 @@ from capsule.machine.devices import Device
 from capsule.report.progress import SilentReporter
 from tests.diagnosis.conftest import PROGRAM, LocalEngine, locked, parsed
 from tests.verification.runs import CARTPOLE, IMPALA, make_lock, merged
+
+CUDA = {"accelerator": {"kind": "cuda", "cuda": "13.0", "cudnn": ">=9", "driver": ">=580"}}
 
 
 class Refusing:
@@ -43,6 +47,43 @@ def test_an_image_is_built_where_it_cannot_run(monkeypatch):
     assert engine.prepared == []
     execution.prepare(lock, engine, None, to_run=False, **facts)
     assert engine.prepared == [lock]
+
+
+class Outdated(ContainerEngine):
+    """A container engine with a runtime and a toolkit from which programs are known to escape."""
+
+    def __init__(self):
+        pass
+
+    def check(self, lock):
+        pass
+
+    def prepare(self, *_, **__):
+        pass
+
+    def components(self):
+        return {"runc": "1.1.5", "nvidia-container-toolkit": "1.17.7"}
+
+    @property
+    def name(self):
+        return "docker"
+
+
+@pytest.mark.parametrize(
+    ("changes", "to_run", "warnings"), [(CUDA, True, 2), (CUDA, False, 0), ({}, True, 0)]
+)
+def test_a_run_on_a_gpu_warns_of_an_engine_from_which_programs_escape(
+    monkeypatch, changes, to_run, warnings
+):
+    monkeypatch.setattr(execution, "build_image", lambda *_, **__: None)
+    lock = make_lock(merged(CARTPOLE, changes) if changes else CARTPOLE)
+    for engine in (Outdated(), ChangedEngine(Outdated())):
+        notes = []
+        reporter = SimpleNamespace(note=notes.append)
+        sources = SourcesSpec()
+        execution.prepare(lock, engine, None, sources=sources, to_run=to_run, reporter=reporter)
+        assert len(notes) == warnings
+        assert all(note.startswith("warning: ") for note in notes)
 
 
 class Reporting:
@@ -184,7 +225,6 @@ def test_what_ended_is_finished_only_with_a_report_of_its_launcher(tmp_path, nam
     assert not (tmp_path / name).exists()  # it continues from its last state
 
 
-CUDA = {"accelerator": {"kind": "cuda", "cuda": "13.0", "cudnn": ">=9", "driver": ">=580"}}
 FIRST, SECOND = (f"GPU-11111111-0000-4000-8000-00000000000{number}" for number in (1, 2))
 
 

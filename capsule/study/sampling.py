@@ -26,7 +26,6 @@ from capsule.study.results import MemberResult, StudyResults
 from capsule.verification.analysis.comparison import compare_claims
 from capsule.verification.execution.admission import (
     check_code,
-    check_gpu_host,
     check_unconfined,
 )
 from capsule.verification.execution.grading import (
@@ -111,7 +110,6 @@ def rerun(
     here = take_fingerprint(engine.describe())
     for unmet in check_requirements(lock, here):
         raise unmet
-    check_gpu_host(lock, engine, strange=False, note=reporter.note)
     reporter.note(f"running member {name} again")
     image = execution.prepare(lock, engine, cache, sources=SourcesSpec(), reporter=reporter)
     with reexecution_folder(reporter.note) as directory:
