@@ -14,6 +14,7 @@ from capsule.engine.gpu import (
     outdated,
     require_driver,
 )
+from capsule.engine.process import task_environment
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.machine.devices import FIRST as ELSEWHERE
 from capsule.machine.devices import Device
@@ -198,6 +199,13 @@ def test_a_process_gets_the_folder_of_the_driver_and_nothing_else_of_the_search_
     assert driver_folder({"LD_LIBRARY_PATH": path}) == {"LD_LIBRARY_PATH": f"{tmp_path}/driver"}
     assert driver_folder({"LD_LIBRARY_PATH": str(tmp_path)}) == {}
     assert driver_folder({}) == {}
+
+
+def test_a_plain_process_sees_its_gpus_and_no_others(make_task, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", SECOND.uuid)
+    for gpus, seen in (((), ""), ((FIRST,), FIRST.uuid), ((FIRST, SECOND), "GPU-aaaa,GPU-bbbb")):
+        variables = task_environment(make_task("", gpus=gpus), "/environment", "/home")
+        assert variables["CUDA_VISIBLE_DEVICES"] == seen
 
 
 @pytest.mark.parametrize(
