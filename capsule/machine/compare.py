@@ -456,7 +456,8 @@ def _unmet_by_cuda(
     """Yield why the driver, or the GPU that a run would get, cannot do with the locked CUDA."""
     wheels = [(wheel.name, wheel.version) for wheel in lock.image.wheels]
     version = cuda_versions(wheels).get("CUDA", "")
-    needs = NEEDS.get(int(version.partition(".")[0] or 0))
+    # The version comes from the lock, so it need not begin with a number.
+    needs = NEEDS.get(version.partition(".")[0])
     gpu = select_gpu(here.gpus, accelerator)
     if needs is None or gpu is None:
         return

@@ -511,6 +511,10 @@ V100 = H200.model_copy(update={"name": "Tesla V100", "compute_capability": "7.0"
         (V100, "580.95.05", "13.0.96", ["CAP-M011"]),
         (V100, "470.57.02", "13.0.96", ["CAP-M010", "CAP-M011"]),
         (V100, "470.57.02", "99.0", []),  # nothing is known of that one
+        (V100, "470.57.02", "1!13.0.96", []),
+        (V100, "470.57.02", "v13.0.96", []),
+        (V100, "470.57.02", "13rc1", []),
+        pytest.param(V100, "470.57.02", "9" * 5_000, [], id="long"),
     ],
 )
 @pytest.mark.parametrize("wheel", ["nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"])
