@@ -72,6 +72,8 @@ _UNSORTED: Rule = (
     "determinism.sorted_listings is off, so folders are listed in the file system's order",
 )
 _ARRIVAL = "the answer to an actor may depend on the timing of others"
+# Relaxations of the libraries of CUDA, which a run without a GPU does not use.
+_OF_CUDA = ("determinism.cublas_workspace", "determinism.cudnn_benchmark")
 # Relaxations with which a machine may not even repeat its own bits, and why. The others are not
 # known to change one.
 _RELAXED = {
@@ -278,9 +280,10 @@ def _system_rows(recorded: Fingerprint, here: Fingerprint, spec: Spec) -> Iterat
 
 def _relaxation_rows(spec: Spec) -> Iterator[FactComparison]:
     """Yield what the spec gave up, and with it equal bits, whatever the machines."""
+    on_gpu = isinstance(spec.accelerator, CudaAccelerator)
     for relaxation in relaxations(spec):
         field, _, value = relaxation.partition("=")
-        if field in _RELAXED:
+        if field in _RELAXED and (on_gpu or field not in _OF_CUDA):
             yield FactComparison(
                 field=field, recorded=value, here=value, effect="may differ", reason=_RELAXED[field]
             )
