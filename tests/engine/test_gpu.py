@@ -209,16 +209,23 @@ def test_a_plain_process_sees_its_gpus_and_no_others(make_task, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("present", "loaded"),
-    [("/dev/nvidiactl", True), ("/proc/driver/nvidia/version", True), ("/dev/dxg", False)],
+    ("present", "lacking"),
+    [
+        ({"/dev/nvidiactl", "/dev/nvidia-uvm"}, None),
+        ({"/proc/driver/nvidia/version"}, None),
+        ({"/dev/dxg"}, "no NVIDIA driver is loaded"),
+        ({"/dev/nvidiactl"}, "module nvidia-uvm is not loaded"),
+        ({"/dev/nvidiactl", "/proc/driver/nvidia/version"}, "module nvidia-uvm is not loaded"),
+    ],
 )
-def test_a_driver_is_one_of_linux_and_not_that_of_wsl(monkeypatch, present, loaded):
-    monkeypatch.setattr("pathlib.Path.exists", lambda path: str(path) == present)
-    if loaded:
+def test_a_driver_is_one_of_linux_with_the_module_of_cuda(monkeypatch, present, lacking):
+    monkeypatch.setattr("pathlib.Path.exists", lambda path: str(path) in present)
+    if lacking is None:
         require_driver()
     else:
-        with pytest.raises(CapsuleError, match="no NVIDIA driver is loaded"):
+        with pytest.raises(CapsuleError, match=lacking) as caught:
             require_driver()
+        assert caught.value.code == "CAP-E003"
 
 
 class Daemon:
