@@ -31,6 +31,7 @@ from capsule.experiment.trainers import CommandTrainer
 from capsule.experiment.versions import satisfies
 from capsule.host.cuda import NEEDS, cuda_versions, wheel_architectures
 from capsule.host.errors import CapsuleError
+from capsule.machine.devices import VISIBLE
 from capsule.machine.fingerprint import Cpu, Fingerprint
 from capsule.machine.gpu import NOT_FOUND, Gpu, MigPart
 
@@ -494,9 +495,14 @@ def _unmet_by_cuda(
 
 
 def _no_gpu(asked: str, nvml: str) -> CapsuleError:
-    reason = "there is no NVIDIA driver library" if nvml == NOT_FOUND else f"NVML: {nvml}, 0 GPUs"
+    lacking = (
+        "this machine has none (there is no NVIDIA driver library)"
+        if nvml == NOT_FOUND
+        else f"this process sees none (NVML: {nvml})"
+    )
     return CapsuleError(
         "CAP-M001",
-        f"the spec requires {asked}, and this machine has none ({reason})",
-        fix="Use a machine with an NVIDIA GPU and its driver; Capsule never falls back to the CPU.",
+        f"the spec requires {asked}, and {lacking}",
+        fix="Use a machine with an NVIDIA GPU and its driver; Capsule never falls back to the CPU. "
+        f"{VISIBLE} hides GPUs that it does not name by an index or a UUID.",
     )

@@ -243,7 +243,10 @@ def test_a_missing_gpu_decides_nothing():
     (error,) = unmet(CUDA_H200, here)
     assert (error.code, error.exit_code) == ("CAP-M001", ExitCode.INCONCLUSIVE)
     assert "NVIDIA H200 with compute capability 9.0" in error.message
-    assert "no NVIDIA driver library" in error.message
+    assert error.message.endswith("this machine has none (there is no NVIDIA driver library)")
+    (error,) = unmet(CUDA_H200, machine(driver=Driver(nvml="loaded")))
+    assert error.message.endswith("this process sees none (NVML: loaded)")
+    assert "CUDA_VISIBLE_DEVICES" in error.fix
     rows = {row.field: row for row in compare(recorded, here, CUDA_H200)}
     assert rows["gpu.name"].effect == "gate"
     assert (rows["gpu.name"].recorded, rows["gpu.name"].here) == ("NVIDIA H200", "none")
