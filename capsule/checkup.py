@@ -25,7 +25,7 @@ from capsule.engine.connection import (
     engine_errors,
     is_rootless,
 )
-from capsule.engine.gpu import gpu_request
+from capsule.engine.gpu import gpu_request, require_driver
 from capsule.engine.interface import Engine
 from capsule.experiment.files import HAVE_OWNERS
 from capsule.experiment.spec import SourcesSpec
@@ -44,7 +44,7 @@ from capsule.image.resolution.wheels import compile_wheels
 from capsule.machine.compare import NEEDED_FLAGS
 from capsule.machine.devices import VISIBLE, Device, read_devices, visible_devices
 from capsule.machine.fingerprint import read_cpu
-from capsule.machine.gpu import load_nvml, read_gpus
+from capsule.machine.gpu import LOADED, NOT_FOUND, load_nvml, read_gpus
 from capsule.machine.self_test import GpuSelfTest, SelfTest
 
 Status = Literal["ok", "warning", "problem", "unchecked"]
@@ -199,7 +199,12 @@ def check_gpus() -> Iterator[Check]:
     nvml = load_nvml()
     driver, gpus = read_gpus(nvml)
     if not gpus:
-        yield Check("GPU", "ok", f"none (NVML: {driver.nvml}); only CUDA specs need one")
+        found = f"none (NVML: {driver.nvml}); only CUDA specs need one"
+        if driver.nvml in (NOT_FOUND, LOADED):
+            yield Check("GPU", "ok", found)
+        else:
+            fix = "If it has a GPU, see 'nvidia-smi'; restart after an update of the driver."
+            yield Check("GPU", "warning", found, fix)
         return
     try:
         devices = visible_devices(read_devices(nvml), os.environ)
@@ -230,9 +235,26 @@ def _given(found: str, devices: Sequence[Device]) -> Check:
             return Check("GPU", "ok", f"{found}; {name} gives it to runs")
         except CapsuleError as error:
             failures.append(error)
-    if not failures:
-        return Check("GPU", "warning", f"{found}; no engine gives it to runs", "Start an engine.")
-    return Check("GPU", "warning", f"{found}; {failures[0].message}", failures[0].fix)
+    if failures:
+        return Check("GPU", "warning", f"{found}; {failures[0].message}", failures[0].fix)
+    return _given_without_containers(found)
+
+
+def _given_without_containers(found: str) -> Check:
+    """Check that a GPU can be given to a run on a machine without Docker and Podman."""
+    from capsule.engine.apptainer import ApptainerEngine  # for Linux only
+
+    try:
+        require_driver()
+    except CapsuleError as error:
+        return Check("GPU", "warning", f"{found}; {error.message}", error.fix)
+    engines = ["process"]
+    with suppress(CapsuleError):
+        engines.append(ApptainerEngine().name)
+    named = " and ".join(f"--engine {name}" for name in engines)
+    return Check(
+        "GPU", "ok", f"{found}; {named} {agreeing(len(engines), 'gives', 'give')} it to runs"
+    )
 
 
 def check_disks() -> Iterator[Check]:

@@ -7,7 +7,8 @@ second way to execute anything.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -15,6 +16,7 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from capsule.bundle.claims import read_arrivals
+from capsule.engine.gpu import host_flaws
 from capsule.engine.interface import NATIVE, RUN_DIRECTORY, Engine, Exit, Task
 from capsule.engine.interpreter import interpreter_packages
 from capsule.engine.supervise import exclusive, last_lines, unattended_seconds
@@ -39,9 +41,10 @@ from capsule.image.data.places import FoundData
 from capsule.image.distribution import distribution_of
 from capsule.image.resolution.fetch import fetch
 from capsule.image.resolution.project import check_project
-from capsule.machine.devices import devices_for
+from capsule.machine.devices import Device, devices_for
 from capsule.outcome import (
     FIXES,
+    OTHER_GPU,
     EventTail,
     GpuCheck,
     check_earlier_attempt,
@@ -221,6 +224,8 @@ def prepare(
     # An engine that cannot run this is found before anything is fetched.
     if to_run:
         engine.check(lock)
+        for flaw in host_flaws(lock, engine):
+            reporter.note(f"warning: {flaw}")
     image = None
     if engine.name == "process":
         _obtain(lock, cache, sources, project, reporter, interpreter_packages(lock))
@@ -334,25 +339,26 @@ def _execute(
     limits, surroundings = options.limits or lock.spec.limits, options.surroundings
     attempt = Attempt(run_directory, lock.spec, replay=options.replay, ended=ended)
     words = (_python(lock.spec), *TRAINING)
-    task = _task(
-        lock.spec, attempt, words, run_directory, limits, surroundings, data, options.learners
-    )
+    # A run that has ended only lists its outputs, also on a machine without a GPU or with another.
+    gpus = () if ended else devices_for(lock.spec.accelerator, options.learners)
+    task = _task(lock.spec, attempt, words, run_directory, limits, surroundings, data, gpus)
     gpu = GpuCheck(task.gpus, run_directory)
 
     def poll() -> None:
         events.poll()
         gpu.poll()
 
-    exit_ = engine.run(task, on_poll=poll, poll_seconds=POLL_SECONDS)
-    # No process of the task is left. From here on, the host reads what the task wrote, and checks
-    # all of it.
-    check_run_directory(run_directory)
-    events.poll()
-    # What the launcher or a replay found wrong outweighs whatever the program reports.
-    attempt.check()
-    result = outcome(lock.spec, run_directory, exit_)
-    # A run with a result has named its GPU; one that failed early may not have.
-    gpu.check()
+    with _only_on_its_gpu(run_directory):
+        exit_ = engine.run(task, on_poll=poll, poll_seconds=POLL_SECONDS)
+        # No process of the task is left. From here on, the host reads what the task wrote, and
+        # checks all of it.
+        check_run_directory(run_directory)
+        poll()
+        # What the launcher or a replay found wrong outweighs whatever the program reports.
+        attempt.check()
+        result = outcome(lock.spec, run_directory, exit_)
+        # A run with a result has named its GPU; one that failed early may not have.
+        gpu.check()
     if data:
         # A data set that another process changed meanwhile was not the pinned one to the end.
         again = _read_data(data, reporter)
@@ -366,6 +372,21 @@ def _execute(
     return result
 
 
+@contextmanager
+def _only_on_its_gpu(run_directory: Path) -> Iterator[None]:
+    """Discard the end of a task that used another GPU than it was given.
+
+    A resumed run that has ended is given no GPU, so nothing would be compared there.
+    """
+    try:
+        yield
+    except CapsuleError as error:
+        if error.code == OTHER_GPU:
+            check_earlier_attempt(run_directory)
+            _discard_end(run_directory)
+        raise
+
+
 def has_ended(run_directory: Path) -> bool:
     """Tell whether the task has ended, so that at most a program's outputs are still to be listed.
 
@@ -375,9 +396,9 @@ def has_ended(run_directory: Path) -> bool:
 
 
 def _discard_end(run_directory: Path) -> None:
-    """Remove the end of a task whose launcher failed or was killed then, and left no report.
+    """Remove the end of a task, which then continues from its last state.
 
-    The task continues from its last state, since nothing is known about the randomness of its end.
+    If its launcher failed or was killed then, nothing is known about the randomness of its end.
     """
     for end in _ends(run_directory):
         end.unlink(missing_ok=True)
@@ -409,7 +430,8 @@ def look(
     directory.mkdir(parents=True)
     attempt = Attempt(directory, lock.spec, replay=None)
     words = (*surroundings.shell, _python(lock.spec), "-P", "-c", _LOOK)
-    task = _task(lock.spec, attempt, words, directory, limits, surroundings, {})
+    gpus = devices_for(lock.spec.accelerator)
+    task = _task(lock.spec, attempt, words, directory, limits, surroundings, {}, gpus)
     ended = _run_aside(engine, task, "the check of the surroundings")
     said = "".join(last_lines(directory / contract.LOG, 1, _LONGEST_REPORT))
     try:
@@ -456,7 +478,8 @@ def film(
     write_atomic(directory / contract.EPISODE_ORDER, order.document())
     attempt = Attempt(directory, lock.spec, replay=None)
     words = (_python(lock.spec), *FILM)
-    task = _task(lock.spec, attempt, words, directory, limits, USUAL, {})
+    gpus = devices_for(lock.spec.accelerator)
+    task = _task(lock.spec, attempt, words, directory, limits, USUAL, {}, gpus)
     reporter.note(f"playing the evaluation of step {order.step:,} again")
     ended = _run_aside(engine, task, "the replay")
     if (failure := reported_failure(directory)) is not None:
@@ -492,7 +515,7 @@ def _task(
     limits: LimitsSpec,
     surroundings: VariedSurroundings,
     data: Mapping[str, FoundData],
-    learners: int = 1,
+    gpus: tuple[Device, ...],
 ) -> Task:
     """Return the task that starts ``words`` under the launcher, as the spec says."""
     launcher = attempt.arguments(
@@ -506,7 +529,7 @@ def _task(
         environment={**environment_variables(spec), **surroundings.variables},
         data={f"{name}/{found.below}".rstrip("/"): found.path for name, found in data.items()},
         limits=limits,
-        gpus=devices_for(spec.accelerator, learners),
+        gpus=gpus,
         hostname=surroundings.hostname,
         processors=surroundings.processors,
     )

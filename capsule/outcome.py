@@ -22,7 +22,7 @@ from capsule.host.errors import IMAGE_CODES, CapsuleError
 from capsule.host.reporter import Reporter
 from capsule.machine.devices import Device
 
-PROGRAM_FAILED = "CAP-T302"
+PROGRAM_FAILED, OTHER_GPU = "CAP-T302", "CAP-E048"
 MAX_READ_BYTES = 1 << 20
 MAX_SHOWN_EVENTS = 10  # of those that came since the last poll
 Document = TypeVar("Document", bound=Model)
@@ -111,7 +111,7 @@ class GpuCheck:
         if used is not None and used not in allowed:
             named = ", ".join(f"{gpu.place} ({gpu.uuid})" for gpu in self._given)
             raise CapsuleError(
-                "CAP-E048",
+                OTHER_GPU,
                 f"the run was given the GPU {named}, and used another one",
                 fix="Check how the engine gives GPUs to containers: 'capsule doctor'.",
             )

@@ -6,6 +6,7 @@ import shutil
 from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import requests
@@ -174,10 +175,42 @@ def gpu_checks():
     return {check.name: check for check in checkup.check_gpus()}
 
 
-def test_a_gpu_that_no_engine_gives_to_runs(with_gpus, monkeypatch):
+@pytest.mark.parametrize("has_apptainer", [True, False])
+def test_engines_without_a_daemon_give_a_gpu_to_runs(with_gpus, monkeypatch, has_apptainer):
+    def opened():
+        if not has_apptainer:
+            raise CapsuleError("CAP-E001", "apptainer is not on the PATH", fix="-")
+        return SimpleNamespace(name="apptainer")
+
+    monkeypatch.setattr("capsule.engine.apptainer.ApptainerEngine", opened)
+    monkeypatch.setattr(checkup, "require_driver", lambda: None)
     check = gpu_checks()["GPU"]
-    assert check.status == "warning"
-    assert check.found == "NVIDIA H200 (9.0); driver 580.65; no engine gives it to runs"
+    given = "--engine process gives"
+    if has_apptainer:
+        given = "--engine process and --engine apptainer give"
+    expected = f"NVIDIA H200 (9.0); driver 580.65; {given} it to runs"
+    assert (check.status, check.found) == ("ok", expected)
+
+
+@pytest.mark.parametrize(
+    ("nvml", "status"),
+    [
+        ("not found", "ok"),
+        ("loaded", "ok"),
+        ("NVML_ERROR_LIB_RM_VERSION_MISMATCH", "warning"),
+    ],
+)
+def test_a_driver_that_does_not_work_is_a_warning(with_gpus, monkeypatch, nvml, status):
+    monkeypatch.setattr(checkup, "read_gpus", lambda _nvml: (Driver(nvml=nvml), ()))
+    check = gpu_checks()["GPU"]
+    assert (check.status, check.found.partition(";")[0]) == (status, f"none (NVML: {nvml})")
+
+
+def test_a_gpu_that_no_engine_gives_to_runs(with_gpus, monkeypatch):
+    monkeypatch.setattr(checkup, "require_driver", refuse)
+    check = gpu_checks()["GPU"]
+    assert (check.status, check.fix) == ("warning", "Check the network.")
+    assert check.found == "NVIDIA H200 (9.0); driver 580.65; it cannot be reached"
     monkeypatch.setattr("capsule.engine.connection.connect", lambda _name: FakeClient())
     monkeypatch.setattr(checkup, "gpu_request", refuse)
     assert "it cannot be reached" in gpu_checks()["GPU"].found

@@ -1,20 +1,26 @@
 """Preparing an execution, its options, and what a program sees around it."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from capsule import execution
+from capsule.engine.containers import ContainerEngine
 from capsule.engine.gpu import no_gpu
-from capsule.engine.interface import Exit
+from capsule.engine.interface import ChangedEngine, Exit
 from capsule.entropy.report import FAILURE, REPORT
 from capsule.execution import VariedSurroundings, look
 from capsule.experiment import contract
+from capsule.experiment.canonical import write_atomic
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import SourcesSpec
+from capsule.machine.devices import Device
 from capsule.report.progress import SilentReporter
 from tests.diagnosis.conftest import PROGRAM, LocalEngine, locked, parsed
 from tests.verification.runs import CARTPOLE, IMPALA, make_lock, merged
+
+CUDA = {"accelerator": {"kind": "cuda", "cuda": "13.0", "cudnn": ">=9", "driver": ">=580"}}
 
 
 class Refusing:
@@ -41,6 +47,43 @@ def test_an_image_is_built_where_it_cannot_run(monkeypatch):
     assert engine.prepared == []
     execution.prepare(lock, engine, None, to_run=False, **facts)
     assert engine.prepared == [lock]
+
+
+class Outdated(ContainerEngine):
+    """A container engine with a runtime and a toolkit from which programs are known to escape."""
+
+    def __init__(self):
+        pass
+
+    def check(self, lock):
+        pass
+
+    def prepare(self, *_, **__):
+        pass
+
+    def components(self):
+        return {"runc": "1.1.5", "nvidia-container-toolkit": "1.17.7"}
+
+    @property
+    def name(self):
+        return "docker"
+
+
+@pytest.mark.parametrize(
+    ("changes", "to_run", "warnings"), [(CUDA, True, 2), (CUDA, False, 0), ({}, True, 0)]
+)
+def test_a_run_on_a_gpu_warns_of_an_engine_from_which_programs_escape(
+    monkeypatch, changes, to_run, warnings
+):
+    monkeypatch.setattr(execution, "build_image", lambda *_, **__: None)
+    lock = make_lock(merged(CARTPOLE, changes) if changes else CARTPOLE)
+    for engine in (Outdated(), ChangedEngine(Outdated())):
+        notes = []
+        reporter = SimpleNamespace(note=notes.append)
+        sources = SourcesSpec()
+        execution.prepare(lock, engine, None, sources=sources, to_run=to_run, reporter=reporter)
+        assert len(notes) == warnings
+        assert all(note.startswith("warning: ") for note in notes)
 
 
 class Reporting:
@@ -180,6 +223,79 @@ def test_what_ended_is_finished_only_with_a_report_of_its_launcher(tmp_path, nam
     assert (tmp_path / name).exists()  # nothing is removed by a question
     execution._discard_end(tmp_path)
     assert not (tmp_path / name).exists()  # it continues from its last state
+
+
+FIRST, SECOND = (f"GPU-11111111-0000-4000-8000-00000000000{number}" for number in (1, 2))
+
+
+class OnGpu:
+    """An engine whose tasks end at once, and write that they used a GPU."""
+
+    name = "process"
+
+    def __init__(self, used):
+        self.used, self.given = used, []
+
+    def describe(self):
+        return {"name": self.name}
+
+    def run(self, task, **_):
+        work = task.run_directory
+        self.given.append([gpu.uuid for gpu in task.gpus])
+        if not (work / contract.RESULT).exists():
+            (start,) = (work / contract.ENTROPY_STARTS).glob(f"start-{len(self.given):04}")
+            (start / REPORT).touch()
+            device = {"uuid_sha256": contract.gpu_identity(self.used)}
+            runtime = contract.Runtime(flags={}, libraries={}, device=device)
+            write_atomic(work / contract.RUNTIME, runtime.document())
+            (work / contract.TRACE).touch()
+            result = contract.Result(
+                complete=True,
+                steps=1,
+                episodes=0,
+                trace_records=0,
+                trace_head="0" * 64,
+                parameters="0" * 64,
+                seconds=1.0,
+            )
+            write_atomic(work / contract.RESULT, result.document())
+        return Exit(0, "exited")
+
+
+@pytest.fixture
+def run_on(tmp_path, monkeypatch):
+    """Runs the same experiment for CUDA where the only GPU is the named one."""
+    lock = make_lock(merged(CARTPOLE, CUDA))
+
+    def run(engine, gpu):
+        devices = (Device(0, "0", gpu, "NVIDIA H200", "9.0", 1),)
+        monkeypatch.setattr(execution, "devices_for", lambda *_: devices)
+        return execution.execute(lock, engine, tmp_path / "work", reporter=SilentReporter())
+
+    return run
+
+
+def test_a_run_that_has_ended_is_finished_without_its_gpu(run_on, monkeypatch):
+    engine = OnGpu(FIRST)
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(execution.Attempt, "finish", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run_on(engine, FIRST)
+    monkeypatch.setattr(execution.Attempt, "finish", lambda *_, **__: None)
+    monkeypatch.setattr(execution, "_write_ledger", lambda *_: None)
+    assert run_on(engine, SECOND).steps == 1
+    assert engine.given == [[FIRST], []]
+
+
+def test_the_end_of_a_run_on_another_gpu_does_not_count_when_it_is_resumed(run_on):
+    engine = OnGpu(SECOND)
+    for _ in range(2):
+        with pytest.raises(CapsuleError, match="CAP-E048"):
+            run_on(engine, FIRST)
+    assert engine.given == [[FIRST], [FIRST]]
 
 
 @pytest.mark.slow

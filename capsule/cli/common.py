@@ -96,7 +96,7 @@ def use_gpu(wanted: str | None) -> None:
         wanted: An index or a UUID, or several with commas between them.
 
     Raises:
-        CapsuleError: CAP-M009, this process sees no such GPU; CAP-M008 of
+        CapsuleError: CAP-M009, this process sees no such GPU, or one is named twice; CAP-M008 of
             :func:`capsule.machine.devices.visible_devices`.
     """
     if wanted is None:
@@ -107,6 +107,12 @@ def use_gpu(wanted: str | None) -> None:
     visible = visible_devices(read_devices(load_nvml()), os.environ)
     # The variable gets UUIDs: an index that is counted inside a job is not the engine's.
     named = [find_device(visible, each.strip()).uuid for each in wanted.split(",")]
+    if len(set(named)) < len(named):
+        raise CapsuleError(
+            "CAP-M009",
+            f"--gpu {wanted!a} names a GPU twice, and CUDA would show none: {', '.join(named)}",
+            fix="Name each GPU once.",
+        )
     os.environ[VISIBLE] = ",".join(named)
 
 

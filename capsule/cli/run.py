@@ -111,7 +111,9 @@ def command(
         if workers is not None:
             chosen = OnCluster(chosen, workers)
         here = take_fingerprint(chosen.describe(), resume or output)
-        for finding in check_requirements(lock, here):
+        ended = resume is not None and _has_ended(resume)
+        # A run that has ended executes nothing here, so that it needs no GPU.
+        for finding in () if ended else check_requirements(lock, here):
             raise finding
         found = find_data(lock, cache, reporter.note, places)
         # The run directory is made only now, when this machine has all that the run requires.
@@ -121,7 +123,9 @@ def command(
             reporter.note(warning)
         # The default key is made only now, when nothing else is missing.
         key_file, private_key = signing_key()
-        image = execution.prepare(lock, chosen, cache, sources=sources, reporter=reporter)
+        image = execution.prepare(
+            lock, chosen, cache, sources=sources, to_run=not ended, reporter=reporter
+        )
         reporter.note(f"run directory {directory}")
         with following(directory, reporter) as followed:
             execution.execute(
@@ -334,9 +338,7 @@ def _kept(directory: Path, here: Fingerprint) -> Fingerprint:
             process, which may be of another machine, executes it.
     """
     from capsule.engine.supervise import exclusive
-    from capsule.execution import has_ended
     from capsule.experiment.canonical import write_atomic
-    from capsule.experiment.contract import LEDGER
     from capsule.host.errors import CapsuleError
 
     began = _began(directory)
@@ -347,15 +349,23 @@ def _kept(directory: Path, here: Fingerprint) -> Fingerprint:
             f"with the engine {_name(here)}: one is a plain process, and the other a container",
             fix=f"Add --engine {_name(began)}.",
         )
-    work = directory / WORK
-    # The launcher's report, by which has_ended() knows, goes when the ledger has been written.
-    if began is not None and ((work / LEDGER).exists() or has_ended(work)):
+    if began is not None and _has_ended(directory):
         return began
-    with exclusive(work):
+    with exclusive(directory / WORK):
         write_atomic(directory / FINGERPRINT, here.document())
         if not (directory / STARTED).exists():
             write_atomic(directory / STARTED, started(directory).isoformat().encode())
     return here
+
+
+def _has_ended(directory: Path) -> bool:
+    """Tell whether a run has ended, so that it only has to be listed or packed."""
+    from capsule.execution import has_ended
+    from capsule.experiment.contract import LEDGER
+
+    work = directory / WORK
+    # The launcher's report, by which has_ended() knows, goes when the ledger has been written.
+    return (work / LEDGER).exists() or has_ended(work)
 
 
 def _began(directory: Path) -> Fingerprint | None:

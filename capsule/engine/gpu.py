@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capsule.engine.connection import component, engine_name
+from capsule.engine.interface import ChangedEngine, Engine
+from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
 from capsule.host.wording import counted
 from capsule.machine.devices import VISIBLE, Device
@@ -35,8 +37,13 @@ SEARCHED = "LD_LIBRARY_PATH"
 # (NVIDIA/nvidia-container-toolkit#1326).
 IN_CONTAINERS = {SEARCHED: "/usr/lib64"}
 _DRIVER = "libcuda.so.1"
+_CONTROL, _UNIFIED_MEMORY = "/dev/nvidiactl", "/dev/nvidia-uvm"
 # Neither exists on WSL 2, whose driver is in a folder that containers do not search.
-_LOADED = ("/proc/driver/nvidia/version", "/dev/nvidiactl")
+_LOADED = ("/proc/driver/nvidia/version", _CONTROL)
+_FIX = (
+    "Use a machine with the GPU, its driver and the NVIDIA container toolkit "
+    "(nvidia-ctk cdi generate)."
+)
 _TOOLKIT_SECONDS = 10
 _CDI_PODMAN = (5, 4)  # the first whose Docker API heeds device requests
 # CDI's default folders. Podman's API does not report which ones it reads.
@@ -134,6 +141,22 @@ def gpu_components(version: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
+def host_flaws(lock: Lock, engine: Engine) -> list[str]:
+    """Say of each part by which a container with a GPU could break out what repairs it.
+
+    Args:
+        lock: What is going to run; there is nothing to say of one without a GPU.
+        engine: Where. Only container engines have such parts.
+    """
+    from capsule.engine.containers import ContainerEngine  # for Linux only
+
+    while isinstance(engine, ChangedEngine):
+        engine = engine.engine
+    if lock.spec.accelerator.kind != "cuda" or not isinstance(engine, ContainerEngine):
+        return []
+    return outdated(engine.components())
+
+
 def outdated(components: Mapping[str, str]) -> list[str]:
     """Say of each component with a known way out of a container what it is and what repairs it.
 
@@ -174,10 +197,17 @@ def require_driver() -> None:
     """Check that this machine has a driver for NVIDIA's GPUs, which it gives to programs itself.
 
     Raises:
-        CapsuleError: CAP-E003, none is loaded.
+        CapsuleError: CAP-E003, none is loaded, or not the module that CUDA needs.
     """
     if not any(Path(path).exists() for path in _LOADED):
         raise no_gpu("no NVIDIA driver is loaded")
+    # CUDA loads the module by a program with the permissions of root, which a run cannot gain
+    # (no_new_privs). NVML does not need it, so the GPU is found nevertheless.
+    if Path(_CONTROL).exists() and not Path(_UNIFIED_MEMORY).exists():
+        raise no_gpu(
+            f"the driver's module nvidia-uvm is not loaded ({_UNIFIED_MEMORY} does not exist)",
+            fix="Run 'nvidia-modprobe -u -c=0' once after each start of the machine.",
+        )
 
 
 def visible_devices(gpus: Sequence[Device]) -> dict[str, str]:
@@ -202,13 +232,12 @@ def driver_folder(environment: Mapping[str, str]) -> dict[str, str]:
     return {SEARCHED: str(Path(found[0]).absolute())} if found else {}
 
 
-def no_gpu(cause: str) -> CapsuleError:
+def no_gpu(cause: str, fix: str = _FIX) -> CapsuleError:
     """Return the error for a GPU that a run does not get. The run is inconclusive, not wrong."""
     return CapsuleError(
         "CAP-E003",
         f"the run needs an NVIDIA GPU but the engine cannot provide one: {cause}",
-        fix="Use a machine with the GPU, its driver and the NVIDIA container toolkit "
-        "(nvidia-ctk cdi generate).",
+        fix=fix,
     )
 
 

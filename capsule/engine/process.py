@@ -258,10 +258,11 @@ class RunningProcess:
 
 def task_environment(task: Task, environment: str, home: str) -> dict[str, str]:
     """Return all variables of a task: its own, and what the image would set besides."""
-    gpu = visible_devices(task.gpus) | driver_folder(os.environ) if task.gpus else {}
     return {
         **task.environment,
-        **gpu,
+        # The machine's devices are visible to every task. Without a GPU in it, CUDA shows none.
+        **visible_devices(task.gpus),
+        **(driver_folder(os.environ) if task.gpus else {}),
         "HOME": home,
         "LOGNAME": "capsule",
         "PATH": f"{environment}/bin:/usr/local/bin:/usr/bin:/bin",

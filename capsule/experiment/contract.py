@@ -191,7 +191,10 @@ class Runtime(Model):
     schema_id: Literal["capsule/runtime/v1"] = Field("capsule/runtime/v1", alias="schema")
     flags: Facts = Field(description="Determinism flags as they were read back. They are claimed.")
     libraries: Facts = Field(
-        description="Version of each library that was loaded, by name. They are claimed."
+        description=(
+            "Version of each library that was loaded, by name; of 'cuda' the one that torch was "
+            "built for. They are claimed."
+        )
     )
     device: dict[str, Any] = Field(
         max_length=MAX_FACTS,

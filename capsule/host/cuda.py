@@ -29,9 +29,9 @@ class CudaNeeds(NamedTuple):
 
 
 NEEDS = {
-    11: CudaNeeds(">=450", (3, 5)),
-    12: CudaNeeds(">=525", (5, 0)),
-    13: CudaNeeds(">=580", (7, 5)),
+    "11": CudaNeeds(">=450", (3, 5)),
+    "12": CudaNeeds(">=525", (5, 0)),
+    "13": CudaNeeds(">=580", (7, 5)),
 }
 
 

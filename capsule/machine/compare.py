@@ -31,6 +31,7 @@ from capsule.experiment.trainers import CommandTrainer
 from capsule.experiment.versions import satisfies
 from capsule.host.cuda import NEEDS, cuda_versions, wheel_architectures
 from capsule.host.errors import CapsuleError
+from capsule.machine.devices import VISIBLE
 from capsule.machine.fingerprint import Cpu, Fingerprint
 from capsule.machine.gpu import NOT_FOUND, Gpu, MigPart
 
@@ -72,6 +73,8 @@ _UNSORTED: Rule = (
     "determinism.sorted_listings is off, so folders are listed in the file system's order",
 )
 _ARRIVAL = "the answer to an actor may depend on the timing of others"
+# Relaxations of the libraries of CUDA, which a run without a GPU does not use.
+_OF_CUDA = ("determinism.cublas_workspace", "determinism.cudnn_benchmark")
 # Relaxations with which a machine may not even repeat its own bits, and why. The others are not
 # known to change one.
 _RELAXED = {
@@ -278,9 +281,10 @@ def _system_rows(recorded: Fingerprint, here: Fingerprint, spec: Spec) -> Iterat
 
 def _relaxation_rows(spec: Spec) -> Iterator[FactComparison]:
     """Yield what the spec gave up, and with it equal bits, whatever the machines."""
+    on_gpu = isinstance(spec.accelerator, CudaAccelerator)
     for relaxation in relaxations(spec):
         field, _, value = relaxation.partition("=")
-        if field in _RELAXED:
+        if field in _RELAXED and (on_gpu or field not in _OF_CUDA):
             yield FactComparison(
                 field=field, recorded=value, here=value, effect="may differ", reason=_RELAXED[field]
             )
@@ -456,7 +460,8 @@ def _unmet_by_cuda(
     """Yield why the driver, or the GPU that a run would get, cannot do with the locked CUDA."""
     wheels = [(wheel.name, wheel.version) for wheel in lock.image.wheels]
     version = cuda_versions(wheels).get("CUDA", "")
-    needs = NEEDS.get(int(version.partition(".")[0] or 0))
+    # The version comes from the lock, so it need not begin with a number.
+    needs = NEEDS.get(version.partition(".")[0])
     gpu = select_gpu(here.gpus, accelerator)
     if needs is None or gpu is None:
         return
@@ -490,9 +495,14 @@ def _unmet_by_cuda(
 
 
 def _no_gpu(asked: str, nvml: str) -> CapsuleError:
-    reason = "there is no NVIDIA driver library" if nvml == NOT_FOUND else f"NVML: {nvml}, 0 GPUs"
+    lacking = (
+        "this machine has none (there is no NVIDIA driver library)"
+        if nvml == NOT_FOUND
+        else f"this process sees none (NVML: {nvml})"
+    )
     return CapsuleError(
         "CAP-M001",
-        f"the spec requires {asked}, and this machine has none ({reason})",
-        fix="Use a machine with an NVIDIA GPU and its driver; Capsule never falls back to the CPU.",
+        f"the spec requires {asked}, and {lacking}",
+        fix="Use a machine with an NVIDIA GPU and its driver; Capsule never falls back to the CPU. "
+        f"{VISIBLE} hides GPUs that it does not name by an index or a UUID.",
     )

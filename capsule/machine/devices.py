@@ -251,8 +251,9 @@ def visible_gpus(gpus: tuple[Gpu, ...], nvml: Any, variables: Mapping[str, str])
     if VISIBLE in variables:
         return tuple(found)
     given = {device.gpu for device in devices}
-    silent = [gpu for gpu in gpus if gpu.index not in given]
-    return tuple(sorted([*found, *silent], key=lambda gpu: gpu.index))
+    # Last, because select_gpu() takes the first one that fits, and a run gets none of these.
+    silent = (gpu for gpu in gpus if gpu.index not in given)
+    return (*found, *silent)
 
 
 def _entry(gpu: Gpu, nvml: Any, device: Device) -> Gpu:

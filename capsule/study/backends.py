@@ -46,9 +46,9 @@ def parse_backend(text: str, note: Callable[[str], None] = lambda _: None) -> Ba
             manifest of a Job.
     """
     if text == "local":
-        return Local()
+        return Local(note=note)
     if match := re.fullmatch(r"local:([1-9][0-9]{0,3})", text):
-        return Local(int(match[1]))
+        return Local(int(match[1]), note)
     if text == "slurm":
         return Slurm(note)
     if match := re.fullmatch("kubernetes:(.+)", text):

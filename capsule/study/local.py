@@ -22,9 +22,11 @@ class Local:
     Attributes:
         processes: Members that run at a time; None: as many as fit the cores of the study's
             resources, and the GPUs if members need them.
+        note: Called with a message about each GPU that is not used again.
     """
 
     processes: int | None = None
+    note: Callable[[str], None] = lambda _: None
 
     def run(
         self,
@@ -55,7 +57,7 @@ class Local:
                     fix=f"Use --on local:{most}, or --on local.",
                 )
             processes = min(processes, most)
-        run_locally(study, names, options, processes, on_poll, gpus)
+        run_locally(study, names, options, processes, on_poll, gpus, self.note)
 
 
 def _accelerators(study: StudyDirectory, names: Sequence[str]) -> list[CudaAccelerator]:

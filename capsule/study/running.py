@@ -12,13 +12,13 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, Self
 
 from capsule.experiment.canonical import write_atomic
 from capsule.host.errors import ExitCode
 from capsule.host.locks import PATIENCE_SECONDS
 from capsule.study.directory import CONSOLE, OUTCOME, Outcome, StudyDirectory
+from capsule.study.gpu_pool import GpuPool
 
 POLL_SECONDS = 1.0
 # This is longer than the engine gives a run before it kills it (30 s, GRACE_SECONDS of
@@ -204,6 +204,7 @@ def run_locally(
     processes: int,
     on_poll: Callable[[], None],
     gpus: Sequence[str] = (),
+    note: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Run members on this machine, so many at a time; none stops the others.
 
@@ -214,25 +215,21 @@ def run_locally(
         processes: Number of members at a time.
         on_poll: Called meanwhile.
         gpus: UUIDs of GPUs, at least as many as processes, of which each member has one while it
-            runs; none leave the choice to each run.
+            runs; none leave the choice to each run. One that fails is not used again, and members
+            that have not begun when none is left are not started.
+        note: Called with a message about each GPU that is not used again.
 
     Raises:
         KeyboardInterrupt: It was interrupted; the runs have been, too, and can be resumed.
         CapsuleError: All other members have ended, and another process runs one (CAP-Y009).
     """
     errors = []
-    free: SimpleQueue[str] = SimpleQueue()
-    for gpu in gpus:
-        free.put(gpu)
+    shared = GpuPool(gpus, note)
 
     def run(name: str) -> Outcome | None:
         if not gpus:
             return runs.run(study, name, options)
-        gpu = free.get()
-        try:
-            return runs.run(study, name, replace(options, gpu=gpu))
-        finally:
-            free.put(gpu)
+        return shared.run(name, lambda gpu: runs.run(study, name, replace(options, gpu=gpu)))
 
     # Runs is left first: it interrupts the runs for which the threads of the pool wait.
     with ThreadPoolExecutor(processes) as pool, Runs() as runs:

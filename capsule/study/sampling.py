@@ -20,13 +20,12 @@ from capsule.host.errors import CapsuleError
 from capsule.host.reporter import Reporter
 from capsule.host.wording import counted
 from capsule.image.cache import Cache
-from capsule.machine.compare import check_requirements, expected_of_unknown
+from capsule.machine.compare import check_requirements, expected_of_unknown, gpu_warning
 from capsule.machine.fingerprint import Fingerprint, take_fingerprint
 from capsule.study.results import MemberResult, StudyResults
 from capsule.verification.analysis.comparison import compare_claims
 from capsule.verification.execution.admission import (
     check_code,
-    check_gpu_host,
     check_unconfined,
 )
 from capsule.verification.execution.grading import (
@@ -111,7 +110,8 @@ def rerun(
     here = take_fingerprint(engine.describe())
     for unmet in check_requirements(lock, here):
         raise unmet
-    check_gpu_host(lock, engine, strange=False, note=reporter.note)
+    if warning := gpu_warning(lock.spec, here):
+        reporter.note(warning)
     reporter.note(f"running member {name} again")
     image = execution.prepare(lock, engine, cache, sources=SourcesSpec(), reporter=reporter)
     with reexecution_folder(reporter.note) as directory:

@@ -36,7 +36,7 @@ from capsule.verification.analysis.bisection import (
 from capsule.verification.analysis.causes import Facts, explain
 from capsule.verification.analysis.divergence import compare_sides
 from capsule.verification.analysis.runs import ComparedRun, open_side
-from capsule.verification.execution.admission import check_unconfined
+from capsule.verification.execution.admission import check_gpu_host, check_unconfined
 from capsule.verification.execution.challenge import begin_before
 from capsule.verification.integrity.data import supplied_data
 from capsule.verification.integrity.layers import Name, supplied_layers
@@ -154,6 +154,8 @@ def _execute(
         image = recorded is None or recorded.claims.image is not None
         check_unconfined(request.engine, image=image)
         engine = open_engine(request.engine, strange=True, progress=reporter.note)
+        if recorded is not None:
+            check_gpu_host(lock, engine)
         _note_gpu(side, lock, engine, reporter)
         # The base layer and the training code are those of the bundle without further conditions,
         # because they may be the difference that is looked for. So a bisection explains a

@@ -19,7 +19,13 @@ from capsule.host.platform import require_execution
 from capsule.host.reporter import Reporter
 from capsule.image.cache import Cache
 from capsule.image.closure import check_packages
-from capsule.machine.compare import check_requirements, compare, expected_grade, unrepeatable
+from capsule.machine.compare import (
+    check_requirements,
+    compare,
+    expected_grade,
+    gpu_warning,
+    unrepeatable,
+)
 from capsule.machine.fingerprint import take_fingerprint
 from capsule.machine.kind import machine_kind
 from capsule.verification.analysis.divergence import analyse, compare_results
@@ -162,6 +168,8 @@ def _verify(
         if unmet:
             raise unmet[0]
         reporter.note(f"expected before running: {expected}")
+        if warning := gpu_warning(lock.spec, here):
+            reporter.note(warning)
         if request.mode.name == "environment":
             able = "this machine can re-execute the run"
             return Judgement("environment-matches", f"{able}; {grade} reproduction is expected")

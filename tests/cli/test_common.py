@@ -213,6 +213,13 @@ def test_a_name_of_no_gpu_or_several_is_refused_and_changes_nothing(gpus, wanted
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 
+@pytest.mark.parametrize("wanted", ["0,0", "0,GPU-aaaa"])
+def test_a_gpu_is_not_named_twice(gpus, wanted):
+    with pytest.raises(CapsuleError, match=r"CAP-M009 .* names a GPU twice"):
+        use_gpu(wanted)
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+
+
 def test_a_gpu_that_a_scheduler_hides_cannot_be_named(gpus):
     gpus(*GPUS, visible="GPU-aaaa0000")
     with pytest.raises(CapsuleError) as caught:

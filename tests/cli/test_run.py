@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from capsule import execution
 from capsule.bundle.keys import generate
 from capsule.cli import run
 from capsule.engine import select
@@ -150,6 +151,26 @@ def test_a_run_that_is_only_to_be_listed_keeps_the_fingerprint_with_which_it_end
     assert run._kept(directory, here) == began != here
     (start / REPORT).unlink()  # its launcher was killed, so it continues here
     assert run._kept(directory, here) == here
+
+
+def test_a_run_that_has_ended_needs_nothing_of_this_machine(directory, tmp_path, monkeypatch):
+    def listed(_lock, engine, _directory, *_, **__):
+        raise CapsuleError("CAP-E012", f"listed with {engine.name}", fix="-")
+
+    generate(tmp_path / "alice")
+    write_lock(directory / LOCK, make_lock({**PROGRAM, "limits": {"memory_mb": MAX_MEBIBYTES}}))
+    began_in(directory, "process")
+    prepared = []
+    monkeypatch.setattr(execution, "prepare", lambda *_, **facts: prepared.append(facts["to_run"]))
+    monkeypatch.setattr(execution, "execute", listed)
+    words = ["run", "--resume", directory, "--key", tmp_path / "alice"]
+    assert "CAP-M005" in capsule(*words).stderr
+    start = directory / WORK / ENTROPY_STARTS / "start-0001"
+    start.mkdir(parents=True)
+    for path in (start / REPORT, directory / WORK / ENDED):
+        path.touch()
+    assert "listed with process" in capsule(*words).stderr
+    assert prepared == [False]
 
 
 def test_a_copy_of_a_run_directory_began_when_its_original_did(directory, tmp_path):

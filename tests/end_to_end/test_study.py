@@ -135,7 +135,10 @@ def resumed(folder, directory):
 def test_a_member_that_fails_is_named_and_the_others_are_done(whole):
     directory, done = whole
     assert done.status == 6
-    assert "CAP-Y012: 1 of 3 members failed or was stopped; the first is cramped.1" in done.errors
+    assert (
+        "CAP-Y012: 1 of 3 members failed, was stopped or did not begin; the first is cramped.1"
+        in done.errors
+    )
     failed = done.document["failures"]["cramped.1"]
     assert failed["code"].startswith("CAP-E"), failed
     assert "memory" in failed["message"]

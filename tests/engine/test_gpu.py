@@ -14,6 +14,7 @@ from capsule.engine.gpu import (
     outdated,
     require_driver,
 )
+from capsule.engine.process import task_environment
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.machine.devices import FIRST as ELSEWHERE
 from capsule.machine.devices import Device
@@ -200,17 +201,31 @@ def test_a_process_gets_the_folder_of_the_driver_and_nothing_else_of_the_search_
     assert driver_folder({}) == {}
 
 
+def test_a_plain_process_sees_its_gpus_and_no_others(make_task, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", SECOND.uuid)
+    for gpus, seen in (((), ""), ((FIRST,), FIRST.uuid), ((FIRST, SECOND), "GPU-aaaa,GPU-bbbb")):
+        variables = task_environment(make_task("", gpus=gpus), "/environment", "/home")
+        assert variables["CUDA_VISIBLE_DEVICES"] == seen
+
+
 @pytest.mark.parametrize(
-    ("present", "loaded"),
-    [("/dev/nvidiactl", True), ("/proc/driver/nvidia/version", True), ("/dev/dxg", False)],
+    ("present", "lacking"),
+    [
+        ({"/dev/nvidiactl", "/dev/nvidia-uvm"}, None),
+        ({"/proc/driver/nvidia/version"}, None),
+        ({"/dev/dxg"}, "no NVIDIA driver is loaded"),
+        ({"/dev/nvidiactl"}, "module nvidia-uvm is not loaded"),
+        ({"/dev/nvidiactl", "/proc/driver/nvidia/version"}, "module nvidia-uvm is not loaded"),
+    ],
 )
-def test_a_driver_is_one_of_linux_and_not_that_of_wsl(monkeypatch, present, loaded):
-    monkeypatch.setattr("pathlib.Path.exists", lambda path: str(path) == present)
-    if loaded:
+def test_a_driver_is_one_of_linux_with_the_module_of_cuda(monkeypatch, present, lacking):
+    monkeypatch.setattr("pathlib.Path.exists", lambda path: str(path) in present)
+    if lacking is None:
         require_driver()
     else:
-        with pytest.raises(CapsuleError, match="no NVIDIA driver is loaded"):
+        with pytest.raises(CapsuleError, match=lacking) as caught:
             require_driver()
+        assert caught.value.code == "CAP-E003"
 
 
 class Daemon:

@@ -169,6 +169,7 @@ def test_nothing_of_the_callers_environment_is_inherited(run, monkeypatch, lock,
         assert not Path(home).exists()
     assert found.pop("PATH") == f"{environment}/bin:/usr/local/bin:/usr/bin:/bin"
     assert (found.pop("USER"), found.pop("LOGNAME")) == ("capsule", "capsule")
+    assert found.pop("CUDA_VISIBLE_DEVICES") == ""  # CUDA shows no GPU to a task without one
     assert found == given
 
 

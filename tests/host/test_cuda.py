@@ -89,5 +89,5 @@ def test_no_build_has_code_for_a_gpu_that_its_cuda_no_longer_supports():
     for (_, cuda), names in built.items():
         for name in names:
             major, minor = re.fullmatch(r"(?:sm|compute)_(\d+)(\d)", name).groups()
-            assert (int(major), int(minor)) >= NEEDS[int(cuda[:2])].capability
+            assert (int(major), int(minor)) >= NEEDS[cuda[:2]].capability
     assert all(any(built[torch, cuda] for cuda in RUNTIMES) for torch in RELEASES)

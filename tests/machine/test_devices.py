@@ -170,6 +170,23 @@ print(json.dumps([parts, chosen and chosen.part.slot]))
 """
 
 
+CHOSEN = """
+import json
+from capsule.machine.compare import select_gpu
+from capsule.machine.devices import devices_for
+from capsule.machine.fingerprint import take_fingerprint
+from tests.machine.test_devices import asked
+listed = take_fingerprint(None).gpus
+(given,) = devices_for(asked())
+print(json.dumps([[gpu.index for gpu in listed], select_gpu(listed, asked()).index, given.gpu]))
+"""
+
+
+@pytest.mark.parametrize("name", ["failing-handle", "failing-uuid"])
+def test_the_gpu_of_a_fingerprint_is_the_one_that_a_run_gets(on_machine, name):
+    assert on_machine(name, CHOSEN) == [[1, 0], 1, 1]
+
+
 def spec_of(accelerator):
     from tests.machine.test_compare import CUDA
 

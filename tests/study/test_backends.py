@@ -13,8 +13,8 @@ from capsule.study.slurm import Slurm
 
 
 def test_local_backends():
-    assert parse_backend("local") == Local()
-    assert parse_backend("local:12") == Local(12)
+    assert parse_backend("local", print) == Local(note=print)
+    assert parse_backend("local:12", print) == Local(12, print)
 
 
 def test_slurm():

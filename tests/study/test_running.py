@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from capsule.host.errors import CapsuleError
-from capsule.study.directory import CONSOLE, OUTCOME
+from capsule.machine.devices import Device
+from capsule.study import gpu_pool
+from capsule.study.directory import CONSOLE, OUTCOME, Outcome
 from capsule.study.running import RunOptions, Runs, outcome_of, run_locally
 from tests.conftest import wait_until
 
@@ -89,6 +91,43 @@ def test_members_that_run_at_a_time_have_different_gpus(directory, planned):
     }
     chosen = {name: words[words.index("--gpu") + 1] for name, words in given.items()}
     assert {chosen["deterministic.1"], chosen["deterministic.2"]} == set(gpus) == {*chosen.values()}
+
+
+@pytest.mark.parametrize(("gpus", "ends"), [(["GPU-good", "GPU-dead"], 4), (["GPU-dead"], 1)])
+def test_a_gpu_that_fails_a_member_gets_no_other(directory, monkeypatch, gpus, ends):
+    begun, notes, dead = [], [], threading.Event()
+
+    def run_member(_runs, _study, name, options):
+        begun.append((options.gpu, name))
+        if options.gpu == "GPU-good":
+            dead.wait(60)
+            return Outcome(bundle="x", claim_id=CLAIM)
+        dead.set()
+        return Outcome(code="CAP-M009", message="it is lost", fix="-")
+
+    monkeypatch.setattr(Runs, "run", run_member)
+    names = directory.missing()
+    run_locally(directory, names, OPTIONS, len(gpus), lambda: None, gpus, notes.append)
+    assert len(begun) == ends
+    ((_, name),) = (each for each in begun if each[0] == "GPU-dead")
+    assert notes[0] == f"GPU-dead is not used again, because {name} failed on it with CAP-M009"
+    assert notes[1:] == ["no GPU is left, so no further member is started"] * (len(gpus) == 1)
+
+
+@pytest.mark.parametrize(
+    ("code", "present", "lost"),
+    [("CAP-E007", True, False), ("CAP-T116", True, False), ("CAP-E010", False, True)],
+)
+def test_a_gpu_is_used_again_unless_the_driver_has_lost_it(
+    directory, monkeypatch, code, present, lost
+):
+    devices = (Device(0, "0", "GPU-a", "NVIDIA H200", "9.0", 1),) if present else ()
+    monkeypatch.setattr(gpu_pool, "read_devices", lambda _: devices)
+    monkeypatch.setattr(Runs, "run", lambda *_: Outcome(code=code, message="it failed", fix="-"))
+    notes = []
+    names = directory.missing()
+    run_locally(directory, names, OPTIONS, 1, lambda: None, ["GPU-a"], notes.append)
+    assert bool(notes) == lost
 
 
 def test_a_failed_member_says_why_and_stops_no_other(directory, planned):

@@ -108,20 +108,24 @@ def test_a_member_that_needs_its_own_bundle_is_not_run(needed, monkeypatch):
     assert "which only its own bundle has: pass --members with a folder that has" in found.reason
 
 
-def test_a_container_with_a_known_way_out_is_named_before_a_member_runs_on_a_gpu(monkeypatch):
+def test_what_is_known_of_the_machine_is_named_before_a_member_runs_on_a_gpu(monkeypatch):
     results = make_results()
     lock = results.lock.lock_of(results.lock.members[0])
     cuda = CudaAccelerator(kind="cuda", cuda="13.0", cudnn=">=9", driver=">=580")
     lock = lock.model_copy(update={"spec": lock.spec.model_copy(update={"accelerator": cuda})})
     engine = Reported(runc="1.1.5")
     monkeypatch.setattr(engine, "describe", lambda: {"name": "docker"}, raising=False)
+    monkeypatch.setattr(type(engine), "name", "docker")
+    monkeypatch.setattr(engine, "check", lambda _lock: None, raising=False)
+    monkeypatch.setattr(sampling, "gpu_warning", lambda *_: "GPU 0 may give wrong results")
     monkeypatch.setattr(sampling, "open_engine", lambda *_, **__: engine)
     monkeypatch.setattr(sampling, "check_requirements", lambda *_: ())
     monkeypatch.setattr(sampling, "check_code", lambda *_: True)
-    monkeypatch.setattr(sampling.execution, "prepare", Mock(side_effect=InterruptedError))
+    monkeypatch.setattr(sampling.execution, "build_image", Mock(side_effect=InterruptedError))
     reporter = Mock()
     with pytest.raises(InterruptedError):
         rerun(results.members[0], lock, "process", None, reporter)
-    *warnings, last = (call.args[0] for call in reporter.note.call_args_list)
+    faults, begin, *warnings = (call.args[0] for call in reporter.note.call_args_list)
+    assert faults == "GPU 0 may give wrong results"
+    assert begin == "running member deterministic.1 again"
     assert any("runc 1.1.5" in warning for warning in warnings)
-    assert last == "running member deterministic.1 again"

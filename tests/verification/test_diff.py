@@ -1,10 +1,12 @@
 """``capsule diff``: from bundles, runs and dense records to a report, with bisection on demand."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from capsule import execution
+from capsule.engine.containers import ContainerEngine
 from capsule.experiment import contract
 from capsule.experiment.canonical import canonical_json
 from capsule.experiment.contract import Outputs
@@ -113,6 +115,34 @@ def test_what_cannot_be_executed_is_refused(honest, honest_bundle, patched, diff
     assert refused(differ, *bare, bisect=True) == ("CAP-V079", 2)
     untrusted = honest_bundle, patched.folder
     assert refused(differ, *untrusted, bisect=True) == ("CAP-V078", 3)
+
+
+@pytest.mark.parametrize("from_bundle", [True, False])
+def test_layers_of_a_bundle_get_no_gpu_where_containers_break_out(
+    monkeypatch, tmp_path, from_bundle
+):
+    class Outdated(ContainerEngine):
+        def __init__(self):
+            pass
+
+        def components(self):
+            return {"runc": "1.1.5", "nvidia-container-toolkit": "1.17.7"}
+
+    def executed(*_, **__):
+        raise CapsuleError("CAP-E006", "it was executed", fix="-")
+
+    bundle = SimpleNamespace(authentic=True)
+    recorded = SimpleNamespace(bundle=bundle, claims=SimpleNamespace(image="the image"))
+    cuda = {"accelerator": {"kind": "cuda", "cuda": "13.0", "cudnn": ">=9", "driver": ">=580"}}
+    side = SimpleNamespace(
+        name="a", lock=make_lock(merged(CARTPOLE, cuda)), recorded=recorded if from_bundle else None
+    )
+    monkeypatch.setattr(diff_module, "open_engine", lambda *_, **__: Outdated())
+    monkeypatch.setattr(diff_module, "_note_gpu", executed)
+    request = DiffRequest(tmp_path, tmp_path, True, None, (), allow_untrusted=False, engine="auto")
+    with pytest.raises(CapsuleError) as caught:
+        diff_module._execute(request, None, SilentReporter(), side, None, tmp_path)
+    assert ("CAP-V055" in caught.value.message) == from_bundle
 
 
 def test_nothing_is_executed_or_ignored_unasked(differ, tmp_path):

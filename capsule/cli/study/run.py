@@ -93,8 +93,9 @@ def command(
     if left:
         error = CapsuleError(
             "CAP-Y012",
-            f"{len(left)} of {counted(len(chosen), 'member')} failed or "
-            f"{agreeing(len(left), 'was', 'were')} stopped; the first is {left[0]}",
+            f"{len(left)} of {counted(len(chosen), 'member')} failed, "
+            f"{agreeing(len(left), 'was', 'were')} stopped or did not begin; the first is "
+            f"{left[0]}",
             fix=f"Correct the cause, then add --resume. See {directory.folder(left[0]) / CONSOLE}.",
         )
         typer.echo(f"{error.code}: {error.message}\nfix: {error.fix}", err=True)

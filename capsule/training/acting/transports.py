@@ -168,7 +168,7 @@ class Processes:
             actors: How many.
             processes: How many to play in, at most one for each actor.
             lag: Lag of the schedule.
-            numerics: The CPU numerics profile of the run; ``native`` if it trains on a GPU.
+            numerics: The CPU numerics profile of the run.
             inference: Chooses actions, with a client for each of the processes; None: each process
                 chooses those of the actors that it plays.
 
@@ -346,7 +346,7 @@ def local_transport(
         actors: How many.
         processes: How many others to play in; 0: in this process.
         lag: Lag of the schedule.
-        numerics: The CPU numerics profile of the run; ``native`` if it trains on a GPU.
+        numerics: The CPU numerics profile of the run.
     """
     if processes == 0:
         return Serial(settings, actors, lag=lag)

@@ -67,7 +67,7 @@ class WorkerProcess:
             parts: Actors that it plays, or what else it has, for messages.
             determinism: The spec's ``determinism`` section. The process has one maths thread
                 whatever the section says.
-            numerics: The CPU numerics profile of the run; ``native`` if it trains on a GPU.
+            numerics: The CPU numerics profile of the run.
             role: What it is for.
         """
         # A fork would have copies of locks that threads of this process hold, and no threads that

@@ -117,7 +117,10 @@ def _cpu_device() -> dict[str, Any]:
 
 
 def _libraries(spec: Spec) -> dict[str, str]:
-    """Return the versions of what is loaded, each as the library itself tells it."""
+    """Return the versions of what is loaded, each as the library itself tells it.
+
+    That of CUDA is the one that torch was built for.
+    """
     versions = {"python": ".".join(map(str, sys.version_info[:3]))}
     if spec.environment is None:
         versions |= _requested_versions(spec.image.packages)
@@ -219,12 +222,13 @@ def _test_gpu(device: torch.device, *, repeats: bool, tf32: bool) -> str:
 
 
 def _check_library(field: str, constraint: str, loaded: str, distribution: str) -> None:
-    """Check a library by the wheel that brings it, as the lock was, and that torch loaded that one.
+    """Check a library by the wheel that brings it, as the lock was, and that torch has that one.
 
     Args:
         field: Field of the spec's section ``accelerator``.
         constraint: What it says.
-        loaded: The version that torch reports, which has fewer numbers than the wheel's.
+        loaded: The version that torch loaded, or of CUDA the one that torch was built for. It has
+            fewer numbers than the wheel's.
         distribution: Name of the wheel; a suffix such as ``-cu12`` may follow.
 
     Raises:
@@ -236,7 +240,7 @@ def _check_library(field: str, constraint: str, loaded: str, distribution: str) 
     if not satisfies(brought, constraint):
         reason = f"accelerator.{field} is {constraint}, the image brings {brought}"
     elif not satisfies(brought, loaded):
-        reason = f"the image brings {distribution} {brought}, but torch loaded {loaded}"
+        reason = f"the image brings {distribution} {brought}, but torch reports {loaded}"
     else:
         return
     raise CapsuleError(

@@ -34,6 +34,12 @@ CHECK_SECONDS = 5.0  # between two looks at the working folder while the program
 _CHECK_SHARE = 20  # a look may take one part in so many of the time between two
 
 
+def is_resumed(directory: Path, trainer: CommandTrainer) -> bool:
+    """Tell whether a program continues from its state; otherwise it starts (over)."""
+    state = directory / contract.STATE
+    return trainer.resumable and state.is_dir() and any(state.iterdir())
+
+
 def make_workspace(directory: Path, job: Job, trainer: CommandTrainer) -> bool:
     """Make the working folder and the state folder, or keep them; tell whether they were kept.
 
@@ -41,7 +47,7 @@ def make_workspace(directory: Path, job: Job, trainer: CommandTrainer) -> bool:
         CapsuleError: CAP-T305, the source tree in the image is not the locked one.
     """
     workspace, state = directory / contract.WORKSPACE, directory / contract.STATE
-    if trainer.resumable and state.is_dir() and any(state.iterdir()):
+    if is_resumed(directory, trainer):
         return True
     # A program that starts over must find what an uninterrupted one finds, and nothing else.
     for folder in (workspace, state):

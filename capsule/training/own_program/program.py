@@ -37,7 +37,7 @@ from capsule.training.arrivals.files import (
     collect_arrivals,
 )
 from capsule.training.determinism import flags
-from capsule.training.own_program.outputs import Watch, collect_outputs, make_workspace
+from capsule.training.own_program.outputs import Watch, collect_outputs, is_resumed, make_workspace
 from capsule.training.state.run_directory import (
     Interrupted,
     append_event,
@@ -92,7 +92,7 @@ def _run_to_its_end(directory: Path, job: Job, trainer: CommandTrainer) -> None:
     spec = job.spec
     flags.prepare(spec)
     with stop_signals() as stop:
-        _check_flags(directory, spec)
+        _check_flags(directory, spec, resumed=is_resumed(directory, trainer))
         resumed = make_workspace(directory, job, trainer)
         command = shlex.join(_command(spec, trainer))
         _tell(directory / contract.EVENTS, "resume" if resumed else "start", command)
@@ -106,7 +106,7 @@ def _run_to_its_end(directory: Path, job: Job, trainer: CommandTrainer) -> None:
     record_mechanisms(directory, None, process=process)
 
 
-def _check_flags(directory: Path, spec: Spec) -> None:
+def _check_flags(directory: Path, spec: Spec, *, resumed: bool) -> None:
     """Read back what the image's libraries really do, in a child that ends.
 
     In this process torch would stay, and on a GPU hold memory that belongs to the program.
@@ -115,7 +115,7 @@ def _check_flags(directory: Path, spec: Spec) -> None:
     if child == 0:
         # Not sys.exit(): what this process has registered for its own end must not run in the
         # child.
-        os._exit(_flags_recorded(directory, spec))
+        os._exit(_flags_recorded(directory, spec, resumed=resumed))
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if not status:
         return
@@ -129,11 +129,12 @@ def _check_flags(directory: Path, spec: Spec) -> None:
     raise CapsuleError(failure.code, failure.message, fix=failure.fix)
 
 
-def _flags_recorded(directory: Path, spec: Spec) -> int:
+def _flags_recorded(directory: Path, spec: Spec, *, resumed: bool) -> int:
     """Write ``runtime.json``; return an exit status, whatever happens."""
     try:
         runtime = flags.apply(spec)
-        record_runtime(directory, runtime, portable=flags.is_portable(spec))
+        portable = flags.is_portable(spec)
+        record_runtime(directory, runtime, portable=portable, resumed=resumed)
     except CapsuleError as error:
         record_failure(directory, error)
         return error.exit_code

@@ -41,7 +41,9 @@ def read_job(directory: Path) -> Job:
         ) from error
 
 
-def record_runtime(directory: Path, runtime: Runtime, *, portable: bool) -> None:
+def record_runtime(
+    directory: Path, runtime: Runtime, *, portable: bool, resumed: bool = True
+) -> None:
     """Write what was read back; a resumed run must be where it was before.
 
     Args:
@@ -49,12 +51,13 @@ def record_runtime(directory: Path, runtime: Runtime, *, portable: bool) -> None
         runtime: What was read back now.
         portable: Whether the run promises the same bits on other processors. It may then be resumed
             on one, and the devices that it was on before are kept.
+        resumed: Whether it keeps anything of an earlier attempt, if there was one.
 
     Raises:
         CapsuleError: CAP-T113, it is elsewhere; CAP-T131, the file cannot be written.
     """
     path = directory / contract.RUNTIME
-    if path.exists():
+    if resumed and path.exists():
         before = Runtime.parse(path.read_bytes())
         _require_same(before.flags, runtime.flags)
         _require_same(before.libraries, runtime.libraries)

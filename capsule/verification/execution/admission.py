@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 from capsule import __version__, execution
 from capsule.bundle.bundle import OpenedBundle
 from capsule.bundle.run_bundle import RecordedRun, image_claim
-from capsule.engine.gpu import outdated
+from capsule.engine.gpu import host_flaws
 from capsule.engine.interface import Engine
 from capsule.engine.select import EngineChoice
 from capsule.experiment.lock import Lock
@@ -120,33 +119,21 @@ def check_code(lock: Lock, accepted: Literal["own", "supplied"]) -> bool:
     return own
 
 
-def check_gpu_host(
-    lock: Lock, engine: Engine, *, strange: bool, note: Callable[[str], None]
-) -> None:
-    """Warn if a container with a GPU could break out of it through a known flaw.
+def check_gpu_host(lock: Lock, engine: Engine) -> None:
+    """Reject the signer's own image if a container with a GPU could break out through a known flaw.
 
-    Args:
-        lock: What is going to run.
-        engine: Where.
-        strange: Whether the image is the signer's own. It is rejected then.
-        note: Called with what is outdated.
+    Other images are executed, and :func:`capsule.execution.prepare` prints a warning.
 
     Raises:
-        CapsuleError: CAP-V055, the signer's own image would run with something outdated.
+        CapsuleError: CAP-V055.
     """
-    from capsule.engine.containers import ContainerEngine  # for Linux only
-
-    if lock.spec.accelerator.kind != "cuda" or not isinstance(engine, ContainerEngine):
-        return
-    findings = outdated(engine.components())
-    if findings and strange:
+    if flaws := host_flaws(lock, engine):
         raise CapsuleError(
             "CAP-V055",
-            f"the image is the signer's own, and this machine's {'; '.join(findings)}",
-            fix="Update it; or rebuild the image from the lock (--image rebuilt).",
+            f"the image is the signer's own, and this machine's {'; '.join(flaws)}",
+            fix="Update it. 'capsule verify' without --image and --base builds the image from the "
+            "lock instead.",
         )
-    for finding in findings:
-        note(f"warning: {finding}")
 
 
 def prepare_executor(
@@ -163,7 +150,8 @@ def prepare_executor(
             :func:`capsule.verification.integrity.data.supplied_data` raise.
     """
     limits = lowered(run.lock.spec.limits, request.limits)
-    check_gpu_host(run.lock, engine, strange=request.image != "rebuilt", note=reporter.note)
+    if _source(request, run.lock) != "rebuilt":
+        check_gpu_host(run.lock, engine)
     data = supplied_data(run, cache, request.data, reporter.note)
     prepared = prepare_image(request, run, engine, cache, reporter)
     return Reexecutor(engine, limits, data, reporter), identify_image(request, run, prepared)
@@ -234,12 +222,15 @@ def identify_image(request: VerifyRequest, run: RecordedRun, image: Image | None
     claim = image_claim(image)
     if claim is None:
         return ImageFinding(image_source=None, image_rebuilt=False, claim=None)
-    genuine = request.base == "packages" or is_genuine(run.lock)
-    source: ImageSource = "rebuilt" if genuine else "supplied-base"
-    if request.image != "rebuilt":
-        source = request.image
+    source = _source(request, run.lock)
     rebuilt = claim == run.claims.image and source == "rebuilt"
     return ImageFinding(image_source=source, image_rebuilt=rebuilt, claim=claim)
+
+
+def _source(request: VerifyRequest, lock: Lock) -> ImageSource:
+    if request.image != "rebuilt":
+        return request.image
+    return "rebuilt" if request.base == "packages" or is_genuine(lock) else "supplied-base"
 
 
 def require_claimed_image(request: VerifyRequest, run: RecordedRun, image: ImageFinding) -> None:

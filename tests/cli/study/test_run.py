@@ -30,7 +30,10 @@ def test_run_ends_with_status_6_if_a_member_fails(place):
     assert found["groups"]["deterministic"]["done"] == 1
     assert found["groups"]["exploration"]["done"] == 1
     assert found["failures"]["deterministic.1"]["code"] == "CAP-E007"
-    assert "CAP-Y012: 2 of 4 members failed or were stopped; the first is" in done.stderr
+    assert (
+        "CAP-Y012: 2 of 4 members failed, were stopped or did not begin; the first is"
+        in done.stderr
+    )
     plan(place)
     done = run("--resume")
     assert (done.exit_code, done.stderr) == (0, "next: capsule study report studies/tiny\n")

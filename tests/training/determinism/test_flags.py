@@ -219,7 +219,7 @@ def test_a_wrong_environment_is_a_documented_failure(tmp_path):
         (">=13.0.48", "13.0", None),
         ("13.0.96", "13.0", None),
         ("!=13.0.96", "13.0", "accelerator.cuda is !=13.0.96, the image brings 13.0.96"),
-        ("13.0", "12.8", "the image brings nvidia-cuda-runtime 13.0.96, but torch loaded 12.8"),
+        ("13.0", "12.8", "the image brings nvidia-cuda-runtime 13.0.96, but torch reports 12.8"),
     ],
 )
 @pytest.mark.parametrize("wheel", ["nvidia-cuda-runtime", "nvidia-cuda-runtime-cu13"])

@@ -184,7 +184,17 @@ def test_an_interrupted_program_resumes_only_if_it_says_that_it_can(program, res
     assert process.returncode == 130
     assert not (directory / contract.RESULT).exists()
     (directory / "go").touch()
-    assert finish_run(directory, environment=variables)[0] == 0
+    before = (directory / contract.RUNTIME).read_bytes()
+    elsewhere = before.replace(b'"python":"', b'"python":"0')  # as on another machine
+    assert elsewhere != before
+    (directory / contract.RUNTIME).write_bytes(elsewhere)
+    status, _ = finish_run(directory, environment=variables)
+    if resumable:
+        assert (status, failure_of(directory).code) == (4, "CAP-T113")
+        (directory / contract.RUNTIME).write_bytes(before)
+        status, _ = finish_run(directory, environment=variables)
+    assert status == 0
+    assert (directory / contract.RUNTIME).read_bytes() == before
     assert outputs_of(directory).files["log"].sha256 == sha256(expected)
     assert outputs_of(directory).standard_output is None
 

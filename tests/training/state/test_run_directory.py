@@ -83,6 +83,10 @@ def test_a_run_is_resumed_under_the_same_flags_and_libraries_alone(
     assert said in refused.value.message
     assert "image" in refused.value.fix
     assert (tmp_path / contract.RUNTIME).read_bytes() == before
+    # A program that starts over keeps nothing of the earlier attempt.
+    record_runtime(tmp_path, runtime_of(**changed), portable=portable, resumed=False)
+    found = contract.Runtime.parse((tmp_path / contract.RUNTIME).read_bytes())
+    assert found == runtime_of(**changed)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Images that a verifier refuses to execute."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -7,8 +8,9 @@ import pytest
 from capsule import execution
 from capsule.engine.containers import ContainerEngine
 from capsule.experiment.lock import Lock
-from capsule.experiment.spec import CudaAccelerator
+from capsule.experiment.spec import CudaAccelerator, LimitsSpec
 from capsule.host.errors import CapsuleError, ExitCode
+from capsule.report.progress import SilentReporter
 from capsule.verification.execution import admission
 from capsule.verification.execution.admission import check_embedded, check_gpu_host
 from capsule.verification.integrity.layers import embedded_image
@@ -22,6 +24,9 @@ class Reported(ContainerEngine):
 
     def components(self):
         return self._versions
+
+
+OUTDATED = Reported(runc="1.1.5+ds1", nvidia_container_toolkit="1.17.7")
 
 
 @pytest.fixture
@@ -39,18 +44,37 @@ def test_an_embedded_image_needs_a_container():
 
 
 def test_a_strangers_image_is_refused_where_images_break_out(on_gpu):
-    notes = []
-    outdated = Reported(runc="1.1.5+ds1", nvidia_container_toolkit="1.17.7")
     with pytest.raises(CapsuleError) as caught:
-        check_gpu_host(on_gpu, outdated, strange=True, note=notes.append)
+        check_gpu_host(on_gpu, OUTDATED)
     assert (caught.value.code, caught.value.exit_code) == ("CAP-V055", ExitCode.INCONCLUSIVE)
     assert "1.17.7" in caught.value.message
-    assert notes == []
-    check_gpu_host(on_gpu, outdated, strange=False, note=notes.append)
-    assert len(notes) == 2
-    repaired = Reported(runc="1.3.3", nvidia_container_toolkit="1.17.8")
-    check_gpu_host(on_gpu, repaired, strange=True, note=notes.append)
-    assert len(notes) == 2
+    check_gpu_host(on_gpu, Reported(runc="1.3.3", nvidia_container_toolkit="1.17.8"))
+
+
+@pytest.mark.parametrize(
+    ("image", "base", "genuine", "rejected"),
+    [
+        ("rebuilt", "packages", False, False),
+        ("rebuilt", "supplied", True, False),  # the base layer is one that Capsule ships
+        ("rebuilt", "supplied", False, True),
+        ("embedded", "packages", True, True),
+    ],
+)
+def test_the_signers_base_layer_is_rejected_as_a_whole_image_is(
+    on_gpu, monkeypatch, image, base, genuine, rejected
+):
+    on_gpu.spec.limits = LimitsSpec()
+    monkeypatch.setattr(admission, "is_genuine", lambda _: genuine)
+    monkeypatch.setattr(admission, "supplied_data", lambda *_: {})
+    monkeypatch.setattr(admission, "prepare_image", lambda *_: None)
+    request = SimpleNamespace(image=image, base=base, limits={}, data={})
+    run = SimpleNamespace(lock=on_gpu)
+    prepare = partial(admission.prepare_executor, request, run, cache=None)
+    if rejected:
+        with pytest.raises(CapsuleError, match="CAP-V055"):
+            prepare(engine=OUTDATED, reporter=SilentReporter())
+    else:
+        prepare(engine=OUTDATED, reporter=SilentReporter())
 
 
 def test_a_bundle_without_an_image_cannot_lend_one(on_gpu):

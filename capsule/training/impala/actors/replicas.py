@@ -201,7 +201,7 @@ class Replicas:
             actors: How many there are.
             workers: How many processes play them.
             replicas: How many processes answer them, at most one for each actor.
-            numerics: The CPU numerics profile of the run; ``native`` if it trains on a GPU.
+            numerics: The CPU numerics profile of the run.
         """
         self.count = min(actors, replicas)
         self._processes: list[WorkerProcess] = []

@@ -51,7 +51,7 @@ class WorkerPins(NamedTuple):
         variables: The environment that its interpreter starts with.
         determinism: The spec's ``determinism`` section. There is one maths thread, whatever it
             says.
-        numerics: The CPU numerics profile; ``native`` if the run trains on a GPU.
+        numerics: The CPU numerics profile of the run.
     """
 
     variables: dict[str, str]
