@@ -55,7 +55,9 @@ def check_unset_fields(
         for path, kinds, value in fields[spec]:
             given = settings.of(path)
             if path == START_SET and ranked and not given and value is None:
-                raise ValueError(f"members: {member.name} has no {path}, although the study ranks one")
+                raise ValueError(
+                    f"members: {member.name} has no {path}, although the study ranks one"
+                )
             expected, other = known.setdefault((path, kinds, given), (value, member.name))
             if value != expected:
                 raise ValueError(
