@@ -428,7 +428,7 @@ class Result(Model):
 class Output(Model):
     """One file that a program wrote."""
 
-    size: int = Field(description="Size in bytes.")
+    size: NonNegativeInt = Field(description="Size in bytes.")
     sha256: Sha256
     target: str | None = Field(
         None,
