@@ -113,9 +113,11 @@ _STREAM_DOMAIN = "capsule/stream/v1"
 Hex = Annotated[
     str,
     Field(
+        # Python's float.fromhex() would read '500' as 1280.
+        pattern=r"^(-?0x[01](\.[0-9a-f]+)?p[+-][0-9]+|-?inf|nan)$",
         description=(
             "A hexadecimal floating-point number of C99, as float.hex() of Python writes it."
-        )
+        ),
     ),
 ]
 

@@ -58,7 +58,7 @@ def test_what_is_no_report_is_refused(bundles, tmp_path, data):
     [
         (("replica", "divergence", "steps"), 10**400),
         (("replica", "evaluation", "points", 0, "returns"), ["not a number"]),
-        (("replica", "evaluation", "points", 0, "returns"), ["0x1p99999"]),
+        (("replica", "evaluation", "points", 0, "returns"), ["0x1p+99999"]),
         (("unknown",), 1),
     ],
     ids=["steps", "a word", "an overflow", "an unknown field"],
@@ -298,7 +298,7 @@ def test_claimed_returns_are_read_without_rounding(returns):
     assert point == NetworkReturns(0, tuple(returns))
 
 
-@pytest.mark.parametrize("text", ["one", "", "0x1p99999", "1_0"])
+@pytest.mark.parametrize("text", ["one", "", "0x1p+99999", "1_0"])
 def test_a_return_that_is_no_hexadecimal_float_is_refused(subjects, text):
     bad = evaluation(("0x1p0",), (text,))
     with pytest.raises(ValueError, match="hexadecimal"):

@@ -321,6 +321,11 @@ def _check_training(run: RecordedRun, claims: TrainingClaims) -> float:
     name = RUN + contract.EVALUATION
     evaluation = run.bundle.read(name, contract.Evaluation)
     _equal(name, "the returns", claims.evaluation, evaluation)
+    starts = len(evaluation.starts)
+    for point in evaluation.points:
+        numbers = len(point.returns), len(point.lengths)
+        what = f"the numbers of returns and lengths at step {point.step}, one for each start,"
+        _equal(name, what, numbers, (starts, starts))
     pinned = run.lock.spec.evaluation.start_set
     if pinned is not None:
         _equal(name, "the starts against the lock", pinned.starts, evaluation.starts)

@@ -159,6 +159,19 @@ def test_true_facts_of_a_link_are_none(check):
     check(outside("program"), OTHER_CAPSULE, claimed(outputs=files))
 
 
+@pytest.mark.parametrize(
+    "fields", [{"returns": []}, {"returns": ["0x1p+0"] * 2}, {"lengths": [8, 8]}]
+)
+def test_an_evaluation_has_one_return_and_one_length_for_each_start(check, fields):
+    changes = (
+        edited(EVALUATION, "points", 0, **fields),
+        edited(run_bundle.CLAIMS, "evaluation", "points", 0, **fields),
+    )
+    with pytest.raises(CapsuleError, match="one for each start") as caught:
+        check(outside("training"), *changes)
+    assert caught.value.code == "CAP-V010"
+
+
 def test_both_statements_are_shown_in_ascii_up_to_a_bound(check):
     evil = {"threads": "\x1b[2Jé" + "x" * 200}
     with pytest.raises(CapsuleError) as caught:
