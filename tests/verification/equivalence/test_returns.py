@@ -246,7 +246,7 @@ def test_scale_and_order_of_starts_change_no_outcome(values, scale):
     assert plain == compared(recorded, other, absolute=2.0)
 
 
-HEX = st.floats(allow_nan=True, allow_infinity=True).map(float.hex) | st.text(max_size=4)
+HEX = st.floats(allow_nan=True, allow_infinity=True).map(float.hex) | st.just("0x1p+99999")
 
 
 @pytest.mark.slow
