@@ -17,12 +17,12 @@ from capsule.study.study_file import START_SET
 KINDS = {
     "accelerator": "kind",
     "environment": "suite",
-    "image": "base",
     "trainer": "algorithm",
     "trainer.inference": "mode",
     "trainer.network": "module",
     "trainer.schedule": "mode",
 }
+FOLLOWS = "image.python"  # from image.base, which Spec compares with it
 # The pins follow from these sections.
 PINNED = ("image", "accelerator", "code", "data")
 
@@ -87,7 +87,7 @@ def _fields(
         if isinstance(value, dict):
             yield _Field(path, kinds, {})
             yield from _fields(value, f"{path}.", kinds)
-        elif name != kind:
+        elif name != kind and path != FOLLOWS:
             yield _Field(path, kinds, value)
 
 

@@ -213,5 +213,4 @@ UNIONS = (Union, type(int | str))
 
 
 def test_every_section_of_several_kinds_is_known():
-    # Python's version follows from image.base, although the image has one kind only.
-    assert {*kinds_of(Spec)} == KINDS.keys() - {"image"}
+    assert {*kinds_of(Spec)} == KINDS.keys()
