@@ -261,7 +261,7 @@ class _Reader:
         # again.
         calls_listed, _, _ = self._count(), self._count(), self._count()
         self._calls += calls_listed
-        if self._calls > MAX_CALLS:
+        if not calls_listed or self._calls > MAX_CALLS:
             _malformed()
         heads = [(self._number(), self._number(), self._number()) for _ in range(calls_listed)]
         calls = []

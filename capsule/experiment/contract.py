@@ -98,9 +98,11 @@ _STREAM_DOMAIN = "capsule/stream/v1"
 Hex = Annotated[
     str,
     Field(
+        # Python's float.fromhex() would read '500' as 1280.
+        pattern=r"^(-?0x[01](\.[0-9a-f]+)?p[+-][0-9]+|-?inf|nan)$",
         description=(
             "A hexadecimal floating-point number of C99, as float.hex() of Python writes it."
-        )
+        ),
     ),
 ]
 
@@ -412,7 +414,7 @@ class Result(Model):
 class Output(Model):
     """One file that a program wrote."""
 
-    size: int = Field(description="Size in bytes.")
+    size: NonNegativeInt = Field(description="Size in bytes.")
     sha256: Sha256
     target: str | None = Field(
         None,

@@ -272,11 +272,19 @@ def _text(value: Any) -> str | None:
 
 def _parse(line: bytes, path: Path, position: int) -> dict[str, Any]:
     try:
-        fields = json.loads(line)
+        fields = json.loads(line, object_pairs_hook=_unique)
     except (ValueError, RecursionError):
-        _reject(path, position, "is not JSON")
+        _reject(path, position, "is not JSON, or has a key twice")
     if not isinstance(fields, dict):
         _reject(path, position, "is not a JSON object")
+    return fields
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; of two equal keys, another reader may take the other value."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError("a key occurs twice")
     return fields
 
 

@@ -32,6 +32,7 @@ from capsule.image.lockfile import capture, read_lock, resolve
 from capsule.study.members import PlannedMember, plan_members
 from capsule.study.spec import StudySpec
 from capsule.study.study_file import START_SET, StudyFile
+from capsule.study.unset_fields import check_unset_fields
 
 PLACES = frozenset(
     {"code", "data", "image.sources"}
@@ -95,6 +96,8 @@ class StudyLock(DigestedModel):
         for member in self.members:
             if digests[member.spec, member.pins] != member.lock:
                 raise ValueError(f"members: the lock of {member.name} has another digest")
+        chosen = ((planned[member.name], member.spec, member.pins) for member in self.members)
+        check_unset_fields(chosen, self.specs, ranked=self.study.starts is not None)
         return self
 
     def lock_of(self, member: LockedMember) -> Lock:

@@ -166,13 +166,25 @@ def _check_names(claims: StudyClaims, lock: StudyLock) -> None:
 
 
 def _check_files(opened: OpenedBundle, results: StudyResults) -> None:
-    known = {CLAIMS, LOCK, GUIDE}
+    """Check the names, roles and media types of all files; the guide's text is the signer's word.
+
+    The file with the role 'claims' is thus the one whose digest is the claim id of the manifest.
+    """
+    known = {CLAIMS: ("claims", _JSON), LOCK: ("lock", _JSON), GUIDE: ("guide", "text/markdown")}
     for member in results.members:
-        known.add(MEMBER.format(name=member.identity.name))
-        known.update(OUTPUT.format(sha256=sha256_hex(each)) for each in member.outputs.values())
+        known[MEMBER.format(name=member.identity.name)] = "run", _JSON
+        for content in member.outputs.values():
+            known[OUTPUT.format(sha256=sha256_hex(content))] = "output", _JSON
+    listed = {file.path: (file.role, file.media_type) for file in opened.manifest.files}
     # A file that no document names would be signed without having been checked.
-    if surplus := {*opened.files} - known:
+    if surplus := listed.keys() - known:
         raise _disagreement(f"it has the file {min(surplus)!a}, which no document names")
+    for path, kind in known.items():
+        if path not in listed:
+            raise _disagreement(f"it has no file {path}")
+        if listed[path] != kind:
+            found, wanted = (" of type ".join(each) for each in (listed[path], kind))
+            raise _disagreement(f"{path} is listed as {found}, not as {wanted}")
 
 
 def _check_tables(claims: StudyClaims, results: StudyResults) -> None:

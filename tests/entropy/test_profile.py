@@ -17,7 +17,7 @@ from capsule.entropy.profile import (
     parse,
     serialize,
 )
-from capsule.experiment.errors import CapsuleError
+from capsule.experiment.errors import CapsuleError, ExitCode
 from tests.entropy.journals import (
     CALL,
     COUNTER,
@@ -51,7 +51,7 @@ def profiles(draw):
     return Profile(
         62,
         tuple(
-            ThreadProfile(process, thread, tuple(draw(st.lists(calls, max_size=5))))
+            ThreadProfile(process, thread, tuple(draw(st.lists(calls, min_size=1, max_size=5))))
             for process, thread in sorted(keys)
         ),
     )
@@ -277,3 +277,10 @@ def test_a_mismatch_is_told_exactly(tmp_path, reason, recorded, told):
         in str(caught.value)
     )
     assert told in str(caught.value)
+
+
+def test_a_thread_without_calls_is_refused_as_no_writer_lists_it():
+    data = serialize(Profile(62, (ThreadProfile("0", "0", ()),)))
+    with pytest.raises(CapsuleError) as caught:
+        parse(data)
+    assert (caught.value.code, caught.value.exit_code) == ("CAP-R215", ExitCode.TAMPERED)

@@ -245,3 +245,20 @@ def test_a_program_has_only_so_many_outputs(field):
     assert len(getattr(listed(names[1:]), field)) == contract.MAX_OUTPUTS
     with pytest.raises(ValidationError, match=field):
         listed(names)
+
+
+# ---- numbers that must compare exactly ----
+
+
+@given(st.floats())
+def test_every_float_has_a_hexadecimal_form_that_documents_accept(value):
+    point = EvaluationPoint(step=1, returns=(value.hex(),), lengths=(1,))
+    assert float.fromhex(point.returns[0]).hex() == value.hex()
+
+
+@pytest.mark.parametrize(
+    "text", ["500", "abc", "", "1.5", "0x2p+0", "0X1P+0", " 0x1p+0", "0x1p+0\n", "0x1p0", "-nan"]
+)
+def test_a_number_in_another_form_is_refused(text):
+    with pytest.raises(ValidationError):
+        EvaluationPoint(step=1, returns=(text,), lengths=(1,))

@@ -110,7 +110,8 @@ def test_a_trace_can_be_read_from_after_each_of_its_records(tmp_path):
 @pytest.mark.parametrize(
     "data",
     [b"{", b"[]\n", b'{"step":4}', b'{"step":0}\n', b'{"step":"4"}\n', b'{"step":true}\n',
-     b'{"step":4}\n{"step":4}\n', b'{"loss":"a"}\n', b"\xff\n", b'{"records":1}\n'],
+     b'{"step":4}\n{"step":4}\n', b'{"loss":"a"}\n', b"\xff\n", b'{"records":1}\n',
+     b'{"step":4,"step":5}\n', b'{"step":4,"loss":{"last":null,"last":"0x1p+0"}}\n'],
 )  # fmt: skip
 def test_what_is_not_a_trace_is_refused(tmp_path, data):
     (tmp_path / "t").write_bytes(data)

@@ -144,7 +144,7 @@ def test_what_is_not_a_run_is_refused(name, tmp_path):
             {
                 "schema": "capsule/evaluation/v1",
                 "starts": [],
-                "points": [{"step": 1, "returns": ["0x1p99999"], "lengths": [1]}],
+                "points": [{"step": 1, "returns": ["0x1p+99999"], "lengths": [1]}],
             },
             "CAP-P202",
         ),

@@ -58,7 +58,7 @@ def test_what_is_no_report_is_refused(bundles, tmp_path, data):
     [
         (("replica", "divergence", "steps"), 10**400),
         (("replica", "evaluation", "points", 0, "returns"), ["not a number"]),
-        (("replica", "evaluation", "points", 0, "returns"), ["0x1p99999"]),
+        (("replica", "evaluation", "points", 0, "returns"), ["0x1p+99999"]),
         (("unknown",), 1),
     ],
     ids=["steps", "a word", "an overflow", "an unknown field"],
@@ -97,7 +97,7 @@ def test_a_report_of_a_verification_that_read_no_claims_is_refused(bundles, subj
 
 def test_a_claimed_return_that_is_no_number_is_refused(tmp_path):
     points = runs.evaluation().points
-    bad = points[0].model_copy(update={"returns": ("one",) * 4})
+    bad = points[0].model_copy(update={"returns": ("0x1p+99999",) * 4})
     evaluation = runs.evaluation().model_copy(update={"points": (bad,)})
     with pytest.raises(CapsuleError) as caught:
         read(runs.pack(tmp_path, evaluation=evaluation))
@@ -298,9 +298,9 @@ def test_claimed_returns_are_read_without_rounding(returns):
     assert point == NetworkReturns(0, tuple(returns))
 
 
-@pytest.mark.parametrize("text", ["one", "", "0x1p99999", "1_0"])
-def test_a_return_that_is_no_hexadecimal_float_is_refused(subjects, text):
-    bad = evaluation(("0x1p0",), (text,))
+def test_a_return_beyond_double_precision_is_refused(subjects):
+    text = "0x1p+99999"
+    bad = evaluation(("0x1p+0",), (text,))
     with pytest.raises(ValueError, match="hexadecimal"):
         evaluation_points(bad)
     claims = subjects["dqn"].claims.model_copy(update={"evaluation": bad})

@@ -102,7 +102,7 @@ def forged(packed, keys, folder, change):
         }
     change(files)
     contents = {path: Content(*facts) for path, facts in files.items()}
-    claim_id = sha256_hex(files[CLAIMS][0])
+    (claim_id,) = (sha256_hex(data) for data, role, _ in files.values() if role == "claims")
     return pack(contents, claim_id, keys[0], folder / "forged.capsule-study.tar", kind="study")
 
 
@@ -165,6 +165,23 @@ def surplus_file(files):
     files["members/other.json"] = [b"{}", "run", "application/json"]
 
 
+def lost_guide(files):
+    del files[GUIDE]
+
+
+def other_role(files):
+    files[LOCK][1] = "log"
+
+
+def other_type(files):
+    files[MEMBER.format(name="exploration.1")][2] = "image/png"
+
+
+def claims_of_a_member(files):
+    """Have the manifest state the claim id of a member as the one of the study."""
+    files[CLAIMS][1], files[MEMBER.format(name="exploration.1")][1] = "run", "claims"
+
+
 def renamed_group(files):
     edited(files, LOCK, lambda lock: lock["study"]["groups"].pop("exploration"))
 
@@ -181,6 +198,10 @@ def renamed_group(files):
         (better_claims, "CAP-Y018"),
         (unnamed_claims, "CAP-Y018"),
         (surplus_file, "CAP-Y018"),
+        (lost_guide, "CAP-Y018"),
+        (other_role, "CAP-Y018"),
+        (other_type, "CAP-Y018"),
+        (claims_of_a_member, "CAP-Y018"),
         (swapped_claims, "CAP-Y015"),
         (renamed_group, "CAP-B144"),
     ],

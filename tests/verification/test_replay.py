@@ -44,7 +44,6 @@ def test_the_first_of_the_best_episodes_is_played():
         recorded(points=0),
         recorded(returns=(), lengths=()),
         recorded(lengths=(3,)),
-        recorded(returns=("many", ONE, ONE)),
         recorded(returns=("0x1p+99999", ONE, ONE)),
         recorded(streams=()),
     ],

@@ -276,11 +276,18 @@ def _check_program(run: RecordedRun, claims: ProgramClaims) -> float:
     _equal(name, "the deleted files", claims.deleted, listed.deleted)
     _equal(name, "the empty folders", claims.empty_folders, listed.empty_folders)
     _equal(name, "the standard output", claims.standard_output, listed.standard_output)
+    for path, output in claims.outputs.items():
+        if output.target is not None:
+            text = output.target.encode()
+            link = contract.Output(size=len(text), sha256=sha256_hex(text), target=output.target)
+            _equal(path, "the size and digest of a link", output, link)
     for path, member in run_bundle.claimed_outputs(claims).items():
-        _equal(path, "its digest", claims.outputs[path].sha256, bundle.sha256(member))
-    if claims.standard_output is not None:
-        printed = bundle.sha256(run_bundle.STANDARD_OUTPUT)
-        _equal(run_bundle.STANDARD_OUTPUT, "its digest", claims.standard_output.sha256, printed)
+        _check_output(run, path, claims.outputs[path], member)
+    printed = claims.standard_output
+    if printed is not None:
+        member = run_bundle.STANDARD_OUTPUT
+        _check_output(run, member, printed, member)
+        _equal(member, "its kind", (printed.target, printed.executable), (None, False))
     if claims.arrivals is not None:
         found = parse_arrivals(bundle.content(run_bundle.ARRIVALS, MAX_LOG_BYTES)).digest()
         _equal(run_bundle.ARRIVALS, "its digest", claims.arrivals, found)
@@ -288,6 +295,11 @@ def _check_program(run: RecordedRun, claims: ProgramClaims) -> float:
     outputs = bundle.sha256(name)
     _equal(RUN + contract.RESULT, "the digest of the listed outputs", outputs, result.outputs)
     return result.seconds
+
+
+def _check_output(run: RecordedRun, name: str, output: contract.Output, member: str) -> None:
+    _equal(name, "its digest", output.sha256, run.bundle.sha256(member))
+    _equal(name, "its size", output.size, run.bundle.files.signed(member).size)
 
 
 # --- a training ---------------------------------------------------------------------------------
@@ -309,6 +321,11 @@ def _check_training(run: RecordedRun, claims: TrainingClaims) -> float:
     name = RUN + contract.EVALUATION
     evaluation = run.bundle.read(name, contract.Evaluation)
     _equal(name, "the returns", claims.evaluation, evaluation)
+    starts = len(evaluation.starts)
+    for point in evaluation.points:
+        numbers = len(point.returns), len(point.lengths)
+        what = f"the numbers of returns and lengths at step {point.step}, one for each start,"
+        _equal(name, what, numbers, (starts, starts))
     pinned = run.lock.spec.evaluation.start_set
     if pinned is not None:
         _equal(name, "the starts against the lock", pinned.starts, evaluation.starts)

@@ -7,6 +7,7 @@ from capsule.bundle.bundle import open_bundle
 from capsule.bundle.crate import CRATE
 from capsule.bundle.run_bundle import RecordedRun
 from capsule.experiment import contract
+from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.verification.integrity import consistency
 from capsule.verification.integrity.consistency import check_consistency
@@ -116,6 +117,59 @@ def test_a_program_that_contradicts_itself_is_rejected(check, change, what, wher
         check(outside("program"), change)
     assert caught.value.code == "CAP-V010"
     assert f"{what} in {where} is not what" in caught.value.message
+
+
+def claimed(**fields):
+    """Return a change of what a program claims, by the names of the claims."""
+
+    def change(files):
+        edited(run_bundle.CLAIMS, **fields)(files)
+        listed = {"outputs": "files", "standard_output": "standard_output"}
+        edited(OUTPUTS, **{listed[name]: value for name, value in fields.items()})(files)
+        edited(RESULT, outputs=sha256_hex(files[OUTPUTS]))(files)
+
+    return change
+
+
+def output(data=b"9\n", **fields):
+    facts = {"size": len(data), "sha256": sha256_hex(data), "target": None, "executable": False}
+    return facts | fields
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (claimed(outputs={"score.txt": output(size=5)}), "its size in score.txt"),
+        (claimed(outputs={"link": output(b"a", size=3, target="a")}), "of a link in link"),
+        (claimed(outputs={"link": output(b"a", sha256=ZERO, target="a")}), "of a link in link"),
+        (claimed(outputs={"link": output(b"a", executable=True, target="a")}), "of a link in link"),
+        (claimed(standard_output=output(b"1\n", size=999)), "its size in run/stdout.txt"),
+        (claimed(standard_output=output(b"1\n", target="x")), "its kind in run/stdout.txt"),
+        (claimed(standard_output=output(b"1\n", executable=True)), "its kind in run/stdout.txt"),
+    ],
+)
+def test_false_facts_of_a_file_are_a_contradiction(check, change, what):
+    with pytest.raises(CapsuleError, match=what) as caught:
+        check(outside("program"), OTHER_CAPSULE, change)
+    assert caught.value.code == "CAP-V010"
+
+
+def test_true_facts_of_a_link_are_none(check):
+    files = {"score.txt": output(), "link": output(b"\xc3\xa4", target="\xe4")}
+    check(outside("program"), OTHER_CAPSULE, claimed(outputs=files))
+
+
+@pytest.mark.parametrize(
+    "fields", [{"returns": []}, {"returns": ["0x1p+0"] * 2}, {"lengths": [8, 8]}]
+)
+def test_an_evaluation_has_one_return_and_one_length_for_each_start(check, fields):
+    changes = (
+        edited(EVALUATION, "points", 0, **fields),
+        edited(run_bundle.CLAIMS, "evaluation", "points", 0, **fields),
+    )
+    with pytest.raises(CapsuleError, match="one for each start") as caught:
+        check(outside("training"), *changes)
+    assert caught.value.code == "CAP-V010"
 
 
 def test_both_statements_are_shown_in_ascii_up_to_a_bound(check):
