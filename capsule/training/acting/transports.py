@@ -108,13 +108,7 @@ class Serial:
     replicas = 0
 
     def __init__(self, settings: WorkerSettings, actors: int, *, lag: int) -> None:
-        """Make the actors.
-
-        Args:
-            settings: What makes them.
-            actors: How many.
-            lag: Lag of the schedule.
-        """
+        """Make the actors."""
         self._worker = settings.make_worker(range(actors))
         self._lag = lag
         self._known: set[int] = set()

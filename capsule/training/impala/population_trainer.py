@@ -255,11 +255,6 @@ class ImpalaPopulation:
     ) -> None:
         """Continue from a snapshot; the run's streams and trace are restored already.
 
-        Args:
-            step: Agent steps of each member.
-            state: What :meth:`state` returned.
-            tensors: What :meth:`tensors` returned.
-
         Raises:
             CapsuleError: An environment does not return to it; CAP-T201, it is of another seed.
         """
