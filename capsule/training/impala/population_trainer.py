@@ -346,6 +346,4 @@ def _named(number: int) -> Iterator[None]:
     try:
         yield
     except CapsuleError as error:
-        raise CapsuleError(
-            error.code, f"member {number}: {error.message}", fix=error.fix
-        ) from error
+        raise error.within(f"member {number}") from error

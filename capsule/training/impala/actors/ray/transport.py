@@ -32,7 +32,7 @@ from capsule.experiment.variables import environment_variables
 from capsule.native import native_part
 from capsule.training.acting.actor_worker import ActorRequest, Played, Snapshot
 from capsule.training.acting.transports import Versions
-from capsule.training.acting.worker_process import WorkerFailure, settle, which
+from capsule.training.acting.worker_process import settle, which
 from capsule.training.determinism import cpu, self_test
 from capsule.training.determinism.child_processes import check_start, environment_of
 from capsule.training.impala.actors.actor_worker import UnrollSettings
@@ -190,8 +190,8 @@ class RayTransport:
                 break
             except _WorkerLostError as loss:
                 answer = self._again(worker, loss)
-        if isinstance(digest, WorkerFailure):
-            raise digest.error(self._name(worker))
+        if isinstance(digest, CapsuleError):
+            raise digest.within(self._name(worker))
         if digest != self._digest:
             raise CapsuleError(
                 "CAP-T351",
@@ -293,8 +293,8 @@ class RayTransport:
             ) from error
         except errors.RayError as error:
             raise _WorkerLostError(brief(error)) from error
-        if isinstance(answer, WorkerFailure):
-            raise answer.error(self._name(worker))
+        if isinstance(answer, CapsuleError):
+            raise answer.within(self._name(worker))
         return answer
 
     def _name(self, worker: _RemoteWorker) -> str:
@@ -334,7 +334,7 @@ class NodeWorker:
 
     def prepare(
         self, settings: UnrollSettings, played: Sequence[int], pins: WorkerPins
-    ) -> tuple[str, str] | tuple[str, WorkerFailure]:
+    ) -> tuple[str, str | CapsuleError]:
         """Settle this process and make the actors.
 
         Returns:
@@ -354,7 +354,7 @@ class NodeWorker:
             self._worker = settings.make_worker(played)
             return node, pass_digest(settings)
         except CapsuleError as error:
-            return node, WorkerFailure.of(error)
+            return node, error
 
     def play(
         self,
@@ -362,19 +362,19 @@ class NodeWorker:
         lag: int,
         numbers: Sequence[int],
         *parameters: NDArray[np.float32],
-    ) -> list[Played[Unroll]] | WorkerFailure:
+    ) -> list[Played[Unroll]] | CapsuleError:
         """See :meth:`ActorWorker.play`; policy versions come as numbers, then parameters."""
         try:
             # Objects of the store can only be read, which torch takes exception to.
             copies = [np.array(each) for each in parameters]
             return self._worker.play(requests, dict(zip(numbers, copies, strict=True)), lag)
         except CapsuleError as error:
-            return WorkerFailure.of(error)
+            return error
 
-    def restore(self, snapshots: Mapping[int, Snapshot]) -> WorkerFailure | None:
+    def restore(self, snapshots: Mapping[int, Snapshot]) -> CapsuleError | None:
         """See :meth:`ActorWorker.restore`."""
         try:
             self._worker.restore(snapshots)
             return None
         except CapsuleError as error:
-            return WorkerFailure.of(error)
+            return error
