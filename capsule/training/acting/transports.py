@@ -82,10 +82,10 @@ class InferenceProcesses(Protocol):
         """One for each worker."""
 
     def begin(self) -> None:
-        """Wait until all can answer.
+        """Wait until all have tested themselves, and have them answer.
 
         Raises:
-            CapsuleError: One of them cannot.
+            CapsuleError: CAP-T321, rows of a batch depend on each other there; CAP-T362, one died.
         """
 
     def publish(self, versions: Versions) -> None:
@@ -95,7 +95,7 @@ class InferenceProcesses(Protocol):
         """Say why one of them left a worker without an answer, if that is what ``error`` is.
 
         Raises:
-            CapsuleError: One has died, or failed.
+            CapsuleError: CAP-T362, it died; or what it raised.
         """
 
     def close(self) -> None:
