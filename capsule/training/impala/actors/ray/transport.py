@@ -31,7 +31,7 @@ from capsule.experiment.spec import DeterminismSpec, Numerics, Spec
 from capsule.experiment.variables import environment_variables
 from capsule.native import native_part
 from capsule.training.acting.actor_worker import ActorRequest, Played, Snapshot
-from capsule.training.acting.transports import Versions
+from capsule.training.acting.transports import Versions, new_versions
 from capsule.training.acting.worker_process import settle, which
 from capsule.training.determinism import cpu, self_test
 from capsule.training.determinism.child_processes import check_start, environment_of
@@ -240,14 +240,12 @@ class RayTransport:
         """Ask for unrolls; a worker answers one call after the other."""
         if not requests:
             return
-        worker.known &= self._versions.keys()
-        needed = sorted({request.version for request in requests} - worker.known)
-        worker.known |= set(needed)
-        for version in needed:
+        new = new_versions(self._versions, worker.known, requests)
+        for version, parameters in new.items():
             if version not in self._stored:
-                self._stored[version] = self._ray.put(self._versions[version])
-        stored = [self._stored[version] for version in needed]
-        call = worker.handle.play.remote(requests, self._lag, needed, *stored)
+                self._stored[version] = self._ray.put(parameters)
+        stored = [self._stored[version] for version in new]
+        call = worker.handle.play.remote(requests, self._lag, list(new), *stored)
         self._calls[call] = worker
 
     def _take(self, call: Any) -> list[Played[Unroll]]:
