@@ -110,9 +110,7 @@ class RayTransport:
         self._snapshots: dict[int, Snapshot] = {}
         self._calls: dict[Any, _RemoteWorker] = {}  # answers to come
         count = min(actors, workers or self._cluster.free_processors())
-        self._workers = [
-            _RemoteWorker(number, range(number, actors, count)) for number in range(count)
-        ]
+        self._workers = [_RemoteWorker(range(number, actors, count)) for number in range(count)]
         self._of = {actor: self._workers[actor % count] for actor in range(actors)}
         try:
             with self._cluster.reached():
@@ -305,7 +303,6 @@ class _RemoteWorker:
     """The state of a worker as this process knows it.
 
     Attributes:
-        number: Its number.
         played: Actors that it plays.
         handle: The Ray actor, None before there is one.
         node: Id of its node, empty until it has answered.
@@ -314,8 +311,8 @@ class _RemoteWorker:
         losses: Processes that were lost since one of them played.
     """
 
-    def __init__(self, number: int, played: Sequence[int]) -> None:
-        self.number, self.played = number, played
+    def __init__(self, played: Sequence[int]) -> None:
+        self.played = played
         self.handle: Any = None
         self.node = ""
         self.known: set[int] = set()
