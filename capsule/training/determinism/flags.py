@@ -288,5 +288,5 @@ def _no_package(name: str, reason: str) -> NoReturn:
     )
 
 
-def _no_gpu(message: str, fix: str) -> None:
+def _no_gpu(message: str, fix: str) -> NoReturn:
     raise CapsuleError("CAP-T105", message, fix=fix)
