@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum
+from functools import partial
+from typing import Any
 
 
 class ExitCode(IntEnum):
@@ -132,3 +134,11 @@ class CapsuleError(Exception):
 
     def __str__(self) -> str:
         return f"{self.code} {self.message}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default one would not pass on the keyword argument.
+        return partial(CapsuleError, fix=self.fix), (self.code, self.message)
+
+    def within(self, who: str) -> CapsuleError:
+        """Return the error again, with the name of the part of the run that it was raised in."""
+        return CapsuleError(self.code, f"{who}: {self.message}", fix=self.fix)

@@ -88,7 +88,7 @@ class Checkpointer:
             # Each object wrote its own part, whose fields are known only to itself. States can come
             # from a bundle.
             reason = f"cannot be restored ({type(error).__name__}: {error})"
-            raise damaged(Path(RESUME), reason) from error
+            raise damaged(RESUME, reason) from error
         self._checkpoints = list(state.checkpoints)
         self._seconds_before = state.seconds
         self._keep_state()  # unless the attempt that saved it did

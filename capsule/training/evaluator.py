@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from threading import Event as Flag
 from typing import Any
@@ -16,7 +16,6 @@ from safetensors.numpy import load_file
 
 from capsule.experiment import contract
 from capsule.experiment.contract import Evaluation, EvaluationPoint
-from capsule.experiment.errors import CapsuleError
 from capsule.experiment.evaluation import Starts
 from capsule.experiment.fields import Model
 from capsule.experiment.spec import SeedsSpec, TrainingSpec
@@ -31,7 +30,7 @@ from capsule.training.evaluation.protocol import (
     evaluation_environments,
 )
 from capsule.training.networks.feedforward import Parameters
-from capsule.training.state.checkpoint import save_tensors
+from capsule.training.state.checkpoint import damaged, save_tensors
 from capsule.training.state.run_directory import Interrupted, write_document
 from capsule.training.state.streams import Stream
 from capsule.training.trainer import Trainer
@@ -110,14 +109,12 @@ class Evaluator:
         starts, points = progress.evaluation.starts, list(progress.evaluation.points)
         waiting = iter(self._steps[len(points) :])
 
-        def point(make_env: MakeEnvironment, step: int) -> EvaluationPoint:
-            return self._evaluate_network(make_env, starts, step)
-
         # Progress is saved for whole batches, so the saved points belong to the first steps, and
         # their number says where a resumed evaluation continues.
         with ThreadPoolExecutor(self._workers) as pool:
             while steps := list(islice(waiting, self._workers)):
-                points += pool.map(point, makers, steps)  # fewer steps leave makers idle
+                # Fewer steps leave makers idle.
+                points += pool.map(self._evaluate_network, makers, repeat(starts), steps)
                 check_memory(self._learner.online.flat.device)
                 evaluation = Evaluation(starts=starts, points=tuple(points))
                 progress = EvaluationProgress(stream=progress.stream, evaluation=evaluation)
@@ -132,11 +129,7 @@ class Evaluator:
         try:
             return EvaluationProgress.model_validate_json(path.read_bytes())
         except ValidationError as error:
-            raise CapsuleError(
-                "CAP-T132",
-                f"{_PROGRESS} is not a saved evaluation",
-                fix="Start a new run directory: this one was changed or is incomplete.",
-            ) from error
+            raise damaged(_PROGRESS, "is not a saved evaluation") from error
 
     def _choose_starts(self, make_env: MakeEnvironment) -> EvaluationProgress:
         starts = choose_starts(

@@ -6,11 +6,11 @@ shards are added one after the other in the order of the spec: :func:`added`. Wh
 process computed a shard, and when, therefore shows in no result. (An all-reduce would not do: it
 adds what each rank has, in an order that depends on the number of ranks.)
 
-*Threads* (:class:`Threads`) each take the next shard as soon as they are free. *Ranks*
-(:class:`Ranks`) are processes; with ``n`` of them, rank ``s mod n`` computes shard ``s``. Rank 0 is
-the run: it alone has the optimizer, the trace, and what is saved. Every other rank keeps nothing:
-for each update it is sent theta and its shards, and answers with their losses and gradients. There
-is thus no state of a rank to save, to restore, or to drift.
+*Threads* (:class:`Threads`) each take the next shard as soon as they are free. *Ranks* are
+processes; with ``n`` of them, rank ``s mod n`` computes shard ``s``. Rank 0 is the run: it alone
+has the optimizer, the trace, and what is saved. Every other rank keeps nothing: for each update it
+is sent theta and its shards, and answers with their losses and gradients. There is thus no state of
+a rank to save, to restore, or to drift. :class:`Learners` has both.
 
 *Failures*. An exception in a thread is raised where the shards were handed out, after all threads
 have stopped. The exception of a rank arrives as a ``CapsuleError`` that names its process and its
@@ -38,7 +38,7 @@ from functools import partial, reduce
 from itertools import pairwise
 from multiprocessing.util import Finalize
 from operator import add
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -73,20 +73,6 @@ Differentiate = Callable[[Any], ShardGradient]
 
 MakeDifferentiate = Callable[[Parameters], Differentiate]
 """Makes it for parameters, whose values it reads at every call; can be sent to a process."""
-
-
-class Learners(Protocol):
-    """The threads or processes that compute the gradients of a run. Their number changes no bit."""
-
-    def differentiate(self, shards: Sequence[Any]) -> list[ShardGradient]:
-        """Return losses and gradients of shards, in order, at the parameters as they are now.
-
-        Raises:
-            CapsuleError: CAP-T361 or CAP-T332, a process was lost.
-        """
-
-    def close(self) -> None:
-        """End every thread and process."""
 
 
 def split(batch: Any, sizes: Sequence[int]) -> list[Any]:
@@ -167,23 +153,8 @@ class Threads:
             self._pool.shutdown()
 
 
-class LocalLearners:
-    """Learners in this process: see :class:`Learners`."""
-
-    def __init__(self, differentiate: Differentiate, threads: int) -> None:
-        self._differentiate, self._threads = differentiate, Threads(threads)
-
-    def differentiate(self, shards: Sequence[Any]) -> list[ShardGradient]:
-        """See :class:`Learners`."""
-        return self._threads.map(self._differentiate, shards)
-
-    def close(self) -> None:
-        """See :class:`Learners`."""
-        self._threads.close()
-
-
-class Ranks:
-    """Learners in this process, which is rank 0, and in others: see :class:`Learners`."""
+class Learners:
+    """The threads and processes that compute a run's gradients. Their number changes no bit."""
 
     def __init__(
         self,
@@ -191,23 +162,26 @@ class Ranks:
         make: MakeDifferentiate,
         shards: int,
         *,
+        threads: int,
         ranks: int,
         shapes: Mapping[str, Shape],
         determinism: DeterminismSpec,
         numerics: Numerics,
     ) -> None:
-        """Start the processes.
+        """Start them.
 
         Args:
             parameters: Theta. If it is on a GPU, the ranks are dealt out to all GPUs.
             make: Makes the gradient, here and there.
             shards: Shards of a batch.
+            threads: Threads of this process, which is rank 0.
             ranks: Processes, this one included; no more than there are shards are used.
             shapes: Shapes of the parameters.
             determinism: The spec's ``determinism`` section.
             numerics: The CPU numerics profile of the run.
         """
         self._parameters, self._differentiate = parameters, make(parameters)
+        self._threads = Threads(threads)
         count = min(ranks, shards)
         self._shares = [range(rank, shards, count) for rank in range(count)]
         device = parameters.flat.device.type
@@ -226,27 +200,33 @@ class Ranks:
         self._stop = Finalize(self, stop, (self._others,), exitpriority=0)
 
     def differentiate(self, shards: Sequence[Any]) -> list[ShardGradient]:
-        """See :class:`Learners`."""
-        theta = self._parameters.flat.detach().cpu().numpy()
-        device = self._parameters.flat.device
+        """Return losses and gradients of shards, in order, at the parameters as they are now.
+
+        Raises:
+            CapsuleError: CAP-T361 or CAP-T332, a process was lost.
+        """
         mine, *theirs = self._shares
+        flat = self._parameters.flat
+        theta = flat.detach().cpu().numpy() if theirs else None
         for other, share in zip(self._others, theirs, strict=True):
             # All are asked before anything is computed here, so that they compute meanwhile.
             other.ask(_Rank.differentiate, theta, [shards[number] for number in share])
+        own = self._threads.map(self._differentiate, [shards[number] for number in mine])
         # Keyed by number, because the gradients are added in the order of the shards and not of the
         # ranks that return them.
-        found = {number: self._differentiate(shards[number]) for number in mine}
+        found = dict(zip(mine, own, strict=True))
         for other, share in zip(self._others, theirs, strict=True):
             for number, (loss, gradient) in zip(share, other.answer(), strict=True):
-                tensor = torch.from_numpy(gradient).to(device)
+                tensor = torch.from_numpy(gradient).to(flat.device)
                 # The loss was a float32 before it travelled as a Python float, so it becomes the
                 # same one again.
                 found[number] = ShardGradient(torch.tensor(loss), tensor)
         return [found[number] for number in range(len(shards))]
 
     def close(self) -> None:
-        """See :class:`Learners`."""
+        """End every thread and process."""
         self._stop()
+        self._threads.close()
 
 
 class _Rank:

@@ -16,8 +16,7 @@ from capsule.experiment.errors import CapsuleError
 from capsule.training import sharded_gradient
 from capsule.training.networks.feedforward import Parameters
 from capsule.training.sharded_gradient import (
-    LocalLearners,
-    Ranks,
+    Learners,
     ShardGradient,
     Threads,
     _device,
@@ -98,13 +97,13 @@ class Telling:
 
 @pytest.fixture
 def ranks():
-    """A function that starts ranks with :class:`Telling`."""
+    """A function that starts ranks, or threads of one, with :class:`Telling`."""
     started = []
 
-    def start(parameters, shapes, count, make=Telling, shards=8):
+    def start(parameters, shapes, count, make=Telling, shards=8, threads=1):
         spec = make_spec(IMPALA)
-        options = {"determinism": spec.determinism, "numerics": "native"}
-        started.append(Ranks(parameters, make, shards, ranks=count, shapes=shapes, **options))
+        options = {"determinism": spec.determinism, "numerics": "native", "threads": threads}
+        started.append(Learners(parameters, make, shards, ranks=count, shapes=shapes, **options))
         return started[-1]
 
     yield start
@@ -127,13 +126,12 @@ def test_gradients_are_added_in_the_order_of_the_shards_and_ranks_follow_the_par
     for each in reversed(batch):
         backwards = backwards + np.float32(each)
     assert backwards != total[0]
-    learners = [LocalLearners(Telling(parameters), 3), ranks(parameters, shapes, 3)]
+    learners = [ranks(parameters, shapes, 1, threads=3), ranks(parameters, shapes, 3)]
     for each in learners:
         for _ in range(2):  # threads share the work from the second time on
             parts = each.differentiate(split(batch, [1] * 8))
             assert [float(part.loss) for part in parts] == [float(np.float32(n)) for n in batch]
             assert added(part.gradient for part in parts).numpy().tobytes() == total.tobytes()
-    learners[0].close()
     for value in (1.0, 5.0):
         parameters.flat.fill_(value)
         parts = learners[1].differentiate([[1.0]] * 8)

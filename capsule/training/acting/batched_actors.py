@@ -54,14 +54,7 @@ class ActorRows:
         network: Architecture,
         vocabulary: Vocabulary = NO_INSTRUCTIONS,
     ) -> None:
-        """Make rows of zeros, with nothing told.
-
-        Args:
-            count: How many rows.
-            example: What they all play.
-            network: What will be evaluated.
-            vocabulary: What instructions are made of.
-        """
+        """Make rows of zeros, with nothing told."""
         stack: Shape = (example.frame_stack, *example.frame_shape)
         self.stacks = np.zeros((count, *stack), example.frame_dtype)
         self.previous_actions = np.zeros(count, np.int64)

@@ -82,10 +82,10 @@ class InferenceProcesses(Protocol):
         """One for each worker."""
 
     def begin(self) -> None:
-        """Wait until all can answer.
+        """Wait until all have tested themselves, and have them answer.
 
         Raises:
-            CapsuleError: One of them cannot.
+            CapsuleError: CAP-T321, rows of a batch depend on each other there; CAP-T362, one died.
         """
 
     def publish(self, versions: Versions) -> None:
@@ -95,7 +95,7 @@ class InferenceProcesses(Protocol):
         """Say why one of them left a worker without an answer, if that is what ``error`` is.
 
         Raises:
-            CapsuleError: One has died, or failed.
+            CapsuleError: CAP-T362, it died; or what it raised.
         """
 
     def close(self) -> None:
@@ -108,13 +108,7 @@ class Serial:
     replicas = 0
 
     def __init__(self, settings: WorkerSettings, actors: int, *, lag: int) -> None:
-        """Make the actors.
-
-        Args:
-            settings: What makes them.
-            actors: How many.
-            lag: Lag of the schedule.
-        """
+        """Make the actors."""
         self._worker = settings.make_worker(range(actors))
         self._lag = lag
         self._known: set[int] = set()
@@ -132,13 +126,8 @@ class Serial:
     def finished(self) -> list[Played[Any]]:
         """See :class:`Transport`."""
         requests, self._requests = self._requests, []
-        # A version that is no longer published is not given again, and the worker drops it by the
-        # lag.
-        self._known &= self._versions.keys()
-        asked = {request.version for request in requests}
-        needed = (asked & self._versions.keys()) - self._known
-        self._known |= needed
-        return self._worker.play(requests, {v: self._versions[v] for v in needed}, self._lag)
+        new = new_versions(self._versions, self._known, requests)
+        return self._worker.play(requests, new, self._lag)
 
     def restore(self, snapshots: Mapping[int, Snapshot]) -> None:
         """See :class:`Transport`."""
@@ -315,14 +304,7 @@ class _Feeder:
         try:
             while requests := self._take():
                 # Read once: publish() exchanges the mapping while this thread works.
-                versions = self.versions
-                # A version that is no longer published is not asked for again, and the worker drops
-                # it by the lag.
-                self._known &= versions.keys()
-                # Nothing is published to the workers where inference processes answer them.
-                needed = ({request.version for request in requests} & versions.keys()) - self._known
-                self._known |= needed
-                new = {version: versions[version] for version in needed}
+                new = new_versions(self.versions, self._known, requests)
                 self.process.ask(ActorWorker.play, requests, new, self._lag)
                 self._done.put(self.process.answer())
         except BaseException as error:  # noqa: BLE001 - raised again where the learner waits
@@ -334,6 +316,18 @@ class _Feeder:
             self._changed.wait_for(lambda: self._waiting or self._ended)
             requests, self._waiting = self._waiting, []
             return [] if self._ended else requests
+
+
+def new_versions(versions: Versions, known: set[int], requests: Iterable[ActorRequest]) -> Versions:
+    """Return the policy versions that a worker needs for requests, and note them in ``known``.
+
+    A version that is no longer published is not given again, and the worker drops it by the lag.
+    Nothing is published to the workers where inference processes answer them.
+    """
+    known.intersection_update(versions)
+    needed = sorted({request.version for request in requests} & versions.keys() - known)
+    known.update(needed)
+    return {version: versions[version] for version in needed}
 
 
 def local_transport(

@@ -116,8 +116,8 @@ class WorkerProcess:
                 fix="See the end of output.log; raise limits.memory_mb if memory ran out. Then "
                 "run again: the run resumes from its last saved state.",
             ) from None
-        if isinstance(answer, WorkerFailure):
-            raise answer.error(self._who)
+        if isinstance(answer, CapsuleError):
+            raise answer.within(self._who)
         return answer
 
     def kill(self) -> None:
@@ -149,23 +149,6 @@ def _stop_signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class WorkerFailure(NamedTuple):
-    """The content of a :class:`CapsuleError`; unlike that, it can be pickled."""
-
-    code: str
-    message: str
-    fix: str
-
-    @classmethod
-    def of(cls, error: CapsuleError) -> WorkerFailure:
-        """Take over what an error says."""
-        return cls(error.code, error.message, error.fix)
-
-    def error(self, who: str) -> CapsuleError:
-        """Return the error again, with the name of the process that it was raised in."""
-        return CapsuleError(self.code, f"{who}: {self.message}", fix=self.fix)
-
-
 def _serve(
     pipe: Connection[Any, Any],
     make: Callable[[], Any],
@@ -183,11 +166,10 @@ def _serve(
             method, arguments = _receive(pipe)
             _send(pipe, method(made, *arguments))
     except CapsuleError as error:
-        _send(pipe, WorkerFailure.of(error))
+        _send(pipe, error)
     except Exception as error:  # noqa: BLE001 - the trainer ends with it
         message = f"{type(error).__name__}: {error}"
-        fix = "Report it, with the run's spec."
-        _send(pipe, WorkerFailure("CAP-T332", message, fix))
+        _send(pipe, CapsuleError("CAP-T332", message, fix="Report it, with the run's spec."))
 
 
 def settle(determinism: DeterminismSpec, numerics: Numerics) -> None:

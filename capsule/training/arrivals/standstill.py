@@ -75,7 +75,7 @@ def _threads() -> Iterator[Path]:
     """Yield the folder of each thread of the descendants that have not ended."""
     parents: dict[int, list[Path]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
-        state, parent = _stat(folder)
+        state, parent = state_and_parent(folder)
         if state not in "ZX":
             parents.setdefault(parent, []).append(folder)
     # The list grows while it is walked, so that children of children follow.
@@ -85,7 +85,8 @@ def _threads() -> Iterator[Path]:
         yield from sorted((folder / "task").iterdir())
 
 
-def _stat(folder: Path) -> tuple[str, int]:
+def state_and_parent(folder: Path) -> tuple[str, int]:
+    """Return the state of a process or thread and its parent's id; ``X`` and 0 if it has ended."""
     try:
         # The name in parentheses may contain blanks and parentheses itself.
         state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
@@ -95,12 +96,12 @@ def _stat(folder: Path) -> tuple[str, int]:
 
 
 def _can_go_on(thread: Path) -> bool:
-    if _stat(thread)[0] in "ZX":
+    if state_and_parent(thread)[0] in "ZX":
         return False
     # The number of the call and its arguments; "running", or -1 outside of a call
     # (proc_pid_syscall(5)).
     call = (thread / "syscall").read_text().split()
-    if _stat(thread)[0] != "S" or not call[0].isdecimal() or int(call[0]) not in _WAITS:
+    if state_and_parent(thread)[0] != "S" or not call[0].isdecimal() or int(call[0]) not in _WAITS:
         return True
     limit = _WAITS[int(call[0])]
     if limit is None:

@@ -16,7 +16,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,21 +104,15 @@ def settle(numerics: Numerics) -> None:
 @contextmanager
 def one_thread() -> Generator[None]:
     """Let torch compute with one thread inside the block, and numpy's OpenBLAS if it is loaded."""
-    path = loaded_library("openblas")
-    library = None if path is None else ctypes.CDLL(path)
     # The OpenBLAS of numpy's wheels has this prefix and suffix on every symbol.
-    threads_of = getattr(library, "scipy_openblas_get_num_threads64_", None)
-    if library is None or threads_of is None:
-        with _one_torch_thread():
-            yield
-        return
-    threads = threads_of()
-    try:
-        library.scipy_openblas_set_num_threads64_(1)
-        with _one_torch_thread():
-            yield
-    finally:
-        library.scipy_openblas_set_num_threads64_(threads)
+    threads_of = _function("openblas", "scipy_openblas_get_num_threads64_")
+    set_threads = _function("openblas", "scipy_openblas_set_num_threads64_")
+    with ExitStack() as stack:
+        stack.enter_context(_one_torch_thread())
+        if threads_of is not None and set_threads is not None:
+            stack.callback(set_threads, threads_of())
+            set_threads(1)
+        yield
 
 
 @contextmanager
@@ -283,10 +277,7 @@ def _mkl_vendor_check() -> str | None:
 def _openblas_core() -> str | None:
     import numpy  # noqa: ICN001, F401
 
-    path = loaded_library("openblas")
-    if path is None:
-        return None
-    function = getattr(ctypes.CDLL(path), "scipy_openblas_get_corename64_", None)
+    function = _function("openblas", "scipy_openblas_get_corename64_")
     if function is None:
         return None
     function.restype = ctypes.c_char_p
@@ -300,8 +291,13 @@ def _numpy_dispatch() -> str:
     return ",".join(name for name in core.__cpu_dispatch__ if core.__cpu_features__[name])
 
 
-def _call(library: str, function: str, *arguments: int) -> int | None:
+def _call(library: str, name: str, *arguments: int) -> int | None:
     """Call an integer function of a loaded library; None where there is none."""
+    function: Callable[..., int] | None = _function(library, name)
+    return None if function is None else function(*arguments)
+
+
+def _function(library: str, name: str) -> Any:
+    """Return a function of a loaded library; None where there is none."""
     path = loaded_library(library)
-    entry: Callable[..., int] | None = getattr(ctypes.CDLL(path), function, None) if path else None
-    return None if entry is None else entry(*arguments)
+    return None if path is None else getattr(ctypes.CDLL(path), name, None)

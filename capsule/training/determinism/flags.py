@@ -81,9 +81,11 @@ def apply(spec: Spec) -> Runtime:
     flags |= torch_flags.expect(found, "library")
     flags["numerics.self_test"] = self_test.start_up_test(spec.cpu_numerics)
     if spec.accelerator.kind == "cuda":
+        from capsule.training.determinism.gpu_test import gpu_test  # it imports torch
+
         device = _cuda_device(spec.accelerator)
         strict = spec.determinism.algorithms != "off"
-        flags["numerics.gpu_self_test"] = _test_gpu(
+        flags["numerics.gpu_self_test"] = gpu_test(
             device_of(spec), repeats=strict, tf32=spec.determinism.tf32
         )
     else:
@@ -103,10 +105,10 @@ def device_of(spec: Spec) -> torch.device:
     return torch.device("cuda", 0) if spec.accelerator.kind == "cuda" else torch.device("cpu")
 
 
-def usable_cores(status: Path = _STATUS) -> int:
+def usable_cores() -> int:
     """Return how many processors this process may use, whatever number libraries are told."""
     # From the kernel: the interposer answers sched_getaffinity() with determinism.cores.
-    (allowed,) = re.findall(r"^Cpus_allowed:\s*([0-9a-f,]+)$", status.read_text(), re.MULTILINE)
+    (allowed,) = re.findall(r"^Cpus_allowed:\s*([0-9a-f,]+)$", _STATUS.read_text(), re.MULTILINE)
     return int(allowed.replace(",", ""), 16).bit_count()
 
 
@@ -215,12 +217,6 @@ def check_architectures(built: Iterable[str], capability: str, name: str) -> Non
         )
 
 
-def _test_gpu(device: torch.device, *, repeats: bool, tf32: bool) -> str:
-    from capsule.training.determinism.gpu_test import gpu_test  # it imports torch
-
-    return gpu_test(device, repeats=repeats, tf32=tf32)
-
-
 def _check_library(field: str, constraint: str, loaded: str, distribution: str) -> None:
     """Check a library by the wheel that brings it, as the lock was, and that torch has that one.
 
@@ -296,5 +292,5 @@ def _no_package(name: str, reason: str) -> NoReturn:
     )
 
 
-def _no_gpu(message: str, fix: str) -> None:
+def _no_gpu(message: str, fix: str) -> NoReturn:
     raise CapsuleError("CAP-T105", message, fix=fix)

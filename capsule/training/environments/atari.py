@@ -8,13 +8,23 @@ to 84x84 (Mnih et al. join the colours first, which gives other greys where two 
 a lost life ends the return in training; an episode begins with a random number of no-ops. Sticky
 actions follow Machado et al. 2018, arXiv:1709.06009, section 5.3. Both kinds of randomness are
 drawn here, from named streams; the emulator itself is left none.
+
+Copies of the emulator are not quite complete. Those of ALE 0.12 lack the screen, whether a frame is
+half drawn, and where on a line the objects are; what a game does in the frames after sets each of
+them anew. So a snapshot contains a *save state* from some steps before it, not one of its own
+moment. The actions since are played again, which restores what the copy lacks, and the end is
+compared with the recorded one. Where it differs, the whole episode is played instead. Restoring
+therefore takes milliseconds, however long the episode.
 """
 
 from __future__ import annotations
 
+import base64
 import difflib
+from array import array
+from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import ale_py
 import numpy as np
@@ -23,9 +33,8 @@ from numpy.typing import NDArray
 
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import AtariEnvironment, StreamName
-from capsule.training.environments.base import Frame, Transition
+from capsule.training.environments.base import Environment, Frame, Transition
 from capsule.training.environments.preprocessing import SIDE, AreaResize
-from capsule.training.environments.save_states import SaveStateEnvironment
 from capsule.training.state.streams import Stream
 
 # Games whose copies leave out counters for good: the clocks of Pitfall II's cartridge are rounded,
@@ -33,9 +42,26 @@ from capsule.training.state.streams import Stream
 _UNCOPYABLE = {"miniature_golf", "pitfall2"}
 FRAME_RATE = 60  # of the console, per second
 _EMULATOR_SEED = 0  # fills the emulated RAM at power-on; never varied, so never a hidden input
+SAVE_STATE_STEPS = 16  # steps between save states; a snapshot's is at least so old, at most twice
 
 
-class AtariGame(SaveStateEnvironment):
+class SaveState(NamedTuple):
+    """A copy of the emulator, and what belongs to it, at a moment of an episode.
+
+    Attributes:
+        steps: Actions of the episode before it.
+        streams: States of the streams.
+        counters: Whatever the environment itself counts or holds.
+        emulator: The emulator's copy, serialised.
+    """
+
+    steps: int
+    streams: dict[StreamName, Any]
+    counters: dict[str, int]
+    emulator: bytes
+
+
+class AtariGame(Environment):
     """One Atari game.
 
     A frame joins a step's last two screens. A step that a lost life, the game's end or the episode
@@ -63,6 +89,7 @@ class AtariGame(SaveStateEnvironment):
             *(("environment",) if self._sticky else ()),
             *(("no-op",) if self._noop_max else ()),
         )
+        self._save_states: deque[SaveState] = deque(maxlen=2)
         super().__init__({name: streams[name] for name in used})
         self._clips = training and spec.clip_rewards
         self._life_loss = training and spec.terminal_on_life_loss
@@ -86,12 +113,22 @@ class AtariGame(SaveStateEnvironment):
         self._screens = np.zeros((2, height, width), np.uint8)  # grey, the newest two seen
         self._newest = 0
 
+    def step(self, action: int) -> Transition:
+        """Take one agent step, as :meth:`Environment.step` says."""
+        transition = super().step(action)
+        steps = len(self._taken)
+        if self._copyable and steps % SAVE_STATE_STEPS == 0:
+            saved = SaveState(steps, self._stream_states(), self._counters(), self._emulator())
+            self._save_states.append(saved)
+        return transition
+
     def screen(self) -> NDArray[np.uint8]:
         """Return the emulator's last screen in colour."""
         screen: NDArray[np.uint8] = self._ale.getScreenRGB()
         return screen
 
     def _begin(self) -> Frame:
+        self._save_states.clear()
         self._power_on()
         self._frames = 0
         self._held = ale_py.Action.NOOP
@@ -177,6 +214,7 @@ class AtariGame(SaveStateEnvironment):
         return copy
 
     def _return_to(self, counters: Mapping[str, int], emulator: bytes) -> bool:
+        """Return to a copy, but for the frame; tell whether the emulator understands it."""
         try:
             copy = ale_py.ALEState(emulator)
         except SystemError:  # what ale-py makes of bytes that are not of its format
@@ -190,6 +228,37 @@ class AtariGame(SaveStateEnvironment):
         self._held = ale_py.Action(counters["held"])
         self.lives = counters["lives"]  # a copy may lack them until the next frame
         return True
+
+    def _last_save_state(self) -> dict[str, Any] | None:
+        if len(self._save_states) < 2:
+            return None
+        # The older one, of the two that are kept: enough steps follow it to set what the copy
+        # lacks.
+        saved = self._save_states[0]
+        return {**saved._asdict(), "emulator": base64.b64encode(saved.emulator).decode()}
+
+    def _play_from_save_state(self, episode: Mapping[str, Any], actions: array[int]) -> bool:
+        document = episode["mark"]
+        if document is None:
+            return False
+        emulator = base64.b64decode(document["emulator"])
+        saved = SaveState(**{**document, "emulator": emulator})
+        if not self._return_to(saved.counters, saved.emulator):
+            return False
+        self._set_streams(saved.streams)
+        self._start, self._taken, self._ended = episode["start"], actions[: saved.steps], False
+        # As if it had been made here: _is_at() compares the save states, too.
+        self._save_states.append(saved)
+        self._play(actions[saved.steps :])
+        return True
+
+    def _fingerprint(self) -> bytes:
+        # A frame shows only a part of what the emulator has in its memory.
+        return repr(self._counters()).encode() + self._emulator()
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._save_states.clear()
 
     def _newest_frame(self) -> Frame:
         return self._resize(np.maximum(self._screens[0], self._screens[1]))

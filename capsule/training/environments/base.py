@@ -46,7 +46,7 @@ class Environment(ABC):
     positions at its start and of the actions since, each with the number of emulator frames that it
     was held for. That is therefore what a checkpoint holds, for every suite alike: ``restore``
     plays the actions again. An environment that can be copied plays the last few of them only
-    (:class:`capsule.training.environments.save_states.SaveStateEnvironment`).
+    (:class:`capsule.training.environments.atari.AtariGame`).
 
     Attributes:
         actions: Number of actions; an action is an index below it.

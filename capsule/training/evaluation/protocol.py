@@ -299,11 +299,6 @@ class _Player:
         self.observation = np.zeros((environment.frame_stack, *first.shape), first.dtype)
         self._see(first)
 
-    @property
-    def instruction(self) -> str:
-        """What the agent is told to do now."""
-        return self.environment.instruction
-
     def play(self, action: int) -> float:
         """Take one step and return the game's reward."""
         before = self.environment.lives  # lives may also be gained, which ends nothing
@@ -382,7 +377,7 @@ def _seen(players: Sequence[_Player], active: Sequence[int], rows: int) -> Seen:
         seen.observations[row] = players[row].observation
         seen.previous_actions[row] = players[row].previous_action
         seen.previous_rewards[row] = players[row].previous_reward
-        seen.instructions[row] = players[row].instruction
+        seen.instructions[row] = players[row].environment.instruction
         seen.begins[row] = players[row].begins
         seen.active[row] = True
     return seen

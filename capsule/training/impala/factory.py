@@ -27,7 +27,7 @@ from capsule.training.layers.backends import backend_for
 from capsule.training.networks.actor_critic import ActorCriticNetwork, make_actor_critic_network
 from capsule.training.networks.feedforward import Parameters
 from capsule.training.networks.language import make_vocabulary
-from capsule.training.sharded_gradient import Learners, LocalLearners, Ranks
+from capsule.training.sharded_gradient import Learners
 from capsule.training.state.streams import make_streams
 from capsule.training.trainer import TrainerContext, state_interval
 
@@ -86,14 +86,12 @@ def make_learners(
     parameters: Parameters,
 ) -> Learners:
     """Return what computes gradients: threads of this process, or other processes as well."""
-    make = partial(ImpalaGradient, trainer, network, frame_stack)
-    if context.learners == 1:
-        threads = context.workers if context.device.type == "cpu" else 1
-        return LocalLearners(make(parameters), threads)
-    return Ranks(
+    alone = context.learners == 1 and context.device.type == "cpu"
+    return Learners(
         parameters,
-        make,
+        partial(ImpalaGradient, trainer, network, frame_stack),
         len(trainer.micro_batches),
+        threads=context.workers if alone else 1,
         ranks=context.learners,
         shapes=network.shapes,
         determinism=context.spec.determinism,

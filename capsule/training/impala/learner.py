@@ -191,7 +191,8 @@ class Impala(BaseTrainer):
         if self._recorder is not None:
             self._recorder.append(self.updates, slots)
         for actor, number, _, unroll in items:
-            self._unrolls[_name(self.updates, actor, number)] = unroll.digest()
+            name = f"update {self.updates}, actor {actor}, unroll {number}"
+            self._unrolls[name] = unroll.digest()
             self._trace.add("observations", unroll.frames)
             self._trace.add("actions", unroll.actions)
             self._trace.add("rewards", unroll.rewards)
@@ -335,10 +336,6 @@ def network_policy(
     vocabulary = make_vocabulary(trainer.language)
     device = parameters.flat.device
     return RecurrentPolicy(network, environment, device, evaluate, vocabulary, value)
-
-
-def _name(update: int, actor: int, number: int) -> str:
-    return f"update {update}, actor {actor}, unroll {number}"
 
 
 def _document(snapshot: Snapshot) -> dict[str, Any]:

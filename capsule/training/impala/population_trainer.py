@@ -255,11 +255,6 @@ class ImpalaPopulation:
     ) -> None:
         """Continue from a snapshot; the run's streams and trace are restored already.
 
-        Args:
-            step: Agent steps of each member.
-            state: What :meth:`state` returned.
-            tensors: What :meth:`tensors` returned.
-
         Raises:
             CapsuleError: An environment does not return to it; CAP-T201, it is of another seed.
         """
@@ -351,6 +346,4 @@ def _named(number: int) -> Iterator[None]:
     try:
         yield
     except CapsuleError as error:
-        raise CapsuleError(
-            error.code, f"member {number}: {error.message}", fix=error.fix
-        ) from error
+        raise error.within(f"member {number}") from error

@@ -57,13 +57,7 @@ class DenseRecorder:
     """
 
     def __init__(self, directory: Path, spec: TrainingSpec, window: contract.DenseWindow) -> None:
-        """Begin the file, and the trace beside it.
-
-        Args:
-            directory: The run directory.
-            spec: The experiment.
-            window: The updates to write down.
-        """
+        """Begin the file, and the trace beside it."""
         path = directory / contract.DENSE
         # DenseTrace appends, and an earlier attempt may have left a file.
         path.unlink(missing_ok=True)
@@ -198,11 +192,7 @@ class OperatorLog:
     """
 
     def __init__(self, write: Write) -> None:
-        """Write to a file.
-
-        Args:
-            write: Appends a line.
-        """
+        """Append lines with ``write``."""
         self._write = write
         self._room = MAX_DATA_BYTES
         self.inside = False

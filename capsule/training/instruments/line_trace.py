@@ -58,9 +58,9 @@ _GLOBAL_GENERATOR: random.Random = vars(random)["_inst"]
 class LineTrace:
     """Traces the threads of this process, as long as there is room."""
 
-    def __init__(self, limit: int = MAX_ASSIGNMENTS) -> None:
+    def __init__(self) -> None:
         self.truncated = False
-        self._room = limit
+        self._room = MAX_ASSIGNMENTS
         self._variables: dict[tuple[Location, str], _Values] = {}
         self._known: dict[FrameType, tuple[int, dict[str, str]]] = {}
         self._sources: dict[tuple[Source, str, Location], int] = {}

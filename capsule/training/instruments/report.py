@@ -128,13 +128,9 @@ class InstrumentReport(Model):
     )
 
 
-def user_stack(frame: FrameType | None = None) -> tuple[Location, ...]:
-    """Return the frames of the calling program, innermost first, without torch's and ours.
-
-    Args:
-        frame: Where to begin; the caller by default.
-    """
-    frame = frame or sys._getframe(1)  # noqa: SLF001 - the documented way to look at the stack
+def user_stack() -> tuple[Location, ...]:
+    """Return the frames of the calling program, innermost first, without torch's and ours."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to look at the stack
     stack: list[Location] = []
     while frame is not None and len(stack) < STACK_FRAMES:
         code = frame.f_code

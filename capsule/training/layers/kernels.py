@@ -91,19 +91,10 @@ def centred_rmsprop(
     floor: float,
     rate: float,
 ) -> None:
-    """Update ``weights``, ``mean`` and ``square`` in place.
+    """Update ``weights``, ``mean`` and ``square``, ``[size]`` each, in place.
 
-    :mod:`capsule.training.optimizers.centred_rmsprop` has the equations.
-
-    Args:
-        weights: float32 ``[size]``, contiguous, as are the others.
-        mean: Running mean of the gradient.
-        square: Running mean of its square.
-        parts: The gradient is their sum, in this order.
-        decay: Gradient momentum.
-        square_decay: Squared gradient momentum.
-        floor: Minimum squared gradient.
-        rate: Learning rate.
+    :mod:`capsule.training.optimizers.centred_rmsprop` has the equations. The gradient is the sum of
+    ``parts``, ``[size]`` each, in this order.
     """
     _library.capsule_centred_rmsprop(
         *map(_pointer, (weights, mean, square)),
@@ -134,22 +125,10 @@ def adam(
     epsilon: float,
     rate: float,
 ) -> None:
-    """Update ``weights``, ``mean`` and ``square`` in place.
+    """Update ``weights``, ``mean`` and ``square``, ``[size]`` each, in place.
 
-    :mod:`capsule.training.optimizers.adam` has the equations.
-
-    Args:
-        weights: float32 ``[size]``, contiguous, as are the others.
-        mean: Running mean of the gradient.
-        square: Running mean of its square.
-        gradient: The gradient before it is clipped.
-        factor: Factor of the gradient by which it is clipped.
-        decay: Decay rate of the mean, ``beta_1``.
-        square_decay: Decay rate of the mean square, ``beta_2``.
-        correction: ``1 - beta_1^t``, which divides the mean.
-        square_correction: ``1 - beta_2^t``, which divides the mean square.
-        epsilon: Added to the root.
-        rate: Learning rate.
+    :mod:`capsule.training.optimizers.adam` has the equations. ``factor`` clips ``gradient``,
+    ``[size]``. The corrections are ``1 - beta_1^t`` and ``1 - beta_2^t``.
     """
     decays = decay, 1 - decay, square_decay, 1 - square_decay
     _library.capsule_adam(
@@ -176,20 +155,10 @@ def rmsprop(
     epsilon: float,
     rate: float,
 ) -> None:
-    """Update ``weights``, ``square`` and ``step`` in place.
+    """Update ``weights``, ``square`` and ``step``, ``[size]`` each, in place.
 
-    :mod:`capsule.training.optimizers.rmsprop` has the equations.
-
-    Args:
-        weights: float32 ``[size]``, contiguous, as are the others.
-        square: Running mean of the squared gradient.
-        step: The last step.
-        gradient: The gradient before it is clipped.
-        factor: Factor of the gradient by which it is clipped.
-        decay: Decay rate of the mean square.
-        momentum: Share of the last step in this one.
-        epsilon: Added to the mean square.
-        rate: Learning rate.
+    :mod:`capsule.training.optimizers.rmsprop` has the equations. ``factor`` clips ``gradient``,
+    ``[size]``.
     """
     _library.capsule_rmsprop(
         *map(_pointer, (weights, square, step, gradient)),

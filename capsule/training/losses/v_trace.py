@@ -14,8 +14,9 @@ With ``ratio = pi(a|x) / mu(a|x)``, of the learner's policy to the one that acte
     advantage_t = rho_t (q_t - V(x_t))                                        section 4.2
     q_t = r_t + gamma_t v_t+1, or r_t + gamma_t V(x_t+1)                      appendix E.3
 
-beginning with ``v = V`` after the last step. All results are constants: gradients flow through the
-policy and the baseline that they are compared with, never through them.
+beginning with ``v = V`` after the last step; a level of ``inf`` clips nothing. All results are
+constants: gradients flow through the policy and the baseline that they are compared with, never
+through them.
 
 Apart from the ratios everything is an addition, a subtraction, a multiplication, a division or a
 minimum, which IEEE 754 rounds correctly: the same bits on every device, and for a trajectory alone
@@ -82,14 +83,9 @@ class Correction:
         discounts: torch.Tensor,
         values: torch.Tensor,
     ) -> Targets:
-        """Return the targets of trajectories.
+        """Return the targets of trajectories ``[time, batch]``; values are ``[time + 1, batch]``.
 
-        Args:
-            log_target: ``ln pi(a_t|x_t)`` of the policy to be improved, ``[time, batch]``.
-            log_behaviour: ``ln mu(a_t|x_t)`` of the policy that acted.
-            rewards: ``[time, batch]``.
-            discounts: ``[time, batch]``.
-            values: ``V``, ``[time + 1, batch]``.
+        ``log_target`` is ``ln pi(a_t|x_t)``, and ``log_behaviour`` is ``ln mu(a_t|x_t)``.
         """
         trajectories = rewards, discounts, values
         decay, kind = self.trace_decay, self.action_values
@@ -134,18 +130,7 @@ def v_trace(
     trace_decay: float = 1.0,
     action_values: ActionValues = "targets",
 ) -> Targets:
-    """Return the targets of V-trace.
-
-    Args:
-        ratios: ``[time, batch]``, not negative.
-        rewards: ``[time, batch]``.
-        discounts: ``[time, batch]``.
-        values: ``[time + 1, batch]``.
-        rho_bar: Clipping level; ``inf`` for none.
-        c_bar: Clipping level of the traces; ``inf`` for none.
-        trace_decay: ``lambda``.
-        action_values: How ``q_t`` is estimated.
-    """
+    """Return the targets of V-trace of trajectories, as :meth:`Correction.targets`."""
     # Clipped before the product: an infinite ratio times an error of zero would be NaN.
     rho = ratios.clamp(max=rho_bar)
     errors = rho * (rewards + discounts * values[1:] - values[:-1])
@@ -169,12 +154,8 @@ def no_correction(
 ) -> Targets:
     """Return the targets of a policy that acted itself: equation (2), n-step Bellman targets.
 
-    Args:
-        rewards: ``[time, batch]``.
-        discounts: ``[time, batch]``.
-        values: ``[time + 1, batch]``.
-        trace_decay: ``lambda``, as in TD(lambda).
-        action_values: How ``q_t`` is estimated.
+    Rewards and discounts are ``[time, batch]``, values ``[time + 1, batch]``. With ``trace_decay``
+    they are those of TD(lambda).
     """
     return v_trace(
         torch.ones_like(rewards),
@@ -187,13 +168,7 @@ def no_correction(
 
 
 def one_step(plain: Targets, ratios: torch.Tensor, *, rho_bar: float = 1.0) -> Targets:
-    """Return uncorrected values, and advantages times their clipped ratios.
-
-    Args:
-        plain: As :func:`no_correction` gives them.
-        ratios: ``[time, batch]``, not negative.
-        rho_bar: Clipping level; ``inf`` for none.
-    """
+    """Return uncorrected values, and advantages times their clipped ratios, ``[time, batch]``."""
     return plain._replace(advantages=ratios.detach().clamp(max=rho_bar) * plain.advantages)
 
 
@@ -206,10 +181,7 @@ def epsilon_correction(
     advantage, so that the gradient of the same loss is the corrected one. The entropy, of which the
     paper says nothing here, stays as it is.
 
-    Args:
-        plain: As :func:`no_correction` gives them.
-        log_target: ``ln pi(a_t|x_t)``, ``[time, batch]``.
-        epsilon: Positive.
+    ``log_target`` is ``ln pi(a_t|x_t)``, ``[time, batch]``.
     """
     probabilities = _exponentiate(log_target.detach())
     return plain._replace(advantages=probabilities / (probabilities + epsilon) * plain.advantages)

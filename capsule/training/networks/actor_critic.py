@@ -133,17 +133,9 @@ def make_actor_critic_network(
 ) -> ActorCriticNetwork:
     """Describe the network with the torso of a name, or of layers, for one kind of observation.
 
-    Args:
-        name: Name of the torso, or its layers.
-        frame_stack: Frames of one observation.
-        layout: Layout of one frame.
-        actions: Actions to choose from.
-        recurrent_units: Number of units of the LSTM; the paper has 256, and on Atari 0, none.
-        hidden_units: Number of units of the torso's dense layer; the paper has 256, and
-            ``residual`` always.
-        products: How its layers are computed.
-        vocabulary: Words that instructions are made of; 0 where there are none.
-        words: Most words of an instruction; 0 where there are none.
+    The LSTM has ``recurrent_units``, 0 for none: in the paper 256, and on Atari none. The torso's
+    dense layer has ``hidden_units``: in the paper 256, and in ``residual`` always. ``vocabulary``
+    words make instructions of up to ``words``; both are 0 where there are none.
     """
     if name == "residual":
         torso = make_residual_torso(frame_stack, layout, products)

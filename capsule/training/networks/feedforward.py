@@ -289,17 +289,7 @@ def make_network(
     shapes = dict(stack.shapes)
     for layer, (fan_in, fan_out) in enumerate(pairwise(widths), start=1):
         shapes |= dense_shapes(f"dense{layer}", fan_in, fan_out)
-    return Network(
-        shapes,
-        stack.strides,
-        stack.scale,
-        stack.width,
-        products,
-        stack.activation,
-        layout,
-        stack.modules,
-        len(widths) - 1,
-    )
+    return Network(**{**vars(stack), "shapes": shapes}, dense=len(widths) - 1)
 
 
 def make_convolutions(

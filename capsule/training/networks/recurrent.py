@@ -186,15 +186,8 @@ def make_recurrent_network(
 ) -> RecurrentNetwork:
     """Describe the network with the torso of a name, or of layers, for one kind of observation.
 
-    Args:
-        name: Name of the torso, or its layers.
-        frame_stack: Frames of one observation.
-        layout: Layout of one frame.
-        actions: Actions to choose from.
-        recurrent_units: Number of units of the LSTM; 0 for none.
-        hidden_units: Number of units of the layer in each head, of ``mlp`` and of the layer that
-            replaces the LSTM.
-        products: How its layers are computed.
+    ``hidden_units`` are those of the layer in each head, of ``mlp`` and of the layer that replaces
+    the LSTM where ``recurrent_units`` is 0.
     """
     torso: Torso
     if name == "residual":
@@ -540,10 +533,6 @@ def dense(
 ) -> torch.Tensor:
     """Return the outputs, not rectified, of a dense layer: float32 ``[batch, out]``.
 
-    Args:
-        products: How it is computed.
-        parameters: Name to tensor.
-        name: Name of the layer, before ``.weight`` and ``.bias``.
-        inputs: float32 ``[batch, in]``.
+    ``name`` comes before ``.weight`` and ``.bias``; the inputs are float32 ``[batch, in]``.
     """
     return products.dense(inputs, parameters[f"{name}.weight"], parameters[f"{name}.bias"])

@@ -47,15 +47,7 @@ class Adam:
         mean_decay: float = 0.9,
         square_decay: float = 0.999,
     ) -> None:
-        """Start from zero.
-
-        Args:
-            parameters: What to update.
-            learning_rate: The paper's ``alpha``.
-            epsilon: Added to the root.
-            mean_decay: ``beta_1``; the default is the paper's.
-            square_decay: ``beta_2``; the default is the paper's.
-        """
+        """Start from zero. The default decays are the paper's."""
         self.mean = parameters.zeros_like()
         self.square = parameters.zeros_like()
         self.updates = 0

@@ -60,15 +60,6 @@ class RmsProp:
         momentum: float = 0.0,
         initial_square: float = 1.0,
     ) -> None:
-        """Start.
-
-        Args:
-            parameters: What to update.
-            epsilon: Added to the mean square; the paper has 0.01 on Atari.
-            decay: Decay rate of the mean square.
-            momentum: Share of the last step in the next; the default is the paper's.
-            initial_square: What the mean square is before the first update.
-        """
         self.square = parameters.zeros_like()
         self.square.flat.fill_(initial_square)
         self.step = parameters.zeros_like()

@@ -8,7 +8,6 @@ content, whatever the times of the files say.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import stat
 import time
@@ -29,6 +28,7 @@ from capsule.experiment.contract import MAX_OUTPUTS, Job, Output, Outputs
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.patterns import chosen
 from capsule.experiment.trainers import CommandTrainer
+from capsule.training.state.source_tree import project_folder
 
 CHECK_SECONDS = 5.0  # between two looks at the working folder while the program runs
 _CHECK_SHARE = 20  # a look may take one part in so many of the time between two
@@ -57,7 +57,7 @@ def make_workspace(directory: Path, job: Job, trainer: CommandTrainer) -> bool:
         workspace.mkdir()
     else:
         # Links are copied as links, which is what the locked tree has, and lead nowhere meanwhile.
-        shutil.copytree(_project(), workspace, symlinks=True)
+        shutil.copytree(project_folder(), workspace, symlinks=True)
     # The copy is checked and not its source, because the copy is what the program sees.
     _check_source(workspace, job.tree)
     return False
@@ -130,11 +130,6 @@ class Watch:
             ended = time.monotonic()
             self._next = ended + max(CHECK_SECONDS, _CHECK_SHARE * (ended - started))
         return self.error is not None
-
-
-def _project() -> Path:
-    """Return where the source tree is: an image holds it at one place, an engine may elsewhere."""
-    return Path(os.environ.get(contract.PROJECT_VARIABLE, contract.PROJECT_FOLDER))
 
 
 def _check_source(workspace: Path, tree: Mapping[str, str]) -> None:

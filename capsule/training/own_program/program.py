@@ -36,6 +36,7 @@ from capsule.training.arrivals.files import (
     check_arrivals,
     collect_arrivals,
 )
+from capsule.training.arrivals.standstill import state_and_parent
 from capsule.training.determinism import flags
 from capsule.training.own_program.outputs import Watch, collect_outputs, is_resumed, make_workspace
 from capsule.training.state.run_directory import (
@@ -304,12 +305,10 @@ def _end_leftovers() -> None:
 
 
 def _children() -> Iterator[int]:
-    own = str(os.getpid())
     for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it ended
-            # The name before the last parenthesis may contain parentheses and blanks itself.
-            if (folder / "stat").read_text().rpartition(")")[2].split()[1] == own:
-                yield int(folder.name)
+        _, parent = state_and_parent(folder)
+        if parent == os.getpid():
+            yield int(folder.name)
 
 
 def _tell(events: Path, kind: Literal["start", "resume", "finish"], message: str) -> None:

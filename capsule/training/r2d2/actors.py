@@ -40,12 +40,7 @@ class Actors:
     """
 
     def __init__(self, settings: ActorSettings, transport: Transport) -> None:
-        """Take actors that have an episode begun each.
-
-        Args:
-            settings: What made them.
-            transport: What plays them.
-        """
+        """Take actors that have an episode begun each."""
         self.count = settings.actors
         self._seeds, self._transport = settings.seeds, transport
         self._version = -1

@@ -364,13 +364,7 @@ class SequenceReplay:
         )
         return Draw(numbers * self.actors + actors, probabilities)
 
-    def gather(
-        self,
-        indices: NDArray[np.int64],
-        *,
-        frames: bool = True,
-        out: NDArray[Any] | None = None,
-    ) -> SequenceBatch:
+    def gather(self, indices: NDArray[np.int64], *, frames: bool = True) -> SequenceBatch:
         """Assemble sequences.
 
         Entries added in the meantime change nothing, up to ``slack`` of each actor, so this may run
@@ -379,8 +373,6 @@ class SequenceReplay:
         Args:
             indices: int64 ``[batch]``, from ``sample`` or of finished sequences.
             frames: With their frames; otherwise there are none in the batch.
-            out: Buffer ``[frame_stack - 1 + rows, batch, *frame_shape]`` for the frames; a new one
-                if absent.
 
         Raises:
             ValueError: A sequence is overwritten, or there is no such one.
@@ -411,8 +403,7 @@ class SequenceReplay:
         seen = begun & (places < of["lengths"])
         rows = slice(self._reach, None)
         shown = slice(self._reach - self._history if frames else len(slots), None)
-        # With mode="raise" numpy would fill a buffer of its own first and copy it into ``out``.
-        images = np.take(entries["frames"], slots[shown], axis=0, out=out, mode="clip")
+        images = np.take(entries["frames"], slots[shown], axis=0)
         images[~seen[shown]] = 0
         return SequenceBatch(
             frames=images,

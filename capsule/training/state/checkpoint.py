@@ -56,12 +56,12 @@ def load_tensors(path: Path, digests: Mapping[str, str]) -> dict[str, NDArray[An
     try:
         tensors: dict[str, NDArray[Any]] = load(path.read_bytes())
     except (OSError, SafetensorError, ValueError) as error:
-        raise damaged(path, f"cannot be read ({error})") from error
+        raise damaged(path.name, f"cannot be read ({error})") from error
     found = tensor_digests(tensors)
     # A tensor too many is rejected as well as one that is missing.
     for name in sorted(found.keys() | digests.keys()):
         if found.get(name) != digests.get(name):
-            raise damaged(path, f"holds another tensor {name!r} than was saved")
+            raise damaged(path.name, f"holds another tensor {name!r} than was saved")
     return tensors
 
 
@@ -99,7 +99,7 @@ def load_resume_state(
     try:
         state = ResumeState.parse(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise damaged(path, "is not a saved state") from error
+        raise damaged(path.name, "is not a saved state") from error
     if state.spec != spec:
         raise CapsuleError(
             "CAP-T133",
@@ -118,11 +118,11 @@ def _tensor_file(directory: Path, step: int) -> Path:
     return directory / f"tensors-{step}.safetensors"
 
 
-def damaged(path: Path, what: str) -> CapsuleError:
+def damaged(name: str, what: str) -> CapsuleError:
     """Return the error of a file of a saved state."""
     return CapsuleError(
         "CAP-T132",
-        f"{path.name} {what}",
+        f"{name} {what}",
         fix="Start a new run directory: this one was changed or is incomplete.",
     )
 

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import AtariEnvironment, SeedsSpec
 from capsule.training.environments import make_environment
-from capsule.training.environments.atari import AtariGame
+from capsule.training.environments.atari import SAVE_STATE_STEPS, AtariGame
 from capsule.training.environments.base import Environment, Transition
-from capsule.training.environments.save_states import SAVE_STATE_STEPS
 from capsule.training.state.streams import Stream, make_streams
 from tests.training.conftest import ROOT
 from tests.training.environments.conftest import play, some_actions

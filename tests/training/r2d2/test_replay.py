@@ -241,16 +241,6 @@ def test_a_state_is_needed_where_a_sequence_begins_and_nowhere_else():
     assert replay.sequences > 2
 
 
-def test_a_given_buffer_is_filled():
-    replay = memory()
-    add(replay, ".........")
-    indices = np.array([1, 0], np.int64)
-    buffer = np.full((8, 2, 2), 77, np.uint8)
-    batch = replay.gather(indices, out=buffer)
-    assert batch.frames is buffer
-    np.testing.assert_array_equal(buffer, replay.gather(indices).frames)
-
-
 # Against the naive reference
 
 

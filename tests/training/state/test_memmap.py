@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from capsule.experiment.errors import CapsuleError
-from capsule.training.state.memmap import mapped_array
+from capsule.training.state.rings import mapped_array
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["file", "memory"])
@@ -47,7 +47,7 @@ def test_what_was_written_is_found_again(tmp_path_factory, values):
 
 WRITES_AND_DIES = """
 import os, pathlib, signal, sys
-from capsule.training.state.memmap import mapped_array
+from capsule.training.state.rings import mapped_array
 mapped_array(pathlib.Path(sys.argv[1]), "x", "u1", (4,))[:] = [3, 1, 4, 1]
 os.kill(os.getpid(), signal.SIGKILL)
 """

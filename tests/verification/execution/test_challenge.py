@@ -24,7 +24,7 @@ from capsule.experiment.trace import first_difference
 from capsule.machine.compare import unrepeatable
 from capsule.training.dqn.replay import ReplayMemory
 from capsule.training.state.checkpoint import load_resume_state, save_resume_state, tensor_digests
-from capsule.training.state.memmap import mapped_array
+from capsule.training.state.rings import mapped_array
 from capsule.training.state.segment_states import keep_state
 from capsule.verification.analysis.comparison import compare_claims
 from capsule.verification.execution.challenge import (

@@ -216,18 +216,14 @@ class Replicas:
         self.clients = [Client(pipes, arrivals) for pipes in zip(*ends, strict=True)]
 
     def begin(self) -> None:
-        """Wait until all have tested themselves, and have them answer.
-
-        Raises:
-            CapsuleError: CAP-T321, rows of a batch depend on each other there; CAP-T362, one died.
-        """
+        """See :class:`InferenceProcesses`."""
         for process in self._processes:
             process.answer()
             # An answer comes only when a replica fails or ends: explain() looks for it.
             process.ask(Server.serve)
 
     def publish(self, versions: Mapping[int, NDArray[np.float32]]) -> None:
-        """Give them the policy versions that may be asked for from now on."""
+        """See :class:`InferenceProcesses`."""
         # Versions that are kept were sent before, and need not be sent again.
         new = {version: flat for version, flat in versions.items() if version not in self._known}
         self._known = set(versions)
@@ -236,11 +232,7 @@ class Replicas:
                 news.send(_News(new, frozenset(versions)))
 
     def explain(self, error: BaseException) -> None:
-        """Say why one of them left a worker without an answer, if that is what ``error`` is.
-
-        Raises:
-            CapsuleError: CAP-T362, it died; or what it raised.
-        """
+        """See :class:`InferenceProcesses`."""
         if isinstance(error, CapsuleError) and error.code == REPLICA.death:
             # Without a time limit: a worker has noticed the end of a replica, so one of them has
             # died or is about to say why it failed.
@@ -249,7 +241,7 @@ class Replicas:
                 process.answer()
 
     def close(self) -> None:
-        """End them, after every worker."""
+        """See :class:`InferenceProcesses`."""
         # serve() waits for this pipe and not for the one that stop() closes, so a replica would be
         # killed after STOP_SECONDS without this.
         for news in self._news:

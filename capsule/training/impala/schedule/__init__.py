@@ -2,5 +2,6 @@
 
 An actor-learner is a pure function of its spec and its schedule (:mod:`~.sources`): a rule, or the
 log of an asynchronous run. One executor (:mod:`~.executor`) follows either, over any transport
-(:mod:`~.transports`), and nothing else decides: no clock, no queue, no order of arrival.
+(:mod:`capsule.training.acting.transports`), and nothing else decides: no clock, no queue, no order
+of arrival.
 """

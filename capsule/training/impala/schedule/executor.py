@@ -46,13 +46,7 @@ class Executor:
     """
 
     def __init__(self, schedule: Schedule, transport: Transport, actors: int) -> None:
-        """Begin before the first update; :meth:`publish` must give the first version.
-
-        Args:
-            schedule: What to follow.
-            transport: What plays.
-            actors: How many there are.
-        """
+        """Begin before the first update; :meth:`publish` must give the first version."""
         self.snapshots: list[Snapshot | None] = [None] * actors
         self.trained = [0] * actors
         self.versions: dict[int, NDArray[np.float32]] = {}

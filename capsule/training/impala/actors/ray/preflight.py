@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
+from capsule.training.determinism import cpu
 from capsule.training.impala.actors.actor_worker import UnrollSettings
 from capsule.training.impala.actors.probes import probe, uniforms
 from capsule.training.layers import kernels
@@ -26,12 +27,8 @@ def pass_digest(settings: UnrollSettings) -> str:
         CapsuleError: CAP-T212 to CAP-T215, the environment is not available.
     """
     # A worker has one thread, while this process may have more (determinism.threads).
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with cpu.one_thread():
         results = _pass(settings)
-    finally:
-        torch.set_num_threads(threads)
     digest = hashlib.sha256()
     for result in results:
         digest.update(np.ascontiguousarray(result.detach().numpy()).data)

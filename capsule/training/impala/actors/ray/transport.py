@@ -31,8 +31,8 @@ from capsule.experiment.spec import DeterminismSpec, Numerics, Spec
 from capsule.experiment.variables import environment_variables
 from capsule.native import native_part
 from capsule.training.acting.actor_worker import ActorRequest, Played, Snapshot
-from capsule.training.acting.transports import Versions
-from capsule.training.acting.worker_process import WorkerFailure, settle, which
+from capsule.training.acting.transports import Versions, new_versions
+from capsule.training.acting.worker_process import settle, which
 from capsule.training.determinism import cpu, self_test
 from capsule.training.determinism.child_processes import check_start, environment_of
 from capsule.training.impala.actors.actor_worker import UnrollSettings
@@ -110,9 +110,7 @@ class RayTransport:
         self._snapshots: dict[int, Snapshot] = {}
         self._calls: dict[Any, _RemoteWorker] = {}  # answers to come
         count = min(actors, workers or self._cluster.free_processors())
-        self._workers = [
-            _RemoteWorker(number, range(number, actors, count)) for number in range(count)
-        ]
+        self._workers = [_RemoteWorker(range(number, actors, count)) for number in range(count)]
         self._of = {actor: self._workers[actor % count] for actor in range(actors)}
         try:
             with self._cluster.reached():
@@ -190,8 +188,8 @@ class RayTransport:
                 break
             except _WorkerLostError as loss:
                 answer = self._again(worker, loss)
-        if isinstance(digest, WorkerFailure):
-            raise digest.error(self._name(worker))
+        if isinstance(digest, CapsuleError):
+            raise digest.within(self._name(worker))
         if digest != self._digest:
             raise CapsuleError(
                 "CAP-T351",
@@ -240,14 +238,12 @@ class RayTransport:
         """Ask for unrolls; a worker answers one call after the other."""
         if not requests:
             return
-        worker.known &= self._versions.keys()
-        needed = sorted({request.version for request in requests} - worker.known)
-        worker.known |= set(needed)
-        for version in needed:
+        new = new_versions(self._versions, worker.known, requests)
+        for version, parameters in new.items():
             if version not in self._stored:
-                self._stored[version] = self._ray.put(self._versions[version])
-        stored = [self._stored[version] for version in needed]
-        call = worker.handle.play.remote(requests, self._lag, needed, *stored)
+                self._stored[version] = self._ray.put(parameters)
+        stored = [self._stored[version] for version in new]
+        call = worker.handle.play.remote(requests, self._lag, list(new), *stored)
         self._calls[call] = worker
 
     def _take(self, call: Any) -> list[Played[Unroll]]:
@@ -293,8 +289,8 @@ class RayTransport:
             ) from error
         except errors.RayError as error:
             raise _WorkerLostError(brief(error)) from error
-        if isinstance(answer, WorkerFailure):
-            raise answer.error(self._name(worker))
+        if isinstance(answer, CapsuleError):
+            raise answer.within(self._name(worker))
         return answer
 
     def _name(self, worker: _RemoteWorker) -> str:
@@ -307,7 +303,6 @@ class _RemoteWorker:
     """The state of a worker as this process knows it.
 
     Attributes:
-        number: Its number.
         played: Actors that it plays.
         handle: The Ray actor, None before there is one.
         node: Id of its node, empty until it has answered.
@@ -316,8 +311,8 @@ class _RemoteWorker:
         losses: Processes that were lost since one of them played.
     """
 
-    def __init__(self, number: int, played: Sequence[int]) -> None:
-        self.number, self.played = number, played
+    def __init__(self, played: Sequence[int]) -> None:
+        self.played = played
         self.handle: Any = None
         self.node = ""
         self.known: set[int] = set()
@@ -334,7 +329,7 @@ class NodeWorker:
 
     def prepare(
         self, settings: UnrollSettings, played: Sequence[int], pins: WorkerPins
-    ) -> tuple[str, str] | tuple[str, WorkerFailure]:
+    ) -> tuple[str, str | CapsuleError]:
         """Settle this process and make the actors.
 
         Returns:
@@ -354,7 +349,7 @@ class NodeWorker:
             self._worker = settings.make_worker(played)
             return node, pass_digest(settings)
         except CapsuleError as error:
-            return node, WorkerFailure.of(error)
+            return node, error
 
     def play(
         self,
@@ -362,19 +357,19 @@ class NodeWorker:
         lag: int,
         numbers: Sequence[int],
         *parameters: NDArray[np.float32],
-    ) -> list[Played[Unroll]] | WorkerFailure:
+    ) -> list[Played[Unroll]] | CapsuleError:
         """See :meth:`ActorWorker.play`; policy versions come as numbers, then parameters."""
         try:
             # Objects of the store can only be read, which torch takes exception to.
             copies = [np.array(each) for each in parameters]
             return self._worker.play(requests, dict(zip(numbers, copies, strict=True)), lag)
         except CapsuleError as error:
-            return WorkerFailure.of(error)
+            return error
 
-    def restore(self, snapshots: Mapping[int, Snapshot]) -> WorkerFailure | None:
+    def restore(self, snapshots: Mapping[int, Snapshot]) -> CapsuleError | None:
         """See :meth:`ActorWorker.restore`."""
         try:
             self._worker.restore(snapshots)
             return None
         except CapsuleError as error:
-            return WorkerFailure.of(error)
+            return error
