@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from capsule.bundle.claims import (
     ImageClaim,
@@ -52,23 +53,6 @@ from capsule.verification.verdict import (
 
 
 @dataclass(frozen=True)
-class MeasuredResults:
-    """How far the results of two trainers' runs are apart.
-
-    Attributes:
-        differences: Streams, checkpoints and evaluations that differ.
-        numbers: Losses and returns that differ.
-        checkpoint: Step of the last checkpoint whose tensors both have.
-        tensors: The tensors that differ in it.
-    """
-
-    differences: tuple[ComponentDifference, ...]
-    numbers: tuple[NumberDifference, ...] = ()
-    checkpoint: int | None = None
-    tensors: tuple[TensorDifference, ...] = ()
-
-
-@dataclass(frozen=True)
 class RunComparison:
     """The comparison of two runs, for which nothing is executed.
 
@@ -76,13 +60,17 @@ class RunComparison:
         a: Name of one.
         b: Name of the other.
         facts: What is known of their difference.
-        measured: How far they are apart.
+        numbers: Losses and returns that differ.
+        checkpoint: Step of the last checkpoint whose tensors both have.
+        tensors: The tensors that differ in it.
     """
 
     a: str
     b: str
     facts: Facts
-    measured: MeasuredResults
+    numbers: tuple[NumberDifference, ...] = ()
+    checkpoint: int | None = None
+    tensors: tuple[TensorDifference, ...] = ()
 
     @property
     def equal(self) -> bool:
@@ -93,7 +81,7 @@ class RunComparison:
 
     def report(self, bisection: Bisection | None = None) -> Divergence:
         """Build the analysis, with the first differing update and operator if they are known."""
-        facts, measured = replace(self.facts, bisection=bisection), self.measured
+        facts = replace(self.facts, bisection=bisection)
         alignment = facts.alignment or TraceAlignment()
         return Divergence(
             a=self.a,
@@ -104,9 +92,9 @@ class RunComparison:
             last_equal=alignment.last_equal,
             map=None if facts.alignment is None else alignment.map(),
             differences=facts.results,
-            numbers=measured.numbers,
-            checkpoint=measured.checkpoint,
-            tensors=measured.tensors,
+            numbers=self.numbers,
+            checkpoint=self.checkpoint,
+            tensors=self.tensors,
             causes=() if self.equal else explain(facts),
             explanations=ranked(facts.changes, facts.family()),
             bisection=bisection,
@@ -138,17 +126,21 @@ def compare_sides(
             "own, the other of a program",
             fix="Name two runs of the same kind.",
         )
-    alignment = None
+    alignment = checkpoint = None
+    numbers: tuple[NumberDifference, ...] = ()
+    tensors: tuple[TensorDifference, ...] = ()
     if a.training is None or b.training is None:
-        measured = MeasuredResults(compare_documents(a.results(), b.results()))
+        left, right = a.results(), b.results()
     else:
         prefix = a.training.evaluation is None or b.training.evaluation is None
         recordings = a.spec.recording, b.spec.recording
         alignment = align_traces(a.training.trace, b.training.trace, recordings, prefix=prefix)
-        measured = _measure(alignment, a.training, b.training, prefix=prefix)
+        left, right = _results(a.training, b.training, prefix=prefix)
+        numbers = tuple(_numbers(alignment, a.training, b.training))
+        checkpoint, tensors = _tensors(a.training, b.training)
     facts = Facts(
         alignment=alignment,
-        results=measured.differences if differences is None else differences,
+        results=compare_documents(left, right) if differences is None else differences,
         changes=changes(a, b),
         contradictions=tuple(
             f"{side.name}: {each}" for side in (a, b) for each in side.contradictions
@@ -157,7 +149,7 @@ def compare_sides(
         loss=distance(*alignment.losses[1:], width=32) if alignment and alignment.losses else None,
         outputs=outputs,
     )
-    return RunComparison(a.name, b.name, facts, measured)
+    return RunComparison(a.name, b.name, facts, numbers, checkpoint, tensors)
 
 
 def compare_results(
@@ -234,25 +226,21 @@ def analyse(
     )
 
 
-def _measure(
-    alignment: TraceAlignment, left: Training, right: Training, *, prefix: bool
-) -> MeasuredResults:
-    """Measure how far the results of two trainers' runs are apart."""
+def _results(
+    left: Training, right: Training, *, prefix: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return those results of two trainers' runs that can be compared."""
     a, b = left.results(), right.results()
-    if prefix:  # the streams and checkpoints of a prefix are those of its end
-        steps = {each["step"] for each in a["checkpoints"]}
-        steps &= {each["step"] for each in b["checkpoints"]}
-        a, b = (
-            {"checkpoints": [item for item in each["checkpoints"] if item["step"] in steps]}
-            for each in (a, b)
-        )
-    checkpoint, tensors = _tensors(left, right)
-    return MeasuredResults(
-        differences=compare_documents(a, b),
-        numbers=tuple(_numbers(alignment, left, right)),
-        checkpoint=checkpoint,
-        tensors=tensors,
+    if not prefix:
+        return a, b
+    # The streams and checkpoints of a prefix are those of its end.
+    steps = {each["step"] for each in a["checkpoints"]}
+    steps &= {each["step"] for each in b["checkpoints"]}
+    a, b = (
+        {"checkpoints": [item for item in each["checkpoints"] if item["step"] in steps]}
+        for each in (a, b)
     )
+    return a, b
 
 
 def _numbers(
