@@ -6,10 +6,11 @@ import time
 from collections.abc import Iterator
 
 from capsule.bundle import run_bundle
+from capsule.bundle.archive import UntrustedError
 from capsule.bundle.bundle import OpenedBundle, open_bundle
 from capsule.bundle.claims import ProgramClaims
 from capsule.bundle.run_bundle import RecordedRun
-from capsule.bundle.trust import UNTRUSTED, UntrustedError
+from capsule.bundle.trust import UntrustedSignersError
 from capsule.engine.interface import Engine
 from capsule.engine.select import open_engine
 from capsule.entropy.ledger import Ledger
@@ -24,7 +25,6 @@ from capsule.machine.fingerprint import take_fingerprint
 from capsule.machine.kind import machine_kind
 from capsule.verification.analysis.divergence import analyse, compare_results
 from capsule.verification.execution.admission import (
-    NO_KEY,
     check_code,
     check_embedded,
     check_unconfined,
@@ -43,12 +43,7 @@ from capsule.verification.findings import (
     VerificationFindings,
 )
 from capsule.verification.integrity.consistency import check_consistency
-from capsule.verification.request import (
-    OTHER_CLAIM,
-    OTHER_LOCK,
-    OTHER_SPEC,
-    VerifyRequest,
-)
+from capsule.verification.request import VerifyRequest
 from capsule.verification.variation import CONTROL
 from capsule.verification.verdict import Grade, Judgement, Report
 
@@ -87,7 +82,7 @@ def verify(request: VerifyRequest, cache: Cache, reporter: Reporter) -> Report:
             raise
         # The bundle was rejected while it was opened, before the trust stage could leave its
         # finding. The report names the signers all the same.
-        if isinstance(error, UntrustedError):
+        if isinstance(error, UntrustedSignersError):
             found.trust = TrustFinding(
                 authentic=False, signer=error.signers[0].key, signers=error.signers
             )
@@ -109,8 +104,7 @@ def _verdict_of(error: CapsuleError) -> Grade:
         return "not-reproduced"
     if error.exit_code != ExitCode.TAMPERED:
         return "inconclusive"
-    unwanted = (NO_KEY, OTHER_SPEC, OTHER_LOCK, OTHER_CLAIM, *UNTRUSTED)
-    return "untrusted" if error.code in unwanted else "tampered"
+    return "untrusted" if isinstance(error, UntrustedError) else "tampered"
 
 
 def _verify(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from capsule import __version__, execution
+from capsule.bundle.archive import UntrustedError
 from capsule.bundle.bundle import OpenedBundle
 from capsule.bundle.run_bundle import RecordedRun, image_claim
 from capsule.engine.gpu import outdated
@@ -32,7 +33,7 @@ from capsule.verification.integrity.layers import (
 from capsule.verification.request import ImageChoice, VerifyRequest, lowered
 from capsule.verification.verdict import ImageSource
 
-NO_KEY, NO_DEBIAN = "CAP-V002", "CAP-I303"
+NO_DEBIAN = "CAP-I303"
 SIGNERS: dict[ImageSource | None, str] = {
     "embedded": "; the image was the signer's own and was not rebuilt from the lock",
     "registry": "; the image was taken from a registry and was not rebuilt from the lock",
@@ -48,8 +49,8 @@ def require_trust(request: VerifyRequest, bundle: OpenedBundle) -> None:
     """
     if bundle.authentic or request.allow_untrusted:
         return
-    raise CapsuleError(
-        NO_KEY,
+    raise UntrustedError(
+        "CAP-V002",
         f"the bundle is intact and names {bundle.fingerprint} as its signer, but no key "
         "was given to check that with",
         fix="Get the signer's public key from a source you trust, then pass --key, or add "
