@@ -12,11 +12,9 @@ from capsule.bundle.claims import ProgramClaims
 from capsule.bundle.run_bundle import RecordedRun
 from capsule.bundle.trust import UntrustedSignersError
 from capsule.engine.interface import Engine
-from capsule.engine.select import open_engine
 from capsule.entropy.ledger import Ledger
 from capsule.experiment.canonical import sha256_hex
 from capsule.host.errors import CapsuleError, ExitCode, refusal_of
-from capsule.host.platform import require_execution
 from capsule.host.reporter import Reporter
 from capsule.image.cache import Cache
 from capsule.image.closure import check_packages
@@ -26,8 +24,7 @@ from capsule.machine.kind import machine_kind
 from capsule.verification.analysis.divergence import analyse, compare_results
 from capsule.verification.execution.admission import (
     check_code,
-    check_embedded,
-    check_unconfined,
+    confined_engine,
     prepare_executor,
     require_claimed_image,
     require_trust,
@@ -141,10 +138,7 @@ def _verify(
         # Environment: what this machine lets the verifier expect of a re-execution.
         # Whatever comes before this line works on every platform, and whatever follows needs Linux
         # on x86-64.
-        require_execution()
-        check_unconfined(request.engine, image=claims.image is not None)
-        check_embedded(request.engine, request.image)
-        engine = open_engine(request.engine, strange=True, progress=reporter.note)
+        engine = confined_engine(request, run, reporter.note)
         here = take_fingerprint(engine.describe())
         rows = compare(run.observations().fingerprint, here, lock.spec)
         grade, reason = expected_grade(rows)

@@ -11,9 +11,10 @@ from capsule.bundle.bundle import OpenedBundle
 from capsule.bundle.run_bundle import RecordedRun, image_claim
 from capsule.engine.gpu import outdated
 from capsule.engine.interface import Engine
-from capsule.engine.select import EngineChoice
+from capsule.engine.select import EngineChoice, open_engine
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
+from capsule.host.platform import require_execution
 from capsule.host.reporter import Reporter
 from capsule.image.assembly.assemble import Image
 from capsule.image.assembly.base import is_genuine
@@ -93,6 +94,21 @@ def check_embedded(choice: EngineChoice, image: ImageChoice) -> None:
             f"--image {image}: the plain-process engine runs no image",
             fix="Use a container engine, which also confines what the image does.",
         )
+
+
+def confined_engine(
+    request: VerifyRequest, run: RecordedRun, note: Callable[[str], None]
+) -> Engine:
+    """Open the engine that may execute the run of a bundle.
+
+    Raises:
+        CapsuleError: What :func:`require_execution`, :func:`check_unconfined`,
+            :func:`check_embedded` and :func:`open_engine` raise.
+    """
+    require_execution()
+    check_unconfined(request.engine, image=run.claims.image is not None)
+    check_embedded(request.engine, request.image)
+    return open_engine(request.engine, strange=True, progress=note)
 
 
 def check_code(lock: Lock, accepted: Literal["own", "supplied"]) -> bool:
