@@ -90,7 +90,8 @@ def verify(request: VerifyRequest, cache: Cache, reporter: Reporter) -> Report:
 
 def _failed(error: CapsuleError, found: VerificationFindings) -> Judgement:
     """Judge by what ended the verification early."""
-    if error.exit_code == ExitCode.DIFFERS and found.unclaimed:
+    unclaimed = found.image is not None and found.image.unclaimed
+    if error.exit_code == ExitCode.DIFFERS and unclaimed:
         return Judgement("inconclusive", WITHOUT_IMAGE + error.message)
     return Judgement(_verdict_of(error), error.message)
 
@@ -181,7 +182,7 @@ def _execute(
     # The code is checked before the image is prepared: _taken() of admission.py relies on it.
     found.own_code = check_code(lock, request.code)
     executor, image = prepare_executor(request, run, engine, cache, reporter)
-    found.image, found.unclaimed = image, image.claim is None and run.claims.image is not None
+    found.image = image
     require_claimed_image(request, run, image)
     if request.image == "rebuilt":  # what the signer's own image is made of is not known
         found.packages = check_packages(lock, cache, debian=False)
@@ -205,6 +206,6 @@ def _execute(
             )
             found.analysis = analysed = analyse(run, environment.here, directory, compared)
         judgement = judge(run, mode, environment.expected_grade, executed, compared, analysed)
-    if found.unclaimed:
+    if image.unclaimed:
         return Judgement("inconclusive", WITHOUT_IMAGE + judgement.summary)
     return Judgement(judgement.verdict, judgement.summary + reservations(lock, image))

@@ -250,7 +250,8 @@ def identify_image(request: VerifyRequest, run: RecordedRun, image: Image | None
     """Return where the prepared image is from, and whether rebuilding it gave the claimed one."""
     claim = image_claim(image)
     if claim is None:
-        return ImageFinding(image_source=None, image_rebuilt=False, claim=None)
+        unclaimed = run.claims.image is not None
+        return ImageFinding(image_source=None, image_rebuilt=False, claim=None, unclaimed=unclaimed)
     genuine = request.base == "packages" or is_genuine(run.lock)
     source: ImageSource = "rebuilt" if genuine else "supplied-base"
     if request.image != "rebuilt":
