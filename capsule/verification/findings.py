@@ -122,6 +122,7 @@ class ExecutionFinding:
         ledger_differences: Sources that the recorded run treated differently.
         relaxations: Guarantees that were given up by the recorded run or by this one.
         surroundings: What was read back of its surroundings; None unless they are varied.
+        varied: Flags that were to have other values, and are not compared.
     """
 
     span: Span
@@ -130,6 +131,7 @@ class ExecutionFinding:
     ledger_differences: tuple[LedgerDifference, ...]
     relaxations: tuple[str, ...]
     surroundings: RunSurroundings | None = None
+    varied: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

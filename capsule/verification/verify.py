@@ -41,7 +41,6 @@ from capsule.verification.findings import (
 )
 from capsule.verification.integrity.consistency import check_consistency
 from capsule.verification.request import VerifyRequest
-from capsule.verification.variation import CONTROL
 from capsule.verification.verdict import Grade, Judgement, Report
 
 INTACT = "the bundle is unchanged since it was signed, and agrees with itself"
@@ -198,11 +197,11 @@ def _execute(
     else:
         # Everything that reads the run directory is inside this block, at whose end it is removed.
         with reexecution_folder(note) as directory:
-            variation = request.variation
-            found.execution = executed = executor.whole(run, mode.steps, directory, variation)
-            where, varied = (engine.name, directory), (variation or CONTROL).flags
+            found.execution = executed = executor.whole(
+                run, mode.steps, directory, request.variation
+            )
             found.comparison = compared = compare_results(
-                run, image.claim, *where, mode.steps, executed.span, varied=varied
+                run, image.claim, engine.name, directory, mode.steps, executed
             )
             found.analysis = analysed = analyse(run, environment.here, directory, compared)
         judgement = judge(run, mode, environment.expected_grade, executed, compared, analysed)

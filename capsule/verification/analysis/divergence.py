@@ -37,10 +37,10 @@ from capsule.verification.analysis.runs import (
 )
 from capsule.verification.analysis.trace_alignment import TraceAlignment, align_traces
 from capsule.verification.content.tensor_comparison import compare_tensors
-from capsule.verification.content.times import Span, Times, stated_span
+from capsule.verification.content.times import Times, stated_span
 from capsule.verification.content.ulp import Width, distance
 from capsule.verification.equivalence.returns import compare_returns
-from capsule.verification.findings import AnalysisFinding, ComparisonFinding
+from capsule.verification.findings import AnalysisFinding, ComparisonFinding, ExecutionFinding
 from capsule.verification.verdict import (
     Bisection,
     ComponentDifference,
@@ -158,9 +158,7 @@ def compare_results(
     engine: str,
     directory: Path,
     steps: int | None,
-    span: Span,
-    *,
-    varied: frozenset[str] = frozenset(),
+    executed: ExecutionFinding,
 ) -> ComparisonFinding:
     """Compare what a re-execution left with the claims of the recorded run.
 
@@ -170,8 +168,7 @@ def compare_results(
         engine: The name of the engine.
         directory: The run directory of the re-execution.
         steps: The length of a prefix, of which only checkpoints are compared; None: a whole run.
-        span: The time of the re-execution.
-        varied: Flags that were to have other values, and are not compared.
+        executed: The re-execution.
 
     Raises:
         CapsuleError: CAP-B090, a document of the run directory is missing or malformed.
@@ -184,14 +181,14 @@ def compare_results(
     found = collect_claims(run.lock, image, engine, directory)
     left, right = claims.flags, found.flags
     # Flags that were to have other values get the recorded ones, so that they compare equal.
-    kept = {name: value for name, value in right.items() if name not in varied}
-    stated = {name: value for name, value in left.items() if name in varied}
+    kept = {name: value for name, value in right.items() if name not in executed.varied}
+    stated = {name: value for name, value in left.items() if name in executed.varied}
     found = found.model_copy(update={"flags": {**kept, **stated}})
     if isinstance(claims, ProgramClaims) and isinstance(found, ProgramClaims):
         observed = run.observations()
         recorded = stated_span(observed.started, observed.finished, time.time())
         copies = recorded_outputs(run.bundle, claims)
-        outputs = compare_outputs(claims, found, copies, directory, Times(recorded, span))
+        outputs = compare_outputs(claims, found, copies, directory, Times(recorded, executed.span))
     return ComparisonFinding(compare_claims(claims, found), outputs, found)
 
 
