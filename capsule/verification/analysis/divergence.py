@@ -75,9 +75,8 @@ class RunComparison:
     @property
     def equal(self) -> bool:
         """Whether everything that results of a run are compared by is equal."""
-        alignment = self.facts.alignment
-        parted = alignment is not None and alignment.first is not None
-        return not (parted or self.facts.results or self.facts.contradictions)
+        facts = self.facts
+        return not (facts.first or facts.results or facts.contradictions)
 
     def report(self, bisection: Bisection | None = None) -> Divergence:
         """Build the analysis, with the first differing update and operator if they are known."""
