@@ -301,10 +301,11 @@ def _check(
     resources: ExitStack,
 ) -> OpenedBundle:
     reader = ArchiveReader(stream, limits)
-    attestation = envelope.examine(reader.read(ENVELOPE, limits.envelope), policy.candidates)
+    signed = reader.read(ENVELOPE, limits.envelope)
+    statement, signature = envelope.examine(signed, policy.candidates)
     document = reader.read(MANIFEST, limits.manifest)
-    manifest = _attested_manifest(document, attestation.statement, limits)
-    signatures = [KeySignature("dsse", attestation.fingerprint, attestation.signer)]
+    manifest = _attested_manifest(document, statement, limits)
+    signatures = [signature]
     # The attested manifest says whether this signature must be there, so that stripping it is
     # noticed.
     if "sshsig" in manifest.signatures:
@@ -324,7 +325,7 @@ def _check(
     if not policy.trusts_nobody:
         policy.require(signers)
     files = Members(stream, members, root)
-    return OpenedBundle(manifest, files, root, attestation.fingerprint, signers, resources)
+    return OpenedBundle(manifest, files, root, signature.fingerprint, signers, resources)
 
 
 def _attested_manifest(
