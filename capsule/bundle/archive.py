@@ -67,6 +67,10 @@ class Limits:
     files: int = 10_000
 
 
+class UntrustedError(CapsuleError):
+    """A bundle that is intact, and not signed as its reader asks, or not the expected one."""
+
+
 def tampered(code: str, message: str, fix: str = ASK_AGAIN) -> CapsuleError:
     """Return the error that rejects a bundle as altered or malformed (exit status 3)."""
     return CapsuleError(code, message, fix=fix)

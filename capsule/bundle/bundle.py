@@ -39,7 +39,7 @@ from capsule.bundle.members import Member, Members
 from capsule.bundle.trust import KeySignature, Signer, TrustPolicy
 from capsule.experiment.canonical import MAX_DOCUMENT_BYTES, open_regular, sha256_hex
 from capsule.experiment.fields import Model
-from capsule.host.errors import CapsuleError
+from capsule.host.errors import CapsuleError, coded
 from capsule.host.owner import temporary_folder
 
 _M = TypeVar("_M", bound=Model)
@@ -301,10 +301,11 @@ def _check(
     resources: ExitStack,
 ) -> OpenedBundle:
     reader = ArchiveReader(stream, limits)
-    attestation = envelope.examine(reader.read(ENVELOPE, limits.envelope), policy.candidates)
+    signed = reader.read(ENVELOPE, limits.envelope)
+    statement, signature = envelope.examine(signed, policy.candidates)
     document = reader.read(MANIFEST, limits.manifest)
-    manifest = _attested_manifest(document, attestation.statement, limits)
-    signatures = [KeySignature("dsse", attestation.fingerprint, attestation.signer)]
+    manifest = _attested_manifest(document, statement, limits)
+    signatures = [signature]
     # The attested manifest says whether this signature must be there, so that stripping it is
     # noticed.
     if "sshsig" in manifest.signatures:
@@ -324,7 +325,7 @@ def _check(
     if not policy.trusts_nobody:
         policy.require(signers)
     files = Members(stream, members, root)
-    return OpenedBundle(manifest, files, root, attestation.fingerprint, signers, resources)
+    return OpenedBundle(manifest, files, root, signature.fingerprint, signers, resources)
 
 
 def _attested_manifest(
@@ -428,7 +429,9 @@ def _open_source(path: Path) -> BufferedReader:
 @contextmanager
 def _appearing(destination: Path) -> Iterator[BinaryIO]:
     """Give a stream whose content becomes ``destination`` at the end, or leaves no trace."""
-    try:
+    what = f"cannot write the bundle {str(destination)!a}"
+    fix = "Choose a folder you may write to, with enough free space."
+    with coded("CAP-B143", what, fix=fix):
         destination.parent.mkdir(parents=True, exist_ok=True)
         # In the same folder, because a rename is atomic within one file system only.
         handle, name = tempfile.mkstemp(dir=destination.parent, prefix=f".{destination.name}.")
@@ -446,12 +449,6 @@ def _appearing(destination: Path) -> Iterator[BinaryIO]:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-    except OSError as error:
-        raise CapsuleError(
-            "CAP-B143",
-            f"cannot write the bundle {str(destination)!a}: {error.strerror}",
-            fix="Choose a folder you may write to, with enough free space.",
-        ) from error
 
 
 def changed(path: str) -> CapsuleError:
@@ -473,13 +470,9 @@ def _unreadable(message: str) -> CapsuleError:
     )
 
 
-@contextmanager
-def _copying() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CapsuleError(
-            "CAP-B110",
-            f"cannot read the bundle, or copy files of it for checking: {error.strerror}",
-            fix="Set TMPDIR to a folder with room for the files of the bundle.",
-        ) from error
+_copying = partial(
+    coded,
+    "CAP-B110",
+    "cannot read the bundle, or copy files of it for checking",
+    fix="Set TMPDIR to a folder with room for the files of the bundle.",
+)

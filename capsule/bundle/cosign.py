@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from capsule.bundle import sshsig
 from capsule.bundle.bundle import open_bundle
-from capsule.host.errors import CapsuleError
+from capsule.host.errors import coded
 from capsule.host.folders import write_new
 
 
@@ -37,12 +37,7 @@ def cosign(bundle: Path, sign: Callable[[bytes], bytes], destination: Path) -> S
     signature = sign(manifest)
     # The signature names its key. Where an agent or a token signed, nothing else here does.
     signer = sshsig.verify(signature, manifest)
-    try:
+    what = f"cannot write the signature {str(destination)!a}"
+    with coded("CAP-B143", what, fix="Use -o to name another file."):
         write_new(destination, signature)
-    except OSError as error:
-        raise CapsuleError(
-            "CAP-B143",
-            f"cannot write the signature {str(destination)!a}: {error.strerror}",
-            fix="Use -o to name another file.",
-        ) from error
     return Signed(claim_id, signer.fingerprint)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -21,6 +20,7 @@ from pydantic import Field, model_validator
 from capsule.bundle.archive import tampered
 from capsule.bundle.keys import PrivateKey, PublicKey
 from capsule.bundle.manifest import CHECKSUMS, MANIFEST, Manifest, parse_document
+from capsule.bundle.trust import KeySignature
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Sha256
@@ -129,21 +129,6 @@ class SigstoreBundle(Model):
     dsse_envelope: DsseEnvelope = Field(alias="dsseEnvelope")
 
 
-@dataclass(frozen=True)
-class Attestation:
-    """The statement of an envelope, and its known signer.
-
-    Attributes:
-        statement: Its statement.
-        fingerprint: The signing key by the envelope's own account; a fact only with a ``signer``.
-        signer: The trusted key whose signature verified, or None if no trusted key did.
-    """
-
-    statement: BundleStatement
-    fingerprint: str
-    signer: PublicKey | None
-
-
 def pre_authentication_encoding(payload: bytes) -> bytes:
     """Return the bytes that are signed (DSSE 1.0.2, PAE)."""
     kind = PAYLOAD_TYPE.encode()
@@ -171,12 +156,12 @@ def seal(payload: bytes, key: PrivateKey) -> DsseEnvelope:
     )
 
 
-def examine(data: bytes, keys: Sequence[PublicKey]) -> Attestation:
+def examine(data: bytes, keys: Sequence[PublicKey]) -> tuple[BundleStatement, KeySignature]:
     """Check an envelope against the trusted keys, then read its statement.
 
     Every trusted key is tried, whatever the envelope says of its key; the statement is parsed from
     the very bytes that were verified. An unknown signer is not an error here, since integrity can
-    still be established: ask ``signer``.
+    still be established: the signature has no key then, and its fingerprint is only stated.
 
     Args:
         data: The Sigstore bundle, already bounded in size.
@@ -194,10 +179,10 @@ def examine(data: bytes, keys: Sequence[PublicKey]) -> Attestation:
         raise tampered(
             "CAP-B121", f"the envelope names two different keys: {claimed}, {signature.keyid}"
         )
-    payload, signer = unseal(bundle.dsse_envelope, keys)
+    payload, key = unseal(bundle.dsse_envelope, keys)
     # Even if no known key signed it: integrity alone is measured by its digests.
     statement = parse_document(payload, BundleStatement, "the signed statement", "CAP-B124")
-    return Attestation(statement, claimed, signer)
+    return statement, KeySignature("dsse", claimed, key)
 
 
 def unseal(envelope: DsseEnvelope, keys: Sequence[PublicKey]) -> tuple[bytes, PublicKey | None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 
-from capsule.bundle.archive import tampered
+from capsule.bundle.archive import UntrustedError
 from capsule.host.errors import CapsuleError
 
 
@@ -44,7 +44,7 @@ def verify(data: bytes, message: bytes, identity: str, issuer: str) -> None:
         policy = Identity(identity=identity, issuer=issuer)
         Verifier.production(offline=True).verify_artifact(message, bundle, policy)
     except Exception as error:  # an untrusted file in another project's parsers
-        raise tampered(
+        raise UntrustedError(
             "CAP-B159",
             f"the keyless signature is not one of {identity!a} over this bundle's manifest: "
             f"{str(error)[:200]!a}",

@@ -25,7 +25,7 @@ from capsule.bundle.algorithms import (
 )
 from capsule.experiment.canonical import open_regular, write_atomic
 from capsule.experiment.files import HAVE_OWNERS
-from capsule.host.errors import CapsuleError
+from capsule.host.errors import CapsuleError, coded
 from capsule.host.folders import write_new
 
 if TYPE_CHECKING:
@@ -194,12 +194,10 @@ def generate(
     for target in (path, beside):
         if os.path.lexists(target):
             raise CapsuleError("CAP-B135", f"{target} exists already", fix="Choose another name.")
-    try:
+    fix = "Choose a folder you may write to."
+    with coded("CAP-B135", f"cannot write the key {path}", fix=fix):
         _write_secret(path, secret)
         _write_beside(path, beside, public)
-    except OSError as error:
-        message = f"cannot write the key {path}: {error.strerror}"
-        raise CapsuleError("CAP-B135", message, fix="Choose a folder you may write to.") from error
     return public
 
 
@@ -266,14 +264,11 @@ def read_passphrase(path: Path) -> str:
         CapsuleError: CAP-B131 (cannot be read), B137 (others may read the file), B139 (it holds no
             passphrase).
     """
-    try:
-        # Not open_regular: a pipe is of use here, as in ``--passphrase-file <(pass show key)``.
-        with path.open("rb") as stream:
-            facts = os.fstat(stream.fileno())
-            line = stream.readline(_MAX_FILE)
-    except OSError as error:
-        message = f"cannot read the passphrase in {path}: {error.strerror}"
-        raise CapsuleError("CAP-B131", message, fix="Give the path of a readable file.") from error
+    what, fix = f"cannot read the passphrase in {path}", "Give the path of a readable file."
+    # Not open_regular: a pipe is of use here, as in ``--passphrase-file <(pass show key)``.
+    with coded("CAP-B131", what, fix=fix), path.open("rb") as stream:
+        facts = os.fstat(stream.fileno())
+        line = stream.readline(_MAX_FILE)
     mode = stat.S_IMODE(facts.st_mode)
     # The descriptor's mode, since the path may lead elsewhere by now. A pipe's mode says nothing,
     # nor does any on Windows.
@@ -379,17 +374,10 @@ def _read(path: Path, *, private: bool) -> bytes:
 
     Modes do not say that on Windows, where the file has the access control list of its folder.
     """
-    try:
-        with open_regular(path) as stream:
-            mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
-            data = stream.read(_MAX_FILE + 1)
-    except OSError as error:
-        message = f"cannot read the key {path}: {error.strerror}"
-        raise CapsuleError(
-            "CAP-B131",
-            message,
-            fix="Give the path of a readable key file, or make a key: capsule keygen FILE",
-        ) from error
+    fix = "Give the path of a readable key file, or make a key: capsule keygen FILE"
+    with coded("CAP-B131", f"cannot read the key {path}", fix=fix), open_regular(path) as stream:
+        mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
+        data = stream.read(_MAX_FILE + 1)
     # This comes before the mode, because chmod would not make a public key one that can sign.
     if private and (b"PUBLIC KEY-----" in data or data.startswith(_OPENSSH_PUBLIC)):
         likely = f"; its file is probably {path.with_suffix('')}" if path.suffix == ".pub" else ""

@@ -36,7 +36,7 @@ from capsule.experiment.beneath import open_beneath
 from capsule.experiment.lock import Lock
 from capsule.experiment.trace import trace_heads
 from capsule.host.code import package_digest
-from capsule.host.errors import CapsuleError
+from capsule.host.errors import CapsuleError, coded
 from capsule.host.owner import temporary_folder
 from capsule.image.assembly.assemble import Image, write_archive
 from capsule.image.assembly.making import Layer
@@ -206,16 +206,11 @@ def _state_files(run: FinishedRun, claims: TrainingClaims, scratch: Path) -> Sou
 
 def _written(workspace: Path, path: str) -> Path:
     """Return where an output is, if no link leads from there to a file of this machine."""
-    try:
+    what = f"the program says that it wrote {path!a}, which cannot be read"
+    with coded("CAP-B142", what, fix="Do not trust this program; look at its output.log."):
         # A probe is enough, because nothing of the program runs any more that could exchange the
         # path.
         open_beneath(workspace, path).close()
-    except OSError as error:
-        raise CapsuleError(
-            "CAP-B142",
-            f"the program says that it wrote {path!a}, which cannot be read: {error.strerror}",
-            fix="Do not trust this program; look at its output.log.",
-        ) from error
     return workspace / path
 
 

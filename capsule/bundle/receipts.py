@@ -12,6 +12,7 @@ A receipt is the signer's attestation of a re-execution, including its machine a
 from __future__ import annotations
 
 import re
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -28,7 +29,7 @@ from capsule.bundle.keys import PrivateKey
 from capsule.experiment.canonical import check_output, sha256_hex, write_output
 from capsule.experiment.evaluation import ToleranceSpec
 from capsule.experiment.fields import Model
-from capsule.host.errors import CapsuleError
+from capsule.host.errors import coded
 from capsule.machine.kind import MachineKind
 
 MAX_RECEIPT = 1 << 16  # bytes; a receipt has about two thousand
@@ -278,10 +279,8 @@ def write_receipt(
     data = seal(statement.document(), key).document()
     # The digest in the name lets the receipts of several verifiers lie beside one bundle.
     path = path or bundle.with_name(f"{bundle.name}.{sha256_hex(data)[:8]}{SUFFIX}")
-    try:
+    with _writing(path):
         write_output(path, data)
-    except OSError as error:
-        raise _unwritable(path, error) from error
     return path
 
 
@@ -295,18 +294,13 @@ def check_writable(bundle: Path, path: Path | None) -> None:
         return  # reading the bundle says so
     # The name beside the bundle depends on the receipt, so the check uses another such name.
     path = path or bundle.with_name(f"{bundle.name}.{'0' * 8}{SUFFIX}")
-    try:
+    with _writing(path):
         check_output(path)
-    except OSError as error:
-        raise _unwritable(path, error) from error
 
 
-def _unwritable(path: Path, error: OSError) -> CapsuleError:
-    return CapsuleError(
-        "CAP-B173",
-        f"cannot write the receipt {path}: {error.strerror}",
-        fix="Name a file in a folder you may write to with --receipt.",
-    )
+def _writing(path: Path) -> AbstractContextManager[None]:
+    fix = "Name a file in a folder you may write to with --receipt."
+    return coded("CAP-B173", f"cannot write the receipt {path}", fix=fix)
 
 
 def receipts_beside(bundle: Path) -> tuple[Path, ...]:

@@ -24,7 +24,7 @@ from capsule.bundle.envelope import DsseEnvelope, Fingerprint, unseal
 from capsule.bundle.keys import PublicKey
 from capsule.bundle.manifest import parse_document
 from capsule.bundle.receipts import LEVELS, MAX_RECEIPT, TIME_FORMAT, ReceiptStatement, Verdict
-from capsule.bundle.trust import KeySignature, TrustPolicy, UntrustedError
+from capsule.bundle.trust import KeySignature, TrustPolicy, UntrustedSignersError
 from capsule.experiment.canonical import open_regular, sha256_hex
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Sha256
@@ -72,7 +72,7 @@ def read_original(bundle: Path, policy: TrustPolicy) -> Original:
     """
     try:
         opened = open_bundle(bundle, policy)
-    except UntrustedError:
+    except UntrustedSignersError:
         # Whom the reader does not trust is needed as well: receipts must be independent of every
         # author.
         opened = open_bundle(bundle, ())

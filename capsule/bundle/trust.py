@@ -18,14 +18,13 @@ from pydantic import Field
 
 from capsule.bundle import keyless, sshsig
 from capsule.bundle.allowed_signers import AllowedSigner, parse_allowed_signers
-from capsule.bundle.archive import tampered
+from capsule.bundle.archive import UntrustedError
 from capsule.bundle.keys import PublicKey, fingerprint, load_public, openssh_blob
 from capsule.experiment.canonical import open_regular
 from capsule.experiment.fields import Model
 from capsule.host.errors import CapsuleError
 
 MAX_FILE = 1 << 20  # bytes of a trust file, a revocation list or a signature
-UNTRUSTED = ("CAP-B125", "CAP-B154", "CAP-B155", "CAP-B157", "CAP-B159")  # of intact bundles
 
 _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 
@@ -55,7 +54,7 @@ class Signer(Model):
         return f"{key} ({self.identity})" if self.key and self.identity else key
 
 
-class UntrustedError(CapsuleError):
+class UntrustedSignersError(UntrustedError):
     """A bundle that is intact, and not signed as its reader asks.
 
     Attributes:
@@ -140,8 +139,8 @@ class TrustPolicy:
         """Require the necessary number of distinct signers.
 
         Raises:
-            UntrustedError: CAP-B125 (no trusted key signed), B154 (the signatures of known keys
-                do not count), B155 (too few trusted keys signed).
+            UntrustedSignersError: CAP-B125 (no trusted key signed), B154 (the signatures of known
+                keys do not count), B155 (too few trusted keys signed).
         """
         # A set: one key that signed the envelope and the manifest's SSH signature is one signer.
         # A keyless signer has no key and counts by its identity.
@@ -156,7 +155,7 @@ class TrustPolicy:
             )
         )
         if counted:
-            raise UntrustedError(
+            raise UntrustedSignersError(
                 "CAP-B155",
                 f"{len(counted)} of the required {self.threshold} trusted keys signed this bundle"
                 + (f"; {objections}" if objections else ""),
@@ -166,7 +165,7 @@ class TrustPolicy:
             )
         if all(signer.rejection_reason == _UNKNOWN for signer in signers):
             fingerprint = signers[0].key
-            raise UntrustedError(
+            raise UntrustedSignersError(
                 "CAP-B125",
                 f"the bundle is intact but untrusted: according to the bundle {fingerprint} signed "
                 "it, but none of the trusted keys did",
@@ -174,7 +173,7 @@ class TrustPolicy:
                 f"that `ssh-keygen -lf KEY.pub` prints {fingerprint}, and pass `--key KEY.pub`.",
                 signers=signers,
             )
-        raise UntrustedError(
+        raise UntrustedSignersError(
             "CAP-B154",
             f"the bundle is intact but untrusted: {objections}",
             fix="Do not rely on it, or correct the trust file or revocation list if they are out "
@@ -208,7 +207,7 @@ class TrustPolicy:
         try:
             key = sshsig.verify(file.data, manifest)
         except CapsuleError as error:
-            raise tampered(
+            raise UntrustedError(
                 "CAP-B157",
                 f"{file.name!a} is not a signature of this bundle's manifest: {error.message}",
                 fix="Give a file that `capsule sign` or `ssh-keygen -Y sign` made of this very "

@@ -41,15 +41,13 @@ def guarded(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
             raise
         except Exception as error:  # noqa: BLE001 - the last line of defence says it is a bug
             refusal = refusal_of(error) if isinstance(error, OSError) else None
-            if refusal is not None:
-                _fail(refusal, as_json=bool(kwargs.get("as_json")))
             bug = CapsuleError(
                 "CAP-X001",
                 f"{type(error).__name__}: {error}",
                 fix="This is a bug in Capsule. Run the command again as 'capsule --debug …' and "
                 "report the output.",
             )
-            _fail(bug, as_json=bool(kwargs.get("as_json")))
+            _fail(refusal or bug, as_json=bool(kwargs.get("as_json")))
 
     return command
 

@@ -91,10 +91,13 @@ def checked_key(
 def _make(path: Path) -> None:
     """Make the user's key, unless another process did so since."""
     from capsule.bundle.keys import generate
-    from capsule.host.errors import CapsuleError
+    from capsule.host.errors import coded
     from capsule.host.locks import locked_folder
 
-    try:
+    fix = (
+        f"Name a key with --key or {KEY}, or set CAPSULE_CONFIG to a folder that you may write to."
+    )
+    with coded("CAP-B135", f"cannot make a signing key in {path.parent}", fix=fix):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Two first commands must not make two keys.
         with locked_folder(path.parent):
@@ -102,13 +105,6 @@ def _make(path: Path) -> None:
             if path.exists():
                 return
             made = generate(path)
-    except OSError as error:
-        raise CapsuleError(
-            "CAP-B135",
-            f"cannot make a signing key in {path.parent}: {error.strerror}",
-            fix=f"Name a key with --key or {KEY}, or set CAPSULE_CONFIG to a folder that you may "
-            "write to.",
-        ) from error
     typer.echo(f"made a signing key: {path} ({made.fingerprint})", err=True)
     typer.echo(f"  Give its public half, {public_half(path)}, to verifiers.", err=True)
 

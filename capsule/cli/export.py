@@ -80,7 +80,7 @@ def command(
     from capsule.export import huggingface, mlflow, table, tensorboard, wandb, zenodo
     from capsule.export.deposit import Details
     from capsule.export.runs import read_runs
-    from capsule.host.errors import CapsuleError
+    from capsule.host.errors import coded
     from capsule.host.outputs import require_other
 
     metrics: dict[Format, MetricsWriter] = {
@@ -103,7 +103,8 @@ def command(
         related=related or (),
         citation=citation,
     )
-    try:
+    fix = "Name a place that you may write to."
+    with coded("CAP-P203", f"{output} cannot be written", fix=fix):
         if form in deposits:
             deposits[form](path, policy, details, output)
             what = "the deposit"
@@ -112,10 +113,4 @@ def command(
             runs = read_runs(path, policy)
             metrics[form](runs, output)
             what = f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}"
-    except OSError as error:
-        raise CapsuleError(
-            "CAP-P203",
-            f"{output} cannot be written: {error.strerror}",
-            fix="Name a place that you may write to.",
-        ) from error
     typer.echo(f"wrote {what} to {output}", err=True)

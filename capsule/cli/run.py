@@ -235,11 +235,7 @@ def _spec_of(resume: Path | None, path: Path, overrides: list[str] | None) -> Sp
 def _following(
     metrics: str | None,
 ) -> Callable[[Path, Reporter], AbstractContextManager[Reporter]]:
-    """Return what makes a run's reporter write metrics, too, if the command line says where.
-
-    Raises:
-        CapsuleError: CAP-P205, CAP-P206, it names no place that can be written.
-    """
+    """Return what makes a run's reporter write metrics, too, if the command line says where."""
     if metrics is None:
         return lambda _, reporter: nullcontext(reporter)
     # Not before: a run without metrics starts 0.3 s sooner.

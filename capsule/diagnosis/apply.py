@@ -9,7 +9,7 @@ from typing import Any
 
 from capsule.diagnosis.findings import Finding, Setting
 from capsule.experiment.canonical import write_atomic
-from capsule.host.errors import CapsuleError
+from capsule.host.errors import CapsuleError, coded
 from capsule.host.spec_file import spec_of
 from capsule.host.yaml_document import YamlDocument
 
@@ -42,25 +42,16 @@ def apply_patch(path: Path, patch: Mapping[str, Setting]) -> None:
             CAP-S010 it does not name a start set, CAP-D004 it cannot be written, or a comment of it
             cannot be kept.
     """
-    try:
+    with coded("CAP-S001", f"cannot read spec {path}", fix="Name an existing file."):
         before = path.read_bytes()
-    except OSError as error:
-        raise CapsuleError(
-            "CAP-S001", f"cannot read spec {path}: {error.strerror}", fix="Name an existing file."
-        ) from error
     _check(before, path)
     # By now, the file is known to be UTF-8.
     after = patched(before.decode(), patch).encode()
     # Changing YAML as text is delicate. What is no valid spec must not replace the user's file.
     _check(after, path)
-    try:
+    fix = "Make it writable, or set the fields by hand."
+    with coded("CAP-D004", f"cannot write spec {path}", fix=fix):
         write_atomic(path, after)
-    except OSError as error:
-        raise CapsuleError(
-            "CAP-D004",
-            f"cannot write spec {path}: {error.strerror}",
-            fix="Make it writable, or set the fields by hand.",
-        ) from error
 
 
 def _check(data: bytes, path: Path) -> None:

@@ -23,7 +23,7 @@ from capsule.export.runs import TRAINING, Point, event_values, line_values, soun
 from capsule.export.table import COLUMNS, row, table_text
 from capsule.export.tensorboard import EVENT_FILE, EventWriter
 from capsule.export.wandb import open_wandb, require_wandb
-from capsule.host.errors import CapsuleError
+from capsule.host.errors import CapsuleError, coded
 from capsule.host.outputs import check_folder
 from capsule.host.reporter import Reporter
 from capsule.host.run_directory import WORK
@@ -129,7 +129,7 @@ def follow(target: str, directory: Path, reporter: Reporter) -> Iterator[Reporte
     opened = ExitStack()
     # Only errors of opening the place are reported in this way. Those of the run itself pass
     # through the yield below.
-    with _named(target):
+    with _writing(target):
         sink = opened.enter_context(opener(place, directory))
     try:
         yield FollowingReporter(reporter, sink, directory / WORK)
@@ -150,7 +150,7 @@ def require_target(target: str) -> None:
     opener, place = parse_target(target)
     if opener is open_wandb:
         require_wandb()
-    with _named(target):
+    with _writing(target):
         if opener is _open_table:
             check_output(place)
             _check_header(place)
@@ -158,17 +158,9 @@ def require_target(target: str) -> None:
             check_folder(place)
 
 
-@contextmanager
-def _named(target: str) -> Iterator[None]:
-    """Turn errors of the operating system into one that names the target."""
-    try:
-        yield
-    except OSError as error:
-        raise CapsuleError(
-            "CAP-P206",
-            f"--metrics {target!a} cannot be written: {error.strerror}",
-            fix="Name a place that you may write to.",
-        ) from error
+def _writing(target: str) -> AbstractContextManager[None]:
+    what = f"--metrics {target!a} cannot be written"
+    return coded("CAP-P206", what, fix="Name a place that you may write to.")
 
 
 @contextmanager

@@ -7,12 +7,22 @@ the type because that goes into images: an edit here changes no lock.
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from capsule.experiment.errors import IMAGE_CODES, CapsuleError, ExitCode, register
 
-__all__ = ["ENTRIES", "IMAGE_CODES", "CapsuleError", "ErrorEntry", "ExitCode", "refusal_of"]
+__all__ = [
+    "ENTRIES",
+    "IMAGE_CODES",
+    "CapsuleError",
+    "ErrorEntry",
+    "ExitCode",
+    "coded",
+    "refusal_of",
+]
 
 
 class ErrorEntry(NamedTuple):
@@ -43,6 +53,18 @@ _REFUSALS = frozenset(
     }
 )
 _NO_TEMPORARY_FOLDER = "No usable temporary directory found"  # of Python's tempfile
+
+
+@contextmanager
+def coded(code: str, what: str, *, fix: str) -> Iterator[None]:
+    """Turn an error of the operating system into a coded one, which says ``what`` and the reason.
+
+    Every OSError of the ``with`` block gets this message, whatever raised it.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise CapsuleError(code, f"{what}: {error.strerror}", fix=fix) from error
 
 
 def refusal_of(error: OSError) -> CapsuleError | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from capsule.host.encoding import is_utf8
-from capsule.host.errors import CapsuleError
+from capsule.host.errors import CapsuleError, coded
 
 MAX_BYTES = 1 << 20
 MAX_BRACKETS = 4096  # the scanner's time grows with the square of those that are open
@@ -64,15 +64,9 @@ class YamlDocument:
         Raises:
             CapsuleError: CAP-S001 the file cannot be read, CAP-S002 as above.
         """
-        try:
-            with path.open("rb") as stream:
-                data = stream.read(MAX_BYTES + 1)
-        except OSError as error:
-            raise CapsuleError(
-                "CAP-S001",
-                f"cannot read {kind} {path}: {error.strerror}",
-                fix="Name an existing file." + " Or write one: capsule init" * (kind == "spec"),
-            ) from error
+        fix = "Name an existing file." + " Or write one: capsule init" * (kind == "spec")
+        with coded("CAP-S001", f"cannot read {kind} {path}", fix=fix), path.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
         # Text in UTF-16 has such bytes, too, but is text, and gets advice of its own.
         if b"\0" in data and not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise CapsuleError(

@@ -44,7 +44,7 @@ class Story:
 def tell(subject: ReportedRun) -> Story:
     """Return the main statements about a run."""
     attestations = _attestations(subject)
-    good = [verdict for verdict, reproduced in attestations if reproduced]
+    good = [verdict for verdict in attestations if verdict != "not-reproduced"]
     signed = any(receipt.counts for receipt in subject.receipts.receipts)
     # Anyone can write an unsigned report, so reports alone have no good tone. A report that
     # contradicts is enough for a bad one.
@@ -57,19 +57,11 @@ def tell(subject: ReportedRun) -> Story:
     return Story(tone, headline, sentence, _shown(subject), _not_shown(subject, bool(attestations)))
 
 
-def _attestations(subject: ReportedRun) -> list[tuple[str, bool]]:
-    """Return the verdict of each re-execution that counts, and whether the run was reproduced."""
-    reports = [
-        (report.verdict, report.verdict != "not-reproduced")
-        for _, report in subject.reports
-        if report.verdict.startswith(EXECUTED)
-    ]
-    receipts = [
-        (receipt.verdict, receipt.verdict != "not-reproduced")
-        for receipt in subject.receipts.receipts
-        if receipt.counts
-    ]
-    return [*reports, *receipts]
+def _attestations(subject: ReportedRun) -> list[str]:
+    """Return the verdict of each re-execution that counts."""
+    reports = [report.verdict for _, report in subject.reports]
+    receipts = [receipt.verdict for receipt in subject.receipts.receipts if receipt.counts]
+    return [*(verdict for verdict in reports if verdict.startswith(EXECUTED)), *receipts]
 
 
 def _verdict(good: list[str], executed: int, subject: ReportedRun) -> tuple[str, str]:

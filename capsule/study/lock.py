@@ -116,11 +116,7 @@ class StudyLock(DigestedModel):
 
 
 def _check_settings(member: PlannedMember, spec: Spec) -> None:
-    """Check that a spec has the settings that the study gives its member.
-
-    Raises:
-        ValueError: A field has another value.
-    """
+    """Check that a spec has the settings that the study gives its member."""
     wanted: dict[str, Any] = {}
     for field, value in member.settings:  # the last one counts
         *sections, last = field.split(".")

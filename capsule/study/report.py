@@ -17,13 +17,13 @@ from capsule.report.scores import NETWORKS, NOTE, percentage
 from capsule.report.templates import TEMPLATES, code
 from capsule.report.text import print_line, printable
 from capsule.study.results import MemberResult, StudyResults, grouped, means
+from capsule.study.statistics.bootstrap import IntervalRow
 from capsule.study.statistics.profiles import profile_band
 from capsule.study.study_bundle import sample_of
 from capsule.study.tables import (
     AGGREGATES,
     CurveRow,
     GroupRow,
-    IntervalRow,
     StudyTables,
     VarianceRow,
     tables_of,
@@ -370,8 +370,9 @@ def _profiles(results: StudyResults) -> Iterator[tuple[list[str], str, LineChart
 
 
 def _profile(name: str, scores: list[float], thresholds: Sequence[float], seed: str) -> Curve:
-    estimates, low, high = zip(*profile_band([scores], thresholds, seed), strict=True)
-    points = tuple(zip(thresholds, estimates, strict=True))
+    rows = profile_band([scores], thresholds, seed)
+    points = tuple(zip(thresholds, (row.estimate for row in rows), strict=True))
+    low, high = tuple(row.low for row in rows), tuple(row.high for row in rows)
     return Curve(name, points, (Band(tuple(thresholds), low, high),))
 
 

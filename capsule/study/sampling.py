@@ -29,6 +29,7 @@ from capsule.verification.execution.admission import (
     check_unconfined,
 )
 from capsule.verification.execution.grading import (
+    BITWISE,
     beyond_arithmetic,
     inconsistent,
     judge_difference,
@@ -140,9 +141,7 @@ def _compared(
     name = result.identity.name
     # Not the claim ids, which also differ if only one of the machines has namespaces for the run.
     if not compare_claims(claims, found):
-        return VerifiedMember(
-            name, "reproduced-bitwise", "the re-execution reproduced every claim, bit for bit"
-        )
+        return VerifiedMember(name, *BITWISE)
     # Without the image, bits may differ because of the libraries of this machine.
     if claims.image is not None and found.image is None:
         return VerifiedMember(

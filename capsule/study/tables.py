@@ -25,7 +25,7 @@ from capsule.study.statistics.aggregates import (
     pooled_iqm,
 )
 from capsule.study.statistics.bootstrap import (
-    ConfidenceInterval,
+    IntervalRow,
     stratified_interval,
     stratified_intervals,
 )
@@ -44,19 +44,6 @@ AGGREGATES = {
     "optimality_gap": optimality_gap,
 }
 _COMPARABLE = 2  # settings, or tasks, that a comparison needs
-
-
-class IntervalRow(Model):
-    """An estimate with its 95 % percentile interval by stratified bootstrap."""
-
-    estimate: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, interval: ConfidenceInterval) -> IntervalRow:
-        """Return an interval as a row."""
-        return cls(**interval._asdict())
 
 
 class GroupRow(Model):
@@ -206,9 +193,7 @@ def _group_rows(groups: Groups, seed: str) -> Iterator[GroupRow]:
                 runs=len(members),
                 claim_ids=len({member.identity.claim_id for member in members}),
                 **summarize(scores)._asdict(),
-                interquartile_mean=IntervalRow.of(
-                    stratified_interval([[scores]], pooled_iqm, label)
-                ),
+                interquartile_mean=stratified_interval([[scores]], pooled_iqm, label),
             )
 
 
@@ -269,7 +254,7 @@ def _improvements(groups: Groups, seed: str) -> Iterator[ImprovementRow]:
             interval = stratified_interval(
                 samples, probability_of_improvement, f"{seed}/improvement/{first}/{second}"
             )
-            yield ImprovementRow(first=first, second=second, probability=IntervalRow.of(interval))
+            yield ImprovementRow(first=first, second=second, probability=interval)
 
 
 def _settings(groups: Groups) -> Iterator[SettingRow]:
@@ -305,7 +290,6 @@ def _aggregates(groups: Groups, seed: str) -> Iterator[AggregateRow]:
             lambda drawn: [aggregate(drawn) for aggregate in AGGREGATES.values()],
             f"{seed}/aggregate/{group}",
         )
-        rows = map(IntervalRow.of, intervals)
         yield AggregateRow(
-            group=group, tasks=len(tasks), **dict(zip(AGGREGATES, rows, strict=True))
+            group=group, tasks=len(tasks), **dict(zip(AGGREGATES, intervals, strict=True))
         )

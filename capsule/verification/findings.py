@@ -101,11 +101,14 @@ class ImageFinding:
         image_rebuilt: Whether the claimed identity was obtained by rebuilding the image from the
             lock.
         claim: Its identity.
+        unclaimed: Whether the run is executed without the claimed image, which decides nothing
+            about it: equal bits and others may both be due to this machine's own libraries.
     """
 
     image_source: ImageSource | None
     image_rebuilt: bool
     claim: ImageClaim | None
+    unclaimed: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,7 @@ class ExecutionFinding:
         ledger_differences: Sources that the recorded run treated differently.
         relaxations: Guarantees that were given up by the recorded run or by this one.
         surroundings: What was read back of its surroundings; None unless they are varied.
+        varied: Flags that were to have other values, and are not compared.
     """
 
     span: Span
@@ -127,6 +131,7 @@ class ExecutionFinding:
     ledger_differences: tuple[LedgerDifference, ...]
     relaxations: tuple[str, ...]
     surroundings: RunSurroundings | None = None
+    varied: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -172,8 +177,6 @@ class VerificationFindings:
         mode: How far the verification goes.
         required: Lowest grade accepted as reproduced.
         own_code: Whether the image's training code is this Capsule's own.
-        unclaimed: Whether it is executed without the claimed image, which decides nothing about the
-            run: equal bits and others may both be due to this machine's own libraries.
         fresh_seed: Answer of a challenge to a seed that was drawn for it.
         challenge: Segments of the recorded run that were executed again.
     """
@@ -186,7 +189,6 @@ class VerificationFindings:
     environment: EnvironmentFinding | None = None
     own_code: bool | None = None
     image: ImageFinding | None = None
-    unclaimed: bool = False
     packages: Packages | None = None
     fresh_seed: FreshSeed | None = None
     challenge: Challenge | None = None

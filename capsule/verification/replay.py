@@ -17,12 +17,10 @@ from capsule.bundle import run_bundle
 from capsule.bundle.bundle import open_bundle
 from capsule.bundle.run_bundle import RecordedRun
 from capsule.bundle.trust import Signer
-from capsule.engine.select import open_engine
 from capsule.experiment import contract
 from capsule.experiment.contract import EpisodeOrder, Evaluation, EvaluationPoint, Film
 from capsule.experiment.trainers import CommandTrainer
 from capsule.host.errors import CapsuleError
-from capsule.host.platform import require_execution
 from capsule.host.reporter import Reporter
 from capsule.host.wording import counted
 from capsule.image.cache import Cache
@@ -30,8 +28,7 @@ from capsule.machine.compare import check_requirements
 from capsule.machine.fingerprint import take_fingerprint
 from capsule.verification.execution.admission import (
     check_code,
-    check_embedded,
-    check_unconfined,
+    confined_engine,
     prepare_executor,
     require_claimed_image,
     require_trust,
@@ -89,10 +86,7 @@ def replayed(
         check_consistency(run)
         require_trust(request, bundle)
         claimed, order = _order(run, episode)
-        require_execution()
-        check_unconfined(request.engine, image=run.claims.image is not None)
-        check_embedded(request.engine, request.image)
-        engine = open_engine(request.engine, strange=True, progress=reporter.note)
+        engine = confined_engine(request, run, reporter.note)
         if unmet := check_requirements(run.lock, take_fingerprint(engine.describe())):
             raise unmet[0]
         check_code(run.lock, request.code)

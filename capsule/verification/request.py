@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from capsule.bundle.archive import UntrustedError
 from capsule.bundle.claims import Claims
 from capsule.bundle.trust import TrustPolicy
 from capsule.engine.select import EngineChoice
@@ -23,7 +24,6 @@ from capsule.verification.variation import Variation
 from capsule.verification.verdict import RequiredGrade
 
 ImageChoice = Literal["rebuilt", "embedded", "registry"]
-OTHER_SPEC, OTHER_CLAIM, OTHER_LOCK = "CAP-V041", "CAP-V042", "CAP-V057"
 _DIGEST = re.compile("[0-9a-f]{64}")
 _SHOWN_CHARACTERS = 60
 
@@ -198,14 +198,14 @@ class Expectation:
             CapsuleError: CAP-V041 another spec, CAP-V042 another claim id, CAP-V057 another lock.
         """
         if self.claim is not None and (found := claims.claim_id()) != self.claim:
-            raise _unexpected(OTHER_CLAIM, f"its claim id is {found}, not {self.claim}")
+            raise _unexpected("CAP-V042", f"its claim id is {found}, not {self.claim}")
         if self.lock is not None and (digest := lock.digest()) != self.lock:
-            raise _unexpected(OTHER_LOCK, f"its lock is {digest}, not {self.lock}")
+            raise _unexpected("CAP-V057", f"its lock is {digest}, not {self.lock}")
         # A lock does not hold the places from which packages and code came, so the published spec
         # is compared without its own.
         if self.spec is not None and (wanted := without_sources(self.spec)) != lock.spec:
             left, right = (spec.model_dump(mode="json") for spec in (wanted, lock.spec))
-            raise _unexpected(OTHER_SPEC, f"in its spec, {next(_differences(left, right, ()))}")
+            raise _unexpected("CAP-V041", f"in its spec, {next(_differences(left, right, ()))}")
 
 
 @dataclass(frozen=True)
@@ -348,8 +348,8 @@ def _differences(wanted: Any, found: Any, path: tuple[str, ...]) -> Iterator[str
         yield f"{'.'.join(path)} is {shown[0]}, not {shown[1]}"
 
 
-def _unexpected(code: str, what: str) -> CapsuleError:
-    return CapsuleError(
+def _unexpected(code: str, what: str) -> UntrustedError:
+    return UntrustedError(
         code,
         f"the bundle is intact, but not the one you expect: {what}",
         fix="Ask for the bundle of the experiment that you mean.",

@@ -24,7 +24,6 @@ from capsule.verification.request import Mode, VerifyRequest
 from capsule.verification.variation import (
     CONTROL,
     Inapplicable,
-    Variation,
     VariationName,
     Wanted,
     pinned,
@@ -115,14 +114,15 @@ def vary(request: VerifyRequest, wanted: Wanted, cache: Cache, reporter: Reporte
     # reported before hours of re-execution.
     control = verify(replace(request, mode=Mode("integrity")), cache, reporter)
     if control.exit_code == ExitCode.OK:
-        lock = _lock(request)
+        with open_bundle(request.bundle, request.trust) as bundle:
+            lock = RecordedRun.read(bundle).lock
         if not wanted.where_possible:
             _require_engine(request, lock, wanted)
         reporter.note("control: executing the run unchanged")
         control = verify(replace(request, variation=CONTROL), cache, reporter)
         if control.exit_code == ExitCode.OK and control.surroundings is not None:
-            trial = _Trial(request, lock, control.surroundings, cache, reporter)
-            results += map(trial.result, wanted.names)
+            usual = control.surroundings
+            results += (_try(name, request, lock, usual, cache, reporter) for name in wanted.names)
     return VaryReport(
         bundle=request.bundle.name,
         conclusion=conclude(control, results),
@@ -132,16 +132,13 @@ def vary(request: VerifyRequest, wanted: Wanted, cache: Cache, reporter: Reporte
     )
 
 
-def _lock(request: VerifyRequest) -> Lock:
-    with open_bundle(request.bundle, request.trust) as bundle:
-        return RecordedRun.read(bundle).lock
-
-
 def _require_engine(request: VerifyRequest, lock: Lock, wanted: Wanted) -> None:
+    # An untrusted program is executed without a container only on request.
+    container = request.engine != "process"
     for name in wanted.names:
         # Which processors a run has is known after the control, and makes no difference to what an
         # engine can vary.
-        found = _variation(name, request, lock, usable="0")
+        found = variation_of(name, lock, "0", container=container)
         if isinstance(found, Inapplicable) and found.elsewhere:
             raise CapsuleError(
                 "CAP-V067",
@@ -151,59 +148,42 @@ def _require_engine(request: VerifyRequest, lock: Lock, wanted: Wanted) -> None:
             )
 
 
-def _variation(
-    name: VariationName, request: VerifyRequest, lock: Lock, usable: str
-) -> Variation | Inapplicable:
-    # An untrusted program is executed without a container only on request.
-    return variation_of(name, lock, usable, container=request.engine != "process")
-
-
-class _Trial:
-    """The variations of one run whose control reproduced it."""
-
-    def __init__(
-        self,
-        request: VerifyRequest,
-        lock: Lock,
-        usual: RunSurroundings,
-        cache: Cache,
-        reporter: Reporter,
-    ) -> None:
-        self._request, self._lock, self._usual = request, lock, usual
-        self._cache, self._reporter = cache, reporter
-
-    def result(self, name: VariationName) -> VariedResult:
-        """Execute the run with a variation, and say what that showed."""
-        was, held = value_of(name, self._usual), pinned(name, self._lock)
-        change = _variation(name, self._request, self._lock, self._usual.processors)
-        if isinstance(change, Inapplicable):
-            reason = change.reason
-            return VariedResult(
-                name=name, was=was, pinned=held, outcome="not-applicable", reason=reason
-            )
-        self._reporter.note(f"varying {name}")
-        report = self._verify(change)
-        became = None if report.surroundings is None else value_of(name, report.surroundings)
-        outcome, why = judge_variation(report, reached=became != was)
-        # The shell that sets a program's variables changes its place in the tree of processes, and
-        # so its derived randomness. The variation is to blame only if the shell alone changes
-        # nothing.
-        if outcome == "differs" and (neutral := change.neutral(self._lock)) is not None:
-            self._reporter.note(f"checking that the difference is due to {name}")
-            if self._verify(neutral).exit_code != ExitCode.OK:
-                outcome, why = "not-applicable", OTHER_PLACE
+def _try(
+    name: VariationName,
+    request: VerifyRequest,
+    lock: Lock,
+    usual: RunSurroundings,
+    cache: Cache,
+    reporter: Reporter,
+) -> VariedResult:
+    """Execute a run whose control reproduced it with a variation, and say what that showed."""
+    was, held = value_of(name, usual), pinned(name, lock)
+    change = variation_of(name, lock, usual.processors, container=request.engine != "process")
+    if isinstance(change, Inapplicable):
+        reason = change.reason
         return VariedResult(
-            name=name,
-            was=was,
-            became=became,
-            pinned=held,
-            outcome=outcome,
-            reason=why,
-            report=report,
+            name=name, was=was, pinned=held, outcome="not-applicable", reason=reason
         )
-
-    def _verify(self, change: Variation) -> Report:
-        return verify(replace(self._request, variation=change), self._cache, self._reporter)
+    reporter.note(f"varying {name}")
+    report = verify(replace(request, variation=change), cache, reporter)
+    became = None if report.surroundings is None else value_of(name, report.surroundings)
+    outcome, why = judge_variation(report, reached=became != was)
+    # The shell that sets a program's variables changes its place in the tree of processes, and so
+    # its derived randomness. The variation is to blame only if the shell alone changes nothing.
+    if outcome == "differs" and (neutral := change.neutral(lock)) is not None:
+        reporter.note(f"checking that the difference is due to {name}")
+        alone = verify(replace(request, variation=neutral), cache, reporter)
+        if alone.exit_code != ExitCode.OK:
+            outcome, why = "not-applicable", OTHER_PLACE
+    return VariedResult(
+        name=name,
+        was=was,
+        became=became,
+        pinned=held,
+        outcome=outcome,
+        reason=why,
+        report=report,
+    )
 
 
 OTHER_PLACE = (

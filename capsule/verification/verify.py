@@ -6,16 +6,15 @@ import time
 from collections.abc import Iterator
 
 from capsule.bundle import run_bundle
+from capsule.bundle.archive import UntrustedError
 from capsule.bundle.bundle import OpenedBundle, open_bundle
 from capsule.bundle.claims import ProgramClaims
 from capsule.bundle.run_bundle import RecordedRun
-from capsule.bundle.trust import UNTRUSTED, UntrustedError
+from capsule.bundle.trust import UntrustedSignersError
 from capsule.engine.interface import Engine
-from capsule.engine.select import open_engine
 from capsule.entropy.ledger import Ledger
 from capsule.experiment.canonical import sha256_hex
 from capsule.host.errors import CapsuleError, ExitCode, refusal_of
-from capsule.host.platform import require_execution
 from capsule.host.reporter import Reporter
 from capsule.image.cache import Cache
 from capsule.image.closure import check_packages
@@ -30,10 +29,8 @@ from capsule.machine.fingerprint import take_fingerprint
 from capsule.machine.kind import machine_kind
 from capsule.verification.analysis.divergence import analyse, compare_results
 from capsule.verification.execution.admission import (
-    NO_KEY,
     check_code,
-    check_embedded,
-    check_unconfined,
+    confined_engine,
     prepare_executor,
     require_claimed_image,
     require_trust,
@@ -49,13 +46,7 @@ from capsule.verification.findings import (
     VerificationFindings,
 )
 from capsule.verification.integrity.consistency import check_consistency
-from capsule.verification.request import (
-    OTHER_CLAIM,
-    OTHER_LOCK,
-    OTHER_SPEC,
-    VerifyRequest,
-)
-from capsule.verification.variation import CONTROL
+from capsule.verification.request import VerifyRequest
 from capsule.verification.verdict import Grade, Judgement, Report
 
 INTACT = "the bundle is unchanged since it was signed, and agrees with itself"
@@ -93,7 +84,7 @@ def verify(request: VerifyRequest, cache: Cache, reporter: Reporter) -> Report:
             raise
         # The bundle was rejected while it was opened, before the trust stage could leave its
         # finding. The report names the signers all the same.
-        if isinstance(error, UntrustedError):
+        if isinstance(error, UntrustedSignersError):
             found.trust = TrustFinding(
                 authentic=False, signer=error.signers[0].key, signers=error.signers
             )
@@ -104,7 +95,8 @@ def verify(request: VerifyRequest, cache: Cache, reporter: Reporter) -> Report:
 
 def _failed(error: CapsuleError, found: VerificationFindings) -> Judgement:
     """Judge by what ended the verification early."""
-    if error.exit_code == ExitCode.DIFFERS and found.unclaimed:
+    unclaimed = found.image is not None and found.image.unclaimed
+    if error.exit_code == ExitCode.DIFFERS and unclaimed:
         return Judgement("inconclusive", WITHOUT_IMAGE + error.message)
     return Judgement(_verdict_of(error), error.message)
 
@@ -115,8 +107,7 @@ def _verdict_of(error: CapsuleError) -> Grade:
         return "not-reproduced"
     if error.exit_code != ExitCode.TAMPERED:
         return "inconclusive"
-    unwanted = (NO_KEY, OTHER_SPEC, OTHER_LOCK, OTHER_CLAIM, *UNTRUSTED)
-    return "untrusted" if error.code in unwanted else "tampered"
+    return "untrusted" if isinstance(error, UntrustedError) else "tampered"
 
 
 def _verify(
@@ -153,10 +144,7 @@ def _verify(
         # Environment: what this machine lets the verifier expect of a re-execution.
         # Whatever comes before this line works on every platform, and whatever follows needs Linux
         # on x86-64.
-        require_execution()
-        check_unconfined(request.engine, image=claims.image is not None)
-        check_embedded(request.engine, request.image)
-        engine = open_engine(request.engine, strange=True, progress=reporter.note)
+        engine = confined_engine(request, run, reporter.note)
         here = take_fingerprint(engine.describe())
         rows = compare(run.observations().fingerprint, here, lock.spec)
         grade, reason = expected_grade(rows)
@@ -201,7 +189,7 @@ def _execute(
     # The code is checked before the image is prepared: _taken() of admission.py relies on it.
     found.own_code = check_code(lock, request.code)
     executor, image = prepare_executor(request, run, engine, cache, reporter)
-    found.image, found.unclaimed = image, image.claim is None and run.claims.image is not None
+    found.image = image
     require_claimed_image(request, run, image)
     if request.image == "rebuilt":  # what the signer's own image is made of is not known
         found.packages = check_packages(lock, cache, debian=False)
@@ -217,14 +205,14 @@ def _execute(
     else:
         # Everything that reads the run directory is inside this block, at whose end it is removed.
         with reexecution_folder(note) as directory:
-            variation = request.variation
-            found.execution = executed = executor.whole(run, mode.steps, directory, variation)
-            where, varied = (engine.name, directory), (variation or CONTROL).flags
+            found.execution = executed = executor.whole(
+                run, mode.steps, directory, request.variation
+            )
             found.comparison = compared = compare_results(
-                run, image.claim, *where, mode.steps, executed.span, varied=varied
+                run, image.claim, engine.name, directory, mode.steps, executed
             )
             found.analysis = analysed = analyse(run, environment.here, directory, compared)
         judgement = judge(run, mode, environment.expected_grade, executed, compared, analysed)
-    if found.unclaimed:
+    if image.unclaimed:
         return Judgement("inconclusive", WITHOUT_IMAGE + judgement.summary)
     return Judgement(judgement.verdict, judgement.summary + reservations(lock, image))

@@ -97,10 +97,8 @@ def refused(data: bytes, keys, code: str) -> CapsuleError:
 
 def test_what_was_signed_is_read(signed, alice, mallory):
     for keys in ([alice.public], [mallory.public, alice.public]):
-        attestation = examine(signed, keys)
-        assert attestation.statement == STATEMENT
-        assert attestation.signer == alice.public
-        assert attestation.fingerprint == alice.public.fingerprint
+        found = examine(signed, keys)
+        assert found == (STATEMENT, ("dsse", alice.public.fingerprint, alice.public))
 
 
 def test_equal_statements_give_equal_bytes(alice):
@@ -120,9 +118,9 @@ def test_the_encoding_of_the_specification():
 
 @pytest.mark.parametrize("given", [0, 1])
 def test_an_unknown_signer_is_no_signer(signed, mallory, alice, given):
-    attestation = examine(signed, [mallory.public][:given])
-    assert attestation.signer is None
-    assert attestation.fingerprint == alice.public.fingerprint
+    _, signature = examine(signed, [mallory.public][:given])
+    assert signature.key is None
+    assert signature.fingerprint == alice.public.fingerprint
 
 
 SHAPES = {
@@ -300,7 +298,7 @@ STATEMENTS = {
 
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_signed_payloads_that_are_no_statement_of_ours_are_refused(name, alice):
-    assert examine(signing(statement(), alice), [alice.public]).statement == STATEMENT
+    assert examine(signing(statement(), alice), [alice.public])[0] == STATEMENT
     refused(signing(STATEMENTS[name], alice), [alice.public], "CAP-B124")
 
 
@@ -315,8 +313,8 @@ def p256() -> PrivateKey:
 def test_a_p256_key_signs_as_well_and_always_the_same(p256, alice):
     signed = sign(STATEMENT, p256)
     assert sign(STATEMENT, p256) == signed
-    attestation = examine(signed, [alice.public, p256.public])
-    assert (attestation.signer, attestation.statement) == (p256.public, STATEMENT)
+    found, signature = examine(signed, [alice.public, p256.public])
+    assert (signature.key, found) == (p256.public, STATEMENT)
     refused(edited(signed, "dsseEnvelope", "payload", value="AAAA"), [p256.public], "CAP-B122")
 
 
@@ -328,7 +326,8 @@ def test_the_other_spelling_of_an_ecdsa_signature_is_refused(p256):
     fingerprint = p256.public.fingerprint
     assert p256.public.verify(low, message)
     assert p256.public.verify(high, message)
-    assert examine(enveloped(payload, low, fingerprint), [p256.public]).signer == p256.public
+    _, signature = examine(enveloped(payload, low, fingerprint), [p256.public])
+    assert signature.key == p256.public
     for evil in (high, low + b"\0", b"\x30\x81" + low[1:]):
         refused(enveloped(payload, evil, fingerprint), [p256.public], "CAP-B122")
 

@@ -9,7 +9,6 @@ from capsule.bundle import run_bundle
 from capsule.bundle.trust import TrustPolicy
 from capsule.image.cache import Cache
 from capsule.report.progress import SilentReporter
-from capsule.verification import verify as verification
 from capsule.verification.execution import admission
 from capsule.verification.request import Mode, VerifyRequest
 from capsule.verification.verify import verify
@@ -22,7 +21,7 @@ def verified(monkeypatch, tmp_path):
     """Verify a bundle in an engine that is never asked to run anything."""
 
     def work(bundle, mode="full", **options):
-        monkeypatch.setattr(verification, "open_engine", lambda *_, **__: Machine(name="docker"))
+        monkeypatch.setattr(admission, "open_engine", lambda *_, **__: Machine(name="docker"))
         for name in ("fetch", "check_packages"):  # its wheels are on no index
             monkeypatch.setattr(execution, name, lambda *_, **__: None)
         monkeypatch.setattr(execution, "execute", lambda *_, **__: pytest.fail("it was executed"))

@@ -120,10 +120,10 @@ def _canonical(data: bytes) -> None:
 
 
 def _envelope(data: bytes) -> None:
-    attestation = envelope.examine(data, [genuine.SIGNER.public])
+    _, signature = envelope.examine(data, [genuine.SIGNER.public])
     claimed = json.loads(data)["verificationMaterial"]["publicKey"]["hint"]
-    _same(attestation.fingerprint, claimed)
-    if attestation.signer is not None:  # nobody here can sign anything else
+    _same(signature.fingerprint, claimed)
+    if signature.key is not None:  # nobody here can sign anything else
         _same(data, _documents()[ENVELOPE])
 
 

@@ -11,7 +11,7 @@ import pytest
 import capsule
 from capsule.diagnosis import findings
 from capsule.experiment.errors import register
-from capsule.host.errors import ENTRIES, IMAGE_CODES, CapsuleError, ExitCode, refusal_of
+from capsule.host.errors import ENTRIES, IMAGE_CODES, CapsuleError, ExitCode, coded, refusal_of
 
 PACKAGE = Path(capsule.__file__).parent
 ROOT = PACKAGE.parent
@@ -98,6 +98,23 @@ def test_an_unknown_code_cannot_be_raised_and_none_is_registered_twice():
     for code in ("CAP-V005", "CAP-T101"):
         with pytest.raises(ValueError, match=f"registered twice: {code}"):
             register({code: ExitCode.OK})
+
+
+def test_an_error_of_the_operating_system_gets_a_code(tmp_path):
+    with (
+        pytest.raises(
+            CapsuleError, match=r"^CAP-S001 no spec: No such file or directory$"
+        ) as raised,
+        coded("CAP-S001", "no spec", fix="Write one."),
+    ):
+        (tmp_path / "absent").read_bytes()
+    assert raised.value.fix == "Write one."
+    assert isinstance(raised.value.__cause__, FileNotFoundError)
+
+
+def test_other_errors_keep_their_type():
+    with pytest.raises(KeyError), coded("CAP-S001", "no spec", fix="Write one."):
+        raise KeyError("absent")
 
 
 def test_a_refusal_of_the_operating_system_is_coded():

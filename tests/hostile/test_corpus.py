@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from capsule.cli.main import app
-from capsule.verification import verify
+from capsule.verification.execution import admission
 from tests.hostile.case import Case
 from tests.hostile.corpus import CASES
 
@@ -76,7 +76,7 @@ class Outcome:
 def ask(tmp_path, monkeypatch) -> Iterator[object]:
     """Present a case to ``capsule verify``, in an empty folder, and look at what it did."""
     opened: list[object] = []
-    monkeypatch.setattr(verify, "open_engine", lambda *choice, **_: opened.append(choice))
+    monkeypatch.setattr(admission, "open_engine", lambda *choice, **_: opened.append(choice))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     places = {name: tmp_path / name for name in ("case", "work", "home", "staging", "report")}
     for path in places.values():

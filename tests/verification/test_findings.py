@@ -12,6 +12,7 @@ from capsule.host.errors import CapsuleError
 from capsule.image.cache import Cache
 from capsule.report.progress import SilentReporter
 from capsule.verification import verify as verification
+from capsule.verification.execution import admission
 from capsule.verification.request import Mode, VerifyRequest
 from capsule.verification.verdict import Report
 from tests.verification.runs import Machine
@@ -46,7 +47,7 @@ def verified(honest, honest_bundle, key, monkeypatch, tmp_path):
         yield tmp_path / "again"
 
     def work():
-        monkeypatch.setattr(verification, "open_engine", lambda *_, **__: Machine())
+        monkeypatch.setattr(admission, "open_engine", lambda *_, **__: Machine())
         monkeypatch.setattr(verification, "reexecution_folder", finished)
         monkeypatch.setattr(execution, "prepare", lambda *_, **__: None)
         trust = TrustPolicy.of([load_public(key.with_name(f"{key.name}.pub"))])

@@ -23,6 +23,7 @@ from capsule.image.code import training_code_digest
 from capsule.machine.fingerprint import take_fingerprint
 from capsule.report.progress import SilentReporter
 from capsule.verification import verify as verification
+from capsule.verification.execution import admission
 from capsule.verification.receipt import require_execution, sign_report
 from capsule.verification.request import Mode, VerifyRequest
 from tests.hostile.genuine import edit_json, rederive
@@ -101,7 +102,7 @@ def verified(bundle, folder, monkeypatch):
     """Return a function that verifies the bundle on a machine."""
 
     def work(machine, path=bundle, **choices):
-        monkeypatch.setattr(verification, "open_engine", lambda *_, **__: machine)
+        monkeypatch.setattr(admission, "open_engine", lambda *_, **__: machine)
         monkeypatch.setattr(verification, "take_fingerprint", lambda _: machine.fingerprint)
         trust = load_policy(keys=[folder / "alice.pub"])
         request = VerifyRequest(path, trust, Mode("full"), engine="process", **choices)

@@ -9,7 +9,7 @@ from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.image.cache import Cache
 from capsule.report.progress import SilentReporter
 from capsule.verification import vary as varying
-from capsule.verification import verify as verification
+from capsule.verification.execution import admission
 from capsule.verification.request import Mode, VerifyRequest
 from capsule.verification.variation import NAMES, Wanted
 from capsule.verification.vary import VariedResult, conclude, judge_variation, vary
@@ -163,7 +163,7 @@ def test_what_the_engine_cannot_vary_is_refused_by_name_before_anything_runs(tri
 @pytest.mark.slow
 def test_an_impala_run_is_varied_as_far_as_its_trainer_lets_it(key, tmp_path, monkeypatch):
     bundle = bundled(train(tmp_path / "run", make_lock(LOCKSTEP)), key, tmp_path)
-    monkeypatch.setattr(verification, "open_engine", lambda *_, **__: Machine(forks=False))
+    monkeypatch.setattr(admission, "open_engine", lambda *_, **__: Machine(forks=False))
     trust = load_policy(keys=[f"{key}.pub"])
     request = VerifyRequest(bundle, trust, Mode("full"), engine="process", code="supplied")
     found = vary(replace(request), Wanted(NAMES, True), Cache(tmp_path / "cache"), SilentReporter())

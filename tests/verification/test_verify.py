@@ -5,7 +5,7 @@ import pytest
 from capsule.experiment.errors import CapsuleError
 from capsule.report.progress import SilentReporter
 from capsule.verification import verify as verification
-from capsule.verification.findings import VerificationFindings
+from capsule.verification.findings import ImageFinding, VerificationFindings
 from capsule.verification.verify import WITHOUT_IMAGE, _failed
 
 OTHER_RANDOMNESS = CapsuleError(
@@ -17,7 +17,8 @@ OTHER_RANDOMNESS = CapsuleError(
     ("unclaimed", "verdict"), [(False, "not-reproduced"), (True, "inconclusive")]
 )
 def test_a_replay_that_differs_decides_nothing_without_the_claimed_image(unclaimed, verdict):
-    found = VerificationFindings("run.capsule.tar", "full", "bitwise", unclaimed=unclaimed)
+    image = ImageFinding(image_source=None, image_rebuilt=False, claim=None, unclaimed=unclaimed)
+    found = VerificationFindings("run.capsule.tar", "full", "bitwise", image=image)
     judgement = _failed(OTHER_RANDOMNESS, found)
     assert judgement.verdict == verdict
     assert judgement.summary.startswith(WITHOUT_IMAGE) == unclaimed

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import NamedTuple
 
+from capsule.experiment.fields import Model
 from capsule.verification.equivalence.statistics import RESAMPLES, bootstrap, draws, quantile
 
 LEVEL = 0.95  # of the intervals
@@ -19,8 +19,8 @@ LEVEL = 0.95  # of the intervals
 Tasks = Sequence[Sequence[float]]  # tasks x runs
 
 
-class ConfidenceInterval(NamedTuple):
-    """An estimate with the percentile interval of its bootstrap, at level :data:`LEVEL`."""
+class IntervalRow(Model):
+    """An estimate with its 95 % percentile interval by stratified bootstrap."""
 
     estimate: float
     low: float
@@ -46,7 +46,7 @@ def stratified_interval(
     statistic: Callable[..., float],
     seed: str,
     resamples: int = RESAMPLES,
-) -> ConfidenceInterval:
+) -> IntervalRow:
     """Return a statistic of one or several samples with its percentile interval.
 
     Args:
@@ -67,7 +67,7 @@ def stratified_intervals(
     statistics: Callable[..., Sequence[float]],
     seed: str,
     resamples: int = RESAMPLES,
-) -> list[ConfidenceInterval]:
+) -> list[IntervalRow]:
     """Return several statistics of the same draws, each with its own (pointwise) interval.
 
     Arguments and errors are those of :func:`stratified_interval`.
@@ -91,6 +91,8 @@ def stratified_intervals(
     found = bootstrap(strata, of_samples, places, resamples)
     margin = (1 - LEVEL) / 2
     return [
-        ConfidenceInterval(estimate, quantile(column, margin), quantile(column, 1 - margin))
+        IntervalRow(
+            estimate=estimate, low=quantile(column, margin), high=quantile(column, 1 - margin)
+        )
         for estimate, column in zip(statistics(*samples), found, strict=True)
     ]

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from capsule.study.statistics.bootstrap import (
-    ConfidenceInterval,
+    IntervalRow,
     Tasks,
     check_scores,
     stratified_intervals,
@@ -34,7 +34,7 @@ def profile_band(
     thresholds: Sequence[float],
     seed: str,
     resamples: int = RESAMPLES,
-) -> list[ConfidenceInterval]:
+) -> list[IntervalRow]:
     """Return a profile with the percentile interval at each threshold by stratified bootstrap.
 
     The intervals are pointwise: at each threshold by itself, the bootstrap's percentiles.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
+from capsule.experiment.trace import Difference
 from capsule.host.wording import agreeing, counted
 from capsule.verification.analysis.pin_differences import Change, Family, Kind
 from capsule.verification.analysis.trace_alignment import STATES, TraceAlignment
@@ -58,25 +59,23 @@ class Facts:
     outputs: OutputComparison | None = None
 
     @property
+    def first(self) -> Difference | None:
+        """The first record that differs."""
+        return None if self.alignment is None else self.alignment.first
+
+    @property
     def parts(self) -> tuple[str, ...]:
         """Components of the first difference, causes before effects; as fine as is known."""
         if self.bisection is not None:
             return self.bisection.component, *self.bisection.also
-        if self.alignment is None or self.alignment.first is None:
-            return ()
-        return self.alignment.first.component, *self.alignment.first.also
+        return () if self.first is None else (self.first.component, *self.first.also)
 
     @property
     def place(self) -> str:
         """The place of the first difference."""
         if self.bisection is not None:
             return f"the update that ends at step {self.bisection.step}"
-        step = (
-            0
-            if self.alignment is None or self.alignment.first is None
-            else self.alignment.first.step
-        )
-        return f"the record of step {step}"
+        return f"the record of step {0 if self.first is None else self.first.step}"
 
     def of(self, *kinds: Kind) -> list[Change]:
         """Return the changes of some kinds."""

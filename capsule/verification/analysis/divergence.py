@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from capsule.bundle.claims import (
     ImageClaim,
@@ -36,10 +37,10 @@ from capsule.verification.analysis.runs import (
 )
 from capsule.verification.analysis.trace_alignment import TraceAlignment, align_traces
 from capsule.verification.content.tensor_comparison import compare_tensors
-from capsule.verification.content.times import Span, Times, stated_span
+from capsule.verification.content.times import Times, stated_span
 from capsule.verification.content.ulp import Width, distance
 from capsule.verification.equivalence.returns import compare_returns
-from capsule.verification.findings import AnalysisFinding, ComparisonFinding
+from capsule.verification.findings import AnalysisFinding, ComparisonFinding, ExecutionFinding
 from capsule.verification.verdict import (
     Bisection,
     ComponentDifference,
@@ -52,23 +53,6 @@ from capsule.verification.verdict import (
 
 
 @dataclass(frozen=True)
-class MeasuredResults:
-    """How far the results of two trainers' runs are apart.
-
-    Attributes:
-        differences: Streams, checkpoints and evaluations that differ.
-        numbers: Losses and returns that differ.
-        checkpoint: Step of the last checkpoint whose tensors both have.
-        tensors: The tensors that differ in it.
-    """
-
-    differences: tuple[ComponentDifference, ...]
-    numbers: tuple[NumberDifference, ...] = ()
-    checkpoint: int | None = None
-    tensors: tuple[TensorDifference, ...] = ()
-
-
-@dataclass(frozen=True)
 class RunComparison:
     """The comparison of two runs, for which nothing is executed.
 
@@ -76,24 +60,27 @@ class RunComparison:
         a: Name of one.
         b: Name of the other.
         facts: What is known of their difference.
-        measured: How far they are apart.
+        numbers: Losses and returns that differ.
+        checkpoint: Step of the last checkpoint whose tensors both have.
+        tensors: The tensors that differ in it.
     """
 
     a: str
     b: str
     facts: Facts
-    measured: MeasuredResults
+    numbers: tuple[NumberDifference, ...] = ()
+    checkpoint: int | None = None
+    tensors: tuple[TensorDifference, ...] = ()
 
     @property
     def equal(self) -> bool:
         """Whether everything that results of a run are compared by is equal."""
-        alignment = self.facts.alignment
-        parted = alignment is not None and alignment.first is not None
-        return not (parted or self.facts.results or self.facts.contradictions)
+        facts = self.facts
+        return not (facts.first or facts.results or facts.contradictions)
 
     def report(self, bisection: Bisection | None = None) -> Divergence:
         """Build the analysis, with the first differing update and operator if they are known."""
-        facts, measured = replace(self.facts, bisection=bisection), self.measured
+        facts = replace(self.facts, bisection=bisection)
         alignment = facts.alignment or TraceAlignment()
         return Divergence(
             a=self.a,
@@ -104,9 +91,9 @@ class RunComparison:
             last_equal=alignment.last_equal,
             map=None if facts.alignment is None else alignment.map(),
             differences=facts.results,
-            numbers=measured.numbers,
-            checkpoint=measured.checkpoint,
-            tensors=measured.tensors,
+            numbers=self.numbers,
+            checkpoint=self.checkpoint,
+            tensors=self.tensors,
             causes=() if self.equal else explain(facts),
             explanations=ranked(facts.changes, facts.family()),
             bisection=bisection,
@@ -138,17 +125,21 @@ def compare_sides(
             "own, the other of a program",
             fix="Name two runs of the same kind.",
         )
-    alignment = None
+    alignment = checkpoint = None
+    numbers: tuple[NumberDifference, ...] = ()
+    tensors: tuple[TensorDifference, ...] = ()
     if a.training is None or b.training is None:
-        measured = MeasuredResults(compare_documents(a.results(), b.results()))
+        left, right = a.results(), b.results()
     else:
         prefix = a.training.evaluation is None or b.training.evaluation is None
         recordings = a.spec.recording, b.spec.recording
         alignment = align_traces(a.training.trace, b.training.trace, recordings, prefix=prefix)
-        measured = _measure(alignment, a.training, b.training, prefix=prefix)
+        left, right = _results(a.training, b.training, prefix=prefix)
+        numbers = tuple(_numbers(alignment, a.training, b.training))
+        checkpoint, tensors = _tensors(a.training, b.training)
     facts = Facts(
         alignment=alignment,
-        results=measured.differences if differences is None else differences,
+        results=compare_documents(left, right) if differences is None else differences,
         changes=changes(a, b),
         contradictions=tuple(
             f"{side.name}: {each}" for side in (a, b) for each in side.contradictions
@@ -157,7 +148,7 @@ def compare_sides(
         loss=distance(*alignment.losses[1:], width=32) if alignment and alignment.losses else None,
         outputs=outputs,
     )
-    return RunComparison(a.name, b.name, facts, measured)
+    return RunComparison(a.name, b.name, facts, numbers, checkpoint, tensors)
 
 
 def compare_results(
@@ -166,9 +157,7 @@ def compare_results(
     engine: str,
     directory: Path,
     steps: int | None,
-    span: Span,
-    *,
-    varied: frozenset[str] = frozenset(),
+    executed: ExecutionFinding,
 ) -> ComparisonFinding:
     """Compare what a re-execution left with the claims of the recorded run.
 
@@ -178,8 +167,7 @@ def compare_results(
         engine: The name of the engine.
         directory: The run directory of the re-execution.
         steps: The length of a prefix, of which only checkpoints are compared; None: a whole run.
-        span: The time of the re-execution.
-        varied: Flags that were to have other values, and are not compared.
+        executed: The re-execution.
 
     Raises:
         CapsuleError: CAP-B090, a document of the run directory is missing or malformed.
@@ -192,14 +180,14 @@ def compare_results(
     found = collect_claims(run.lock, image, engine, directory)
     left, right = claims.flags, found.flags
     # Flags that were to have other values get the recorded ones, so that they compare equal.
-    kept = {name: value for name, value in right.items() if name not in varied}
-    stated = {name: value for name, value in left.items() if name in varied}
+    kept = {name: value for name, value in right.items() if name not in executed.varied}
+    stated = {name: value for name, value in left.items() if name in executed.varied}
     found = found.model_copy(update={"flags": {**kept, **stated}})
     if isinstance(claims, ProgramClaims) and isinstance(found, ProgramClaims):
         observed = run.observations()
         recorded = stated_span(observed.started, observed.finished, time.time())
         copies = recorded_outputs(run.bundle, claims)
-        outputs = compare_outputs(claims, found, copies, directory, Times(recorded, span))
+        outputs = compare_outputs(claims, found, copies, directory, Times(recorded, executed.span))
     return ComparisonFinding(compare_claims(claims, found), outputs, found)
 
 
@@ -234,25 +222,21 @@ def analyse(
     )
 
 
-def _measure(
-    alignment: TraceAlignment, left: Training, right: Training, *, prefix: bool
-) -> MeasuredResults:
-    """Measure how far the results of two trainers' runs are apart."""
+def _results(
+    left: Training, right: Training, *, prefix: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return those results of two trainers' runs that can be compared."""
     a, b = left.results(), right.results()
-    if prefix:  # the streams and checkpoints of a prefix are those of its end
-        steps = {each["step"] for each in a["checkpoints"]}
-        steps &= {each["step"] for each in b["checkpoints"]}
-        a, b = (
-            {"checkpoints": [item for item in each["checkpoints"] if item["step"] in steps]}
-            for each in (a, b)
-        )
-    checkpoint, tensors = _tensors(left, right)
-    return MeasuredResults(
-        differences=compare_documents(a, b),
-        numbers=tuple(_numbers(alignment, left, right)),
-        checkpoint=checkpoint,
-        tensors=tensors,
+    if not prefix:
+        return a, b
+    # The streams and checkpoints of a prefix are those of its end.
+    steps = {each["step"] for each in a["checkpoints"]}
+    steps &= {each["step"] for each in b["checkpoints"]}
+    a, b = (
+        {"checkpoints": [item for item in each["checkpoints"] if item["step"] in steps]}
+        for each in (a, b)
     )
+    return a, b
 
 
 def _numbers(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from capsule.experiment.canonical import open_regular
-from capsule.host.errors import CapsuleError
+from capsule.host.errors import coded
 from capsule.verification.content.ulp import Distance, Width
 from capsule.verification.integrity.tensors import tensors_of
 from capsule.verification.verdict import TensorDifference
@@ -45,18 +45,12 @@ def map_tensors(path: Path) -> dict[str, Tensor]:
     Raises:
         CapsuleError: CAP-V011, it breaks the format; CAP-V072, it cannot be mapped.
     """
-    try:
-        with open_regular(path, follow=False) as stream:
-            size = os.fstat(stream.fileno()).st_size
-            entries = tensors_of(stream, size, path.name)
-            data = memoryview(mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ))
-            body = data[stream.tell() :]
-    except OSError as error:
-        raise CapsuleError(
-            "CAP-V072",
-            f"{path.name} cannot be read: {error.strerror}",
-            fix="Take it from its bundle or run directory again.",
-        ) from error
+    what, fix = f"{path.name} cannot be read", "Take it from its bundle or run directory again."
+    with coded("CAP-V072", what, fix=fix), open_regular(path, follow=False) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        entries = tensors_of(stream, size, path.name)
+        data = memoryview(mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ))
+        body = data[stream.tell() :]
     return {
         each.name: Tensor(each.dtype, each.shape, body[each.start : each.end]) for each in entries
     }

@@ -22,7 +22,7 @@ from capsule.experiment.fields import Model
 from capsule.experiment.spec import Spec, task_name, tasks_of
 from capsule.host.wording import counted
 from capsule.verification.equivalence import statistics
-from capsule.verification.equivalence.statistics import Significance
+from capsule.verification.equivalence.statistics import RankTest
 
 DEFAULT_ALPHA = 0.05
 # An interquartile mean leaves a quarter of the returns out at each end. Starts that many of which
@@ -40,18 +40,6 @@ class Interval(Model):
     estimate: float
     low: float
     high: float
-
-
-class RankTest(Model):
-    """A two-sided rank test."""
-
-    statistic: float
-    p_value: float
-    exact: bool = Field(
-        description=(
-            "Whether every arrangement was counted, rather than the normal distribution used."
-        )
-    )
 
 
 class Criterion(Model):
@@ -225,17 +213,13 @@ def _task(
         found_metric=after,
         difference=difference,
         cliffs_delta=delta,
-        rank_sum=_rank_test(statistics.rank_sum(recorded, found)),
-        signed_rank=_rank_test(statistics.signed_rank(apart)) if paired else None,
-        sign=_rank_test(statistics.sign_test(apart)) if paired else None,
+        rank_sum=statistics.rank_sum(recorded, found),
+        signed_rank=statistics.signed_rank(apart) if paired else None,
+        sign=statistics.sign_test(apart) if paired else None,
         criteria=()
         if tolerance is None
         else _criteria(tolerance, before.estimate, difference, delta, found),
     )
-
-
-def _rank_test(found: Significance) -> RankTest:
-    return RankTest(**found._asdict())
 
 
 def _criteria(

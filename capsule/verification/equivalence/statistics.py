@@ -18,7 +18,11 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
+
+from pydantic import Field
+
+from capsule.experiment.fields import Model
 
 Observation = TypeVar("Observation")
 
@@ -28,24 +32,23 @@ RESAMPLES = 2_000
 _WORD = struct.Struct("<4Q")  # of a SHA-256 digest: four 64-bit words
 
 
-class Significance(NamedTuple):
-    """Outcome of a two-sided test.
+class RankTest(Model):
+    """A two-sided rank test."""
 
-    Attributes:
-        statistic: U of the second sample; W+ of positive differences; or their number.
-        p_value: Chance of a statistic at least as far out, if there is no difference.
-        exact: Whether every arrangement was counted.
-    """
-
+    # U of the second sample; W+ of positive differences; or their number.
     statistic: float
     p_value: float
-    exact: bool
+    exact: bool = Field(
+        description=(
+            "Whether every arrangement was counted, rather than the normal distribution used."
+        )
+    )
 
 
 # --- tests of a difference ------------------------------------------------------------------------
 
 
-def rank_sum(first: Sequence[float], second: Sequence[float]) -> Significance:
+def rank_sum(first: Sequence[float], second: Sequence[float]) -> RankTest:
     """Test two independent samples by Wilcoxon's rank sum (Mann and Whitney's U).
 
     Ties have the mean of their ranks. Up to :data:`EXACT` observations in all, every choice of the
@@ -58,14 +61,14 @@ def rank_sum(first: Sequence[float], second: Sequence[float]) -> Significance:
     u = doubled / 2 - m * (m + 1) / 2
     if n + m <= EXACT:
         ways = _sums_of_subsets(ranks, m)
-        return Significance(u, _two_sided(ways, doubled), exact=True)
+        return RankTest(statistic=u, p_value=_two_sided(ways, doubled), exact=True)
     ties = sum(count**3 - count for count in Counter(ranks).values())
     total = n + m
     variance = n * m / 12 * (total + 1 - ties / (total * (total - 1)))
-    return Significance(u, _normal_p(u - n * m / 2, variance), exact=False)
+    return RankTest(statistic=u, p_value=_normal_p(u - n * m / 2, variance), exact=False)
 
 
-def signed_rank(differences: Iterable[float]) -> Significance:
+def signed_rank(differences: Iterable[float]) -> RankTest:
     """Test paired differences by Wilcoxon's signed ranks; zero differences are left out.
 
     Up to :data:`EXACT` differences, every choice of signs is counted, ties included; beyond, the
@@ -75,22 +78,23 @@ def signed_rank(differences: Iterable[float]) -> Significance:
     n = len(nonzero)
     ranks = doubled_ranks([abs(difference) for difference in nonzero])
     doubled = sum(rank for rank, sign in zip(ranks, nonzero, strict=True) if sign > 0)
+    w = doubled / 2
     if n <= EXACT:
-        return Significance(doubled / 2, _two_sided(_sums_by_signs(ranks), doubled), exact=True)
+        ways = _sums_by_signs(ranks)
+        return RankTest(statistic=w, p_value=_two_sided(ways, doubled), exact=True)
     ties = sum(count**3 - count for count in Counter(ranks).values())
     variance = n * (n + 1) * (2 * n + 1) / 24 - ties / 48
-    return Significance(
-        doubled / 2, _normal_p(doubled / 2 - n * (n + 1) / 4, variance, continuity=0), exact=False
-    )
+    p_value = _normal_p(w - n * (n + 1) / 4, variance, continuity=0)
+    return RankTest(statistic=w, p_value=p_value, exact=False)
 
 
-def sign_test(differences: Iterable[float]) -> Significance:
+def sign_test(differences: Iterable[float]) -> RankTest:
     """Test paired differences by their signs: a fair coin's, zero differences left out."""
     nonzero = [difference for difference in differences if difference]
     positive = sum(difference > 0 for difference in nonzero)
     n = len(nonzero)
     ways = {count: math.comb(n, count) for count in range(n + 1)}
-    return Significance(positive, _two_sided(ways, positive), exact=True)
+    return RankTest(statistic=positive, p_value=_two_sided(ways, positive), exact=True)
 
 
 def doubled_ranks(values: Sequence[float]) -> list[int]:

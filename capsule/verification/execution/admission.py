@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Literal
 
 from capsule import __version__, execution
+from capsule.bundle.archive import UntrustedError
 from capsule.bundle.bundle import OpenedBundle
 from capsule.bundle.run_bundle import RecordedRun, image_claim
 from capsule.engine.gpu import host_flaws
 from capsule.engine.interface import Engine
-from capsule.engine.select import EngineChoice
+from capsule.engine.select import EngineChoice, open_engine
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
+from capsule.host.platform import require_execution
 from capsule.host.reporter import Reporter
 from capsule.image.assembly.assemble import Image
 from capsule.image.assembly.base import is_genuine
@@ -31,7 +33,7 @@ from capsule.verification.integrity.layers import (
 from capsule.verification.request import ImageChoice, VerifyRequest, lowered
 from capsule.verification.verdict import ImageSource
 
-NO_KEY, NO_DEBIAN = "CAP-V002", "CAP-I303"
+NO_DEBIAN = "CAP-I303"
 SIGNERS: dict[ImageSource | None, str] = {
     "embedded": "; the image was the signer's own and was not rebuilt from the lock",
     "registry": "; the image was taken from a registry and was not rebuilt from the lock",
@@ -47,8 +49,8 @@ def require_trust(request: VerifyRequest, bundle: OpenedBundle) -> None:
     """
     if bundle.authentic or request.allow_untrusted:
         return
-    raise CapsuleError(
-        NO_KEY,
+    raise UntrustedError(
+        "CAP-V002",
         f"the bundle is intact and names {bundle.fingerprint} as its signer, but no key "
         "was given to check that with",
         fix="Get the signer's public key from a source you trust, then pass --key, or add "
@@ -91,6 +93,21 @@ def check_embedded(choice: EngineChoice, image: ImageChoice) -> None:
             f"--image {image}: the plain-process engine runs no image",
             fix="Use a container engine, which also confines what the image does.",
         )
+
+
+def confined_engine(
+    request: VerifyRequest, run: RecordedRun, note: Callable[[str], None]
+) -> Engine:
+    """Open the engine that may execute the run of a bundle.
+
+    Raises:
+        CapsuleError: What :func:`require_execution`, :func:`check_unconfined`,
+            :func:`check_embedded` and :func:`open_engine` raise.
+    """
+    require_execution()
+    check_unconfined(request.engine, image=run.claims.image is not None)
+    check_embedded(request.engine, request.image)
+    return open_engine(request.engine, strange=True, progress=note)
 
 
 def check_code(lock: Lock, accepted: Literal["own", "supplied"]) -> bool:
@@ -221,7 +238,8 @@ def identify_image(request: VerifyRequest, run: RecordedRun, image: Image | None
     """Return where the prepared image is from, and whether rebuilding it gave the claimed one."""
     claim = image_claim(image)
     if claim is None:
-        return ImageFinding(image_source=None, image_rebuilt=False, claim=None)
+        unclaimed = run.claims.image is not None
+        return ImageFinding(image_source=None, image_rebuilt=False, claim=None, unclaimed=unclaimed)
     source = _source(request, run.lock)
     rebuilt = claim == run.claims.image and source == "rebuilt"
     return ImageFinding(image_source=source, image_rebuilt=rebuilt, claim=claim)

@@ -309,11 +309,7 @@ def _recitation(recorded: Path, fresh: Path) -> Iterator[str]:
 
 
 def _trace_of(directory: Path) -> Path:
-    """Return the trace that an execution left.
-
-    Raises:
-        CapsuleError: CAP-B090, there is none.
-    """
+    """Return the trace that an execution left, and check that there is one."""
     open_run_file(directory, contract.TRACE).close()
     return directory / contract.TRACE
 

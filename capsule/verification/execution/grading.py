@@ -17,7 +17,7 @@ from capsule.verification.findings import AnalysisFinding, ComparisonFinding, Ex
 from capsule.verification.request import Mode
 from capsule.verification.verdict import Divergence, Grade, Judgement, OutputComparison
 
-_BITWISE = Judgement("reproduced-bitwise", "the re-execution reproduced every claim, bit for bit")
+BITWISE = Judgement("reproduced-bitwise", "the re-execution reproduced every claim, bit for bit")
 
 # Claims that another processor or GPU cannot change; of flags and streams a part.
 _FIXED = (
@@ -115,7 +115,7 @@ def judge_program(claims: ProgramClaims, found: ComparisonFinding) -> Judgement:
             "that could be reproduced",
             fix="Have the program write its results into its working folder, or print them.",
         )
-    return _BITWISE
+    return BITWISE
 
 
 def _same_content(outputs: OutputComparison) -> str:
@@ -137,7 +137,7 @@ def judge_training(
         differs = f"the traces are equal, but {compared.differences[0].component} differs"
         return Judgement("not-reproduced", differs)
     if mode.steps is None:
-        return _BITWISE
+        return BITWISE
     # How far it went is what the run itself wrote down, and may be less than it was asked for.
     ends = {executed.reexecuted_steps, analysed.compared_steps}
     if ends != {mode.steps}:

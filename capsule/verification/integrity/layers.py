@@ -17,6 +17,7 @@ import hashlib
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal
 
@@ -26,7 +27,7 @@ from capsule.bundle.claims import ImageClaim
 from capsule.bundle.run_bundle import RecordedRun
 from capsule.experiment.canonical import parse_canonical_json, sha256_hex
 from capsule.experiment.lock import Lock
-from capsule.host.errors import CapsuleError
+from capsule.host.errors import CapsuleError, coded
 from capsule.host.owner import temporary_folder
 from capsule.image.assembly.assemble import Image, image_config, image_manifest, image_of
 from capsule.image.assembly.embedded import check_layers, unpack_image
@@ -285,16 +286,12 @@ def registry_image(run: RecordedRun, reference: Reference, progress: Progress) -
         yield replace(claimed, reference=None)
 
 
-@contextmanager
-def _unpacking() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CapsuleError(
-            "CAP-B110",
-            f"cannot unpack the signer's image for checking: {error.strerror}",
-            fix="Set TMPDIR to a folder with room for the whole image.",
-        ) from error
+_unpacking = partial(
+    coded,
+    "CAP-B110",
+    "cannot unpack the signer's image for checking",
+    fix="Set TMPDIR to a folder with room for the whole image.",
+)
 
 
 def _claimed_image(run: RecordedRun, folder: Path) -> Image:

@@ -11,6 +11,7 @@ from scipy import stats
 from capsule.study.statistics.aggregates import mean_of_means, median_of_means, pooled_iqm
 from capsule.study.statistics.bootstrap import (
     LEVEL,
+    IntervalRow,
     check_scores,
     stratified_interval,
     stratified_intervals,
@@ -39,7 +40,8 @@ def test_the_interval_of_a_share_is_that_of_the_binomial_law(successes):
 
 
 def test_runs_are_drawn_within_their_task():
-    assert stratified_interval([[[1.0, 1.0], [5.0, 5.0]]], median_of_means, "seed") == (3, 3, 3)
+    found = stratified_interval([[[1.0, 1.0], [5.0, 5.0]]], median_of_means, "seed")
+    assert found == IntervalRow(estimate=3, low=3, high=3)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,7 @@ def test_intervals_are_those_of_rliable(rliable, scores, name, aggregate):
     # The 2.5 % quantile of 4,000 draws of a normal law has a standard error of 0.042 standard
     # deviations, and the interval is 3.92 of them wide: 6 % of it are four errors of a difference.
     tolerance = 0.06 * (found.high - found.low)
-    assert found[1:] == pytest.approx(rliable["intervals"][name], abs=tolerance)
+    assert (found.low, found.high) == pytest.approx(rliable["intervals"][name], abs=tolerance)
 
 
 def test_the_interval_of_an_improvement_is_that_of_rliable(rliable, scores):
@@ -60,7 +62,9 @@ def test_the_interval_of_an_improvement_is_that_of_rliable(rliable, scores):
         [first, second], probability_of_improvement, "seed", RESAMPLES_OF_TWO
     )
     tolerance = 0.12 * (found.high - found.low)  # as above, of 1,000 draws
-    assert found[1:] == pytest.approx(rliable["intervals"]["improvement"], abs=tolerance)
+    assert (found.low, found.high) == pytest.approx(
+        rliable["intervals"]["improvement"], abs=tolerance
+    )
 
 
 def test_the_interval_of_one_task_is_that_of_scipy(scores):
@@ -74,7 +78,7 @@ def test_the_interval_of_one_task_is_that_of_scipy(scores):
         rng=np.random.default_rng(1),
     ).confidence_interval
     tolerance = 0.06 * (found.high - found.low)
-    assert found[1:] == pytest.approx((wanted.low, wanted.high), abs=tolerance)
+    assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high), abs=tolerance)
 
 
 @pytest.mark.slow
@@ -105,7 +109,9 @@ def test_an_interval_moves_with_the_scores(tasks, shift, scale):
     found = stratified_interval([tasks], pooled_iqm, "seed", 30)
     moved = [[score * scale + shift for score in task] for task in tasks]
     again = stratified_interval([moved], pooled_iqm, "seed", 30)
-    assert again == pytest.approx([value * scale + shift for value in found])
+    assert vars(again) == pytest.approx(
+        {name: value * scale + shift for name, value in vars(found).items()}
+    )
 
 
 def test_an_interval_follows_from_its_seed(scores):
@@ -118,7 +124,8 @@ def test_an_interval_follows_from_its_seed(scores):
 
 def test_an_interval_is_the_same_on_every_machine():
     tasks = [[0.1, 0.7, 2.3, -1.9, 3.1], [10.2, 11.4, 8.9, 10.7]]
-    assert stratified_interval([tasks], mean_of_means, "seed", 500) == (5.58, 4.7375, 6.475375)
+    found = stratified_interval([tasks], mean_of_means, "seed", 500)
+    assert found == IntervalRow(estimate=5.58, low=4.7375, high=6.475375)
 
 
 def test_two_samples_have_draws_of_their_own(scores):

@@ -23,10 +23,10 @@ def test_a_profile_and_its_band_are_those_of_rliable(rliable, scores):
     tasks, wanted = scores(1, 5, 8), rliable["profile"]
     assert performance_profile(tasks, THRESHOLDS) == pytest.approx(wanted["shares"])
     found = profile_band(tasks, THRESHOLDS, "seed")
-    assert [estimate for estimate, _, _ in found] == performance_profile(tasks, THRESHOLDS)
+    assert [interval.estimate for interval in found] == performance_profile(tasks, THRESHOLDS)
     # Percentiles of a share go in steps of a run.
-    for bound, low_or_high in enumerate(wanted["bands"], 1):
-        ours = [interval[bound] for interval in found]
+    for bound, low_or_high in zip(("low", "high"), wanted["bands"], strict=True):
+        ours = [getattr(interval, bound) for interval in found]
         assert ours == pytest.approx(low_or_high, abs=1 / 40 + 1e-9)
 
 

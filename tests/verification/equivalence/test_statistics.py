@@ -10,6 +10,7 @@ from scipy import stats
 
 from capsule.verification.equivalence.statistics import (
     EXACT,
+    RankTest,
     bootstrap_pairs,
     cliffs_delta,
     doubled_ranks,
@@ -45,9 +46,9 @@ def test_a_rank_sum_by_hand():
 def test_a_signed_rank_and_a_sign_test_by_hand():
     # All five differences positive: one choice of signs of 32, and the tail is doubled.
     differences = [1.0, 2.0, 3.0, 4.0, 5.0]
-    assert signed_rank(differences) == (15.0, 2 / 32, True)
-    assert sign_test(differences) == (5, 2 / 32, True)
-    assert sign_test([1.0, -1.0, 0.0, 0.0]) == (1, 1.0, True)
+    assert signed_rank(differences) == RankTest(statistic=15, p_value=2 / 32, exact=True)
+    assert sign_test(differences) == RankTest(statistic=5, p_value=2 / 32, exact=True)
+    assert sign_test([1.0, -1.0, 0.0, 0.0]) == RankTest(statistic=1, p_value=1, exact=True)
 
 
 @settings(max_examples=40)
