@@ -161,6 +161,16 @@ def test_a_run_of_another_user_does_not_hide_the_others(tmp_path, monkeypatch):
     assert [run.path.name for run in find_runs(tmp_path)] == ["mine"]
 
 
+@pytest.mark.parametrize("facts", [{"step": 10**400}, {"step": 30, "total_steps": 10**400}])
+def test_an_event_with_an_impossible_step_is_not_counted(tmp_path, facts):
+    directory = make_run(tmp_path, "one")
+    write_event(directory, step=20, total_steps=400)
+    write_event(directory, **facts)
+    found = find_runs(tmp_path)
+    assert (found[0].step, found[0].total_steps) == (20, 400)
+    runs_table(found, tmp_path, START)
+
+
 def test_a_run_that_is_removed_meanwhile_is_left_out(tmp_path, monkeypatch):
     kept, removed = make_run(tmp_path, "kept"), tmp_path / "removed"
     monkeypatch.setattr("capsule.report.runs.run_directories", lambda _: [removed, kept])
