@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ def patch_of(findings: Iterable[Finding]) -> dict[str, Setting]:
 
 
 def apply_patch(path: Path, patch: Mapping[str, Setting]) -> None:
-    """Set fields of a spec file in place: comments, order and notation stay.
+    """Set fields of a spec file in place: comments, order and notation stay, and its permissions.
 
     The file gets all of the patch or, if anything fails, stays as it was.
 
@@ -54,7 +56,10 @@ def apply_patch(path: Path, patch: Mapping[str, Setting]) -> None:
     # Changing YAML as text is delicate. What is no valid spec must not replace the user's file.
     _check(after, path)
     try:
-        write_atomic(path, after)
+        place = path.resolve()  # a symbolic link stays one
+        with place.open("r+b") as stream:  # a file that is read-only is not replaced
+            mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
+        write_atomic(place, after, mode)
     except OSError as error:
         raise CapsuleError(
             "CAP-D004",
