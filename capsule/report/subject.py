@@ -27,7 +27,12 @@ from capsule.bundle.run_bundle import RecordedRun
 from capsule.bundle.tally import Original, Receipts, read_receipts
 from capsule.entropy.ledger import Ledger
 from capsule.experiment import contract
-from capsule.experiment.canonical import canonical_json, open_regular, parse_canonical_json
+from capsule.experiment.canonical import (
+    canonical_json,
+    open_regular,
+    parse_canonical_json,
+    sha256_hex,
+)
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
 from capsule.verification.integrity.consistency import check_consistency
@@ -138,7 +143,7 @@ def read_subject(
     Args:
         bundle: The bundle.
         name: Its file name.
-        files: Reports and receipts, in any order.
+        files: Reports and receipts, in any order. Equal ones are read once.
         keys: Trusted keys, whose receipts count.
 
     Raises:
@@ -152,6 +157,7 @@ def read_subject(
     # the lock.
     unchecked = check_consistency(run)
     evaluation, series, unread = _curves(bundle, claims)
+    files = _different(files)
     signed = [path for path in files if _is_signed(path)]
     read = [(path.name, read_report(path, claims)) for path in files if path not in signed]
     return ReportedRun(
@@ -175,6 +181,17 @@ def read_subject(
         varied=tuple((each, report) for each, report in read if isinstance(report, VaryReport)),
         receipts=read_receipts(Original.of(bundle), signed, keys),
     )
+
+
+def _different(files: Sequence[Path]) -> Sequence[Path]:
+    """Return the first of each group of equal files, which would be counted several times."""
+    found: dict[str, Path] = {}
+    for path in files:
+        try:
+            found.setdefault(sha256_hex(_bytes(path)), path)
+        except (OSError, ValueError):  # its reader reports it
+            found[str(path)] = path
+    return list(found.values())
 
 
 def _is_signed(path: Path) -> bool:
