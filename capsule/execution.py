@@ -453,6 +453,7 @@ def film(
     tensors: Path,
     *,
     limits: LimitsSpec,
+    data: Mapping[str, FoundData],
     reporter: Reporter,
 ) -> contract.Film:
     """Play the last evaluation of a run again, and film one of its episodes.
@@ -464,6 +465,7 @@ def film(
         order: What to play and to film.
         tensors: Those of the run's last checkpoint.
         limits: What it may use.
+        data: The data sets of the lock; they are hashed before it runs and again afterwards.
         reporter: Told about the progress.
 
     Raises:
@@ -476,10 +478,11 @@ def film(
     shutil.copyfile(tensors, checkpoints / f"{name}.safetensors")
     write_atomic(directory / contract.JOB, contract.Job.of(lock).document())
     write_atomic(directory / contract.EPISODE_ORDER, order.document())
+    _read_data(data, reporter)
     attempt = Attempt(directory, lock.spec, replay=None)
     words = (_python(lock.spec), *FILM)
     gpus = devices_for(lock.spec.accelerator)
-    task = _task(lock.spec, attempt, words, directory, limits, USUAL, {}, gpus)
+    task = _task(lock.spec, attempt, words, directory, limits, USUAL, data, gpus)
     reporter.note(f"playing the evaluation of step {order.step:,} again")
     ended = _run_aside(engine, task, "the replay")
     if (failure := reported_failure(directory)) is not None:
@@ -495,6 +498,7 @@ def film(
                 "bundle is older than 'capsule replay'; make the bundle again with this Capsule.",
             ),
         )
+    _read_data(data, reporter)
     return read_checked(contract.Film, directory / contract.FILM)
 
 

@@ -93,6 +93,18 @@ def test_a_sound_bundle_gives_its_verdict(runner):
 
 
 @pytest.mark.slow
+def test_each_use_in_a_job_has_a_report_of_its_own(runner):
+    reports = []
+    runner.link()
+    for bundle in ("dqn.capsule.tar", "program.capsule.tar"):
+        inputs = {"bundle": CORPUS / bundle, "key": CORPUS / "author.pub"}
+        runner.execute(VERIFY, {**inputs, "arguments": "--mode=integrity"})
+        reports.append(Path(runner.outputs["report"]))
+    verified = [json.loads(report.read_text())["bundle"] for report in reports]
+    assert verified == ["dqn.capsule.tar", "program.capsule.tar"]
+
+
+@pytest.mark.slow
 def test_each_of_several_keys_is_trusted(runner):
     keys = f"{CORPUS / 'verifier.pub'}\n\n{CORPUS / 'author.pub'}\n"
     assert verify(runner, CORPUS / "dqn.capsule.tar", keys).returncode == 0

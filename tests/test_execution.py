@@ -139,6 +139,41 @@ def test_an_interrupted_look_at_the_surroundings_is_an_interruption(tmp_path):
     assert caught.value.exit_code == ExitCode.INTERRUPTED
 
 
+def test_a_replay_gets_the_data_sets_of_the_run_and_hashes_them_before_and_after(tmp_path):
+    class Data:
+        """A data set that counts how often it is hashed."""
+
+        path, below, checks = tmp_path / "levels", "", 0
+
+        def check(self, *_):
+            self.checks += 1
+
+    class Filming(Reporting):
+        def run(self, task, **_):
+            point = contract.EvaluationPoint(step=8, returns=("0x1p+0",), lengths=(1,))
+            played = contract.Film(point=point, screens=1, rows=1, columns=1, rate=60.0)
+            (task.run_directory / contract.FILM).write_bytes(played.document())
+            assert data.checks == 1
+            super().run(task)
+            return Exit(0, "exited")
+
+    data, engine, lock = Data(), Filming(""), make_lock(CARTPOLE)
+    tensors = tmp_path / "tensors"
+    tensors.touch()
+    film = execution.film(
+        lock,
+        engine,
+        tmp_path / "film",
+        contract.EpisodeOrder(seed=7, step=8, starts=((0,),), episode=0),
+        tensors,
+        limits=lock.spec.limits,
+        data={"levels": data},
+        reporter=SilentReporter(),
+    )
+    assert (engine.task.data, data.checks) == ({"levels": tmp_path / "levels"}, 2)
+    assert film.point.step == 8
+
+
 class Twice:
     """An engine in whose runs another process starts the same run again."""
 

@@ -1,17 +1,20 @@
-"""Standard output that may be closed early without changing the exit status of a command.
+"""Standard streams that cannot be written, without a change of a command's exit status.
 
 ``capsule verify … | head -1`` closes the pipe before the verdict is printed. The exception that
 Python then raises, while printing or when the interpreter shuts down, must not replace the exit
-status that tells the verdict.
+status that tells the verdict. And a run that takes days must not end because nothing reads its
+progress any more.
 """
 
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 from capsule.host.errors import ExitCode
 
@@ -45,20 +48,12 @@ def lossy_standard_output() -> Iterator[None]:
         SystemExit: Output was lost although the command succeeded.
     """
     before = sys.stdout
-    # It was closed before this program started; or it is a console of Windows, which has no reader
-    # that could close it, and takes text through functions of its own.
-    if before is None or (sys.platform == "win32" and before.isatty()):
+    if before is None or _is_windows_console(before):  # None: closed before this program started
         yield
         return
     before.flush()
     descriptor = _Descriptor(before.fileno(), "wb", closefd=False)
-    sys.stdout = io.TextIOWrapper(
-        io.BufferedWriter(descriptor),
-        encoding=before.encoding,
-        # The code page of Windows has few letters. It is no reason to stop if one is missing.
-        errors="replace" if before.errors == "strict" else before.errors,
-        line_buffering=before.isatty(),
-    )
+    sys.stdout = _text_stream(descriptor, before, line_buffering=before.isatty())
     status: object = 0
     try:
         yield
@@ -73,6 +68,49 @@ def lossy_standard_output() -> Iterator[None]:
             _report(descriptor.failure)
             if not status:
                 raise SystemExit(int(ExitCode.USAGE))
+
+
+@contextmanager
+def lossy_standard_error() -> Iterator[None]:
+    """Replace ``sys.stderr`` within a block by a stream that never raises.
+
+    No failure is reported: there is no other stream for messages.
+    """
+    before = sys.stderr
+    if before is None:  # closed before this program started
+        with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
+            yield
+    elif _is_windows_console(before):
+        yield
+    else:
+        descriptor = _Descriptor(before.fileno(), "wb", closefd=False)
+        stream = _text_stream(descriptor, before, line_buffering=True)
+        with redirect_stderr(stream):
+            try:
+                yield
+            finally:
+                stream.flush()
+
+
+def _is_windows_console(stream: TextIO) -> bool:
+    """Tell whether a stream is a console of Windows.
+
+    It has no reader that could close it, and takes text through functions of its own.
+    """
+    return sys.platform == "win32" and stream.isatty()
+
+
+def _text_stream(
+    descriptor: _Descriptor, before: TextIO, *, line_buffering: bool
+) -> io.TextIOWrapper:
+    """Return a stream that writes text into a descriptor as an earlier stream did."""
+    return io.TextIOWrapper(
+        io.BufferedWriter(descriptor),
+        encoding=before.encoding,
+        # The code page of Windows has few letters. It is no reason to stop if one is missing.
+        errors="replace" if before.errors == "strict" else before.errors,
+        line_buffering=line_buffering,
+    )
 
 
 def _report(failure: OSError) -> None:

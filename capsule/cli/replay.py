@@ -57,6 +57,7 @@ def command(
     gpu: options.GpuOption = None,
     base: options.BaseOption = "packages",
     code: options.CodeOption = "own",
+    data: options.DataOption = None,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> None:
@@ -75,6 +76,7 @@ def command(
     from capsule.bundle.trust import load_policy
     from capsule.host.outputs import require_file, write_file
     from capsule.image.cache import Cache
+    from capsule.image.data.places import parse_places
     from capsule.report.pictures import animation, check_form
     from capsule.report.progress import open_reporter
     from capsule.verification.replay import replayed
@@ -93,6 +95,7 @@ def command(
         allow_untrusted=allow_untrusted,
         base=base,
         code=code,
+        data=parse_places(data or []),
     )
     with (
         open_reporter(quiet=quiet) as reporter,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ def patch_of(findings: Iterable[Finding]) -> dict[str, Setting]:
 
 
 def apply_patch(path: Path, patch: Mapping[str, Setting]) -> None:
-    """Set fields of a spec file in place: comments, order and notation stay.
+    """Set fields of a spec file in place: comments, order and notation stay, and its permissions.
 
     The file gets all of the patch or, if anything fails, stays as it was.
 
@@ -51,7 +53,10 @@ def apply_patch(path: Path, patch: Mapping[str, Setting]) -> None:
     _check(after, path)
     fix = "Make it writable, or set the fields by hand."
     with coded("CAP-D004", f"cannot write spec {path}", fix=fix):
-        write_atomic(path, after)
+        place = path.resolve()  # a symbolic link stays one
+        with place.open("r+b") as stream:  # a file that is read-only is not replaced
+            mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
+        write_atomic(place, after, mode)
 
 
 def _check(data: bytes, path: Path) -> None:

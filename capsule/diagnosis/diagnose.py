@@ -347,15 +347,18 @@ def _shortened(lock: Lock, steps: int | None) -> tuple[Lock, int | None]:
         return lock, None
     # The first half must end with a whole number of intervals, and hold enough to learn from.
     unit = trainer.interval_steps
-    least = 2 * _multiple(_steps_to_learn_from(trainer), unit)
+    least, total = 2 * _multiple(_steps_to_learn_from(trainer), unit), trainer.total_steps
     if steps is None:
         steps = max(least, _multiple(LEAST_STEPS, 2 * unit))
-    if steps < least or steps % (2 * unit):
+    elif not least <= steps <= total or steps % (2 * unit):
+        fitting = max(least, min(steps, total) // (2 * unit) * 2 * unit)
         raise CapsuleError(
             "CAP-D001",
-            f"--steps {steps} is not a multiple of {2 * unit}, or is less than {least}",
-            fix=f"Use, for example, --steps {max(least, steps // (2 * unit) * 2 * unit)}, or "
-            "remove --steps.",
+            f"--steps {steps} is not a multiple of {2 * unit} between {least} and "
+            f"trainer.total_steps, which is {total}",
+            fix=f"Use, for example, --steps {fitting}, or remove --steps."
+            if fitting <= total
+            else "Remove --steps.",
         )
     # Every record has every tensor, so that the first difference is found where it arises.
     dense = {"trace_interval": unit, "tensor_interval": unit}
@@ -365,7 +368,8 @@ def _shortened(lock: Lock, steps: int | None) -> tuple[Lock, int | None]:
             "recording": spec.recording.model_copy(update=dense),
         }
     )
-    return lock.model_copy(update={"spec": watched}), steps
+    # The whole run may have fewer steps than the default.
+    return lock.model_copy(update={"spec": watched}), min(steps, total)
 
 
 def _multiple(number: int, unit: int) -> int:

@@ -104,14 +104,14 @@ def open_regular(path: Path, *, follow: bool = True) -> BufferedReader:
     return os.fdopen(descriptor, "rb")
 
 
-def write_atomic(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Make ``path`` hold ``data``, or leave it as it was: write, sync, rename."""
-    with appearing(path) as stream:
+    with appearing(path, mode) as stream:
         stream.write(data)
 
 
 @contextmanager
-def appearing(path: Path) -> Iterator[BinaryIO]:
+def appearing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
     """Give a stream whose content becomes ``path`` at the end; an error leaves it as it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # In the same folder, because a rename is atomic within one file system only.
@@ -124,7 +124,7 @@ def appearing(path: Path) -> Iterator[BinaryIO]:
             # Before the rename: after a crash the name must not lead to an incomplete file.
             os.fsync(stream.fileno())
         # mkstemp() makes a file for its owner alone, and other users may read what Capsule writes.
-        temporary.chmod(0o644)
+        temporary.chmod(mode)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -67,7 +67,12 @@ def export_huggingface(path: Path, trust: TrustPolicy, details: Details, folder:
         (place / "README.md").write_bytes(readme.encode())
         (place / ".gitattributes").write_bytes(ATTRIBUTES.encode())
         shutil.copyfile(path, place / path.name)
-        shown = [file.path for file in bundle.manifest.files if file.role in COPIED]
+        # A member that no run makes could have the name of a file that is written above.
+        shown = [
+            file.path
+            for file in bundle.manifest.files
+            if file.role in COPIED and file.path not in subject.unchecked
+        ]
         for name in (run_bundle.CLAIMS, run_bundle.LOCK, *shown):
             (place / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(bundle.member(name), place / name)

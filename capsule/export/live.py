@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -49,35 +50,37 @@ class FollowingReporter:
         self._sink: _Sink | None = sink
         self._recorded = _RecorderTail(work)
         self._last: tuple[int, dict[str, float]] | None = None
+        self._time: float | None = None  # of the last event
 
     def note(self, message: str) -> None:
         """Pass the message on."""
         self._reporter.note(message)
 
     def event(self, event: Event) -> None:
-        """Pass the event on, and write what is new. A full disk ends the writing, not the run."""
+        """Pass the event on, and write what is new."""
         self._reporter.event(event)
+        last, self._last = self._last, (event.step, event_values(event))
+        self._time = sound_time(event.time)
+        self._write([self._last] if self._last != last else [])
+
+    def finish(self) -> None:
+        """Write what a program logged after the last event."""
+        self._write([])
+
+    def _write(self, reported: list[tuple[int, dict[str, float]]]) -> None:
+        """Write metrics of an event, and a program's. A full disk ends the writing, not the run."""
         if self._sink is None:
             return
         try:
-            for step, values in self._new(event):
+            recorded = ((line["step"], line_values(line)) for line in self._recorded.poll())
+            for step, values in chain(reported, recorded):
                 for name, value in values.items():
-                    self._sink.write(TRAINING + name, Point(step, value, sound_time(event.time)))
+                    self._sink.write(TRAINING + name, Point(step, value, self._time))
         # A value that a format has no place for must not end the run either.
         except (CapsuleError, OSError, ValueError, OverflowError) as error:
             self._sink = None
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            if isinstance(error, CapsuleError):
-                reason = error.message
+            reason = error.message if isinstance(error, CapsuleError) else _reason(error)
             self.note(f"--metrics: no further metrics are written: {reason}")
-
-    def _new(self, event: Event) -> Iterator[tuple[int, dict[str, float]]]:
-        """Yield the event's own metrics, unless the last one had the same, and a program's."""
-        last, self._last = self._last, (event.step, event_values(event))
-        if self._last != last:
-            yield self._last
-        for line in self._recorded.poll():
-            yield line["step"], line_values(line)
 
 
 class _RecorderTail:
@@ -131,8 +134,12 @@ def follow(target: str, directory: Path, reporter: Reporter) -> Iterator[Reporte
     # through the yield below.
     with _writing(target):
         sink = opened.enter_context(opener(place, directory))
+    following = FollowingReporter(reporter, sink, directory / WORK)
     try:
-        yield FollowingReporter(reporter, sink, directory / WORK)
+        try:
+            yield following
+        finally:
+            following.finish()
     except BaseException:
         with _noting(reporter):
             opened.__exit__(*sys.exc_info())
@@ -169,7 +176,12 @@ def _noting(reporter: Reporter) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reporter.note(f"--metrics: the end of the run is not written: {error.strerror}")
+        reporter.note(f"--metrics: the end of the run is not written: {_reason(error)}")
+
+
+def _reason(error: Exception) -> str:
+    """Return what an error says. One that a library raises may have no text of the system."""
+    return str(getattr(error, "strerror", None) or error)
 
 
 @contextmanager

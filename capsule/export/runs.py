@@ -314,7 +314,7 @@ def event_values(event: contract.Event) -> dict[str, float]:
 def _recorded(lines: JsonLines) -> tuple[Metric, ...]:
     """Gather the metrics that the recorder of a program wrote."""
     values: dict[str, dict[int, Point]] = {}
-    for line in lines:
+    for line in lines.bounded():
         for name, value in line_values(line).items():
             values.setdefault(name, {})[line["step"]] = Point(line["step"], value, None)
     return _metrics(values)

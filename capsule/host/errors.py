@@ -64,7 +64,8 @@ def coded(code: str, what: str, *, fix: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CapsuleError(code, f"{what}: {error.strerror}", fix=fix) from error
+        # An error that a library raises may have no text of the system.
+        raise CapsuleError(code, f"{what}: {error.strerror or error}", fix=fix) from error
 
 
 def refusal_of(error: OSError) -> CapsuleError | None:

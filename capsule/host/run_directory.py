@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,7 +18,10 @@ STUDY_LOCK = "study.lock.json"  # of the folder of a study
 
 def is_run_directory(path: Path) -> bool:
     """Tell whether ``capsule run`` made a folder."""
-    return (path / LOCK).is_file()
+    # The folder may be a run directory of another user, who shares the folder above.
+    with suppress(PermissionError):
+        return (path / LOCK).is_file()
+    return False
 
 
 def started(path: Path) -> datetime:

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BufferedReader, BytesIO
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,6 +70,9 @@ def animation(
             f"{length:.1f} seconds",
             fix="Give a --begin before the end of the episode, and --seconds of at least 1.",
         )
+    # Times are rounded and not durations, whose errors would add up. A GIF counts hundredths.
+    unit = 10 if suffix.lower() == ".gif" else 1
+    times = [round(1000 / unit * each / film.rate) * unit for each in range(last - first + 1)]
     written = BytesIO()
     # Pillow saves an animation from its first image, and iterates over the others.
     next(iter(Images(film, screens, first, last))).save(
@@ -77,7 +80,7 @@ def animation(
         format=suffix.lower().removeprefix("."),
         save_all=True,
         append_images=Images(film, screens, first + 1, last),
-        duration=round(1000 / film.rate),
+        duration=[after - before for before, after in pairwise(times)],
         loop=0,
         # Pillow writes WebP with losses by default, which would change colours.
         **({"lossless": True} if suffix.lower() == ".webp" else {}),

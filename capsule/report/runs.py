@@ -28,7 +28,7 @@ from capsule.host.folders import occupied_bytes
 from capsule.host.run_directory import BUNDLES, LOCK, WORK, run_directories, started
 from capsule.image.lockfile import read_lock
 from capsule.report.scores import tasks
-from capsule.report.subject import NetworkReturns, evaluation_points
+from capsule.report.subject import MAX_STEP, NetworkReturns, evaluation_points
 from capsule.report.text import bytes_text, printable
 
 if TYPE_CHECKING:
@@ -184,9 +184,12 @@ def _events(path: Path) -> Iterator[contract.Event]:
         # A last line without its end is being written.
         if line.endswith(b"\n"):
             try:
-                yield contract.Event.model_validate_json(line)
+                event = contract.Event.model_validate_json(line)
             except ValidationError:  # the first of the tail may be cut off
                 continue
+            # A program writes its events itself, and may write any numbers.
+            if 0 <= event.step <= MAX_STEP and 0 <= (event.total_steps or 0) <= MAX_STEP:
+                yield event
 
 
 def _episode_return(path: Path) -> float | None:

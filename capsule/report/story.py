@@ -78,7 +78,9 @@ def _verdict(good: list[str], executed: int, subject: ReportedRun) -> tuple[str,
     if not good:
         return "Not reproduced", f"{again} and gave other results."
     if len(good) < executed:
-        split = f"the results agreed in {len(good)} of {counted(executed, 'execution')}"
+        # A verification that was signed left a report and a receipt, so executions are not counted.
+        kinds = " and ".join(f"{what}s" for number, what in sources if number)
+        split = f"the results agreed in {len(good)} of {executed} {kinds}"
         return "Not always reproduced", f"{again}, and {split}."
     grades = set(good)
     if grades == {"reproduced-bitwise"}:

@@ -27,7 +27,12 @@ from capsule.bundle.run_bundle import RecordedRun
 from capsule.bundle.tally import Original, Receipts, read_receipts
 from capsule.entropy.ledger import Ledger
 from capsule.experiment import contract
-from capsule.experiment.canonical import canonical_json, open_regular, parse_canonical_json
+from capsule.experiment.canonical import (
+    canonical_json,
+    open_regular,
+    parse_canonical_json,
+    sha256_hex,
+)
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
 from capsule.verification.integrity.consistency import check_consistency
@@ -40,6 +45,8 @@ EVALUATIONS = "evaluation.jsonl"
 MAX_REPORT_BYTES = 16 << 20
 MAX_LINE_BYTES = 1 << 16
 MAX_LINES = 1_000_000
+MAX_NAMES = 1_000  # of the quantities in a program's log
+MAX_VALUES = 2_000_000  # of a program's log; each takes some hundred bytes of memory
 MAX_SERIES = 8
 MAX_STEP = 2**53 - 1
 SHOWN_CHARACTERS = 40  # of a return that is not a number
@@ -136,7 +143,7 @@ def read_subject(
     Args:
         bundle: The bundle.
         name: Its file name.
-        files: Reports and receipts, in any order.
+        files: Reports and receipts, in any order. Equal ones are read once.
         keys: Trusted keys, whose receipts count.
 
     Raises:
@@ -150,6 +157,7 @@ def read_subject(
     # the lock.
     unchecked = check_consistency(run)
     evaluation, series, unread = _curves(bundle, claims)
+    files = _different(files)
     signed = [path for path in files if _is_signed(path)]
     read = [(path.name, read_report(path, claims)) for path in files if path not in signed]
     return ReportedRun(
@@ -173,6 +181,17 @@ def read_subject(
         varied=tuple((each, report) for each, report in read if isinstance(report, VaryReport)),
         receipts=read_receipts(Original.of(bundle), signed, keys),
     )
+
+
+def _different(files: Sequence[Path]) -> Sequence[Path]:
+    """Return the first of each group of equal files, which would be counted several times."""
+    found: dict[str, Path] = {}
+    for path in files:
+        try:
+            found.setdefault(sha256_hex(_bytes(path)), path)
+        except (OSError, ValueError):  # its reader reports it
+            found[str(path)] = path
+    return list(found.values())
 
 
 def _is_signed(path: Path) -> bool:
@@ -295,7 +314,7 @@ def _curves(
         series = _series(lines, ("episode_return", "loss"))
         return claimed_points(claims), series, lines.unread
     metrics, returns = (recorded_lines(bundle, claims, name) for name in (METRICS, EVALUATIONS))
-    series, points = _series(metrics, None), evaluations_of(returns)
+    series, points = _series(metrics.bounded(), None), evaluations_of(returns)
     return points, series, metrics.unread + returns.unread
 
 
@@ -326,6 +345,27 @@ class JsonLines:
                 else:
                     yield document
 
+    def bounded(self) -> Iterator[dict[str, Any]]:
+        """Yield the lines of a program that have room in memory; the others count as unread.
+
+        A program chooses the names of its quantities, and how many values a line has.
+        """
+        names: set[str] = set()
+        values = 0
+        for line in self:
+            sizes = {
+                name: len(value) if isinstance(value, list) else 1
+                for name, value in line.items()
+                if name != "step"
+            }
+            added, more = sizes.keys() - names, sum(sizes.values())
+            if len(names) + len(added) > MAX_NAMES or values + more > MAX_VALUES:
+                self.unread += 1
+                continue
+            names |= added
+            values += more
+            yield line
+
 
 def recorded_lines(bundle: OpenedBundle, claims: ProgramClaims, name: str) -> JsonLines:
     """Return the lines of a file that the recorder wrote to any folder of a program's outputs."""
@@ -352,7 +392,7 @@ def _object(line: bytes) -> dict[str, Any] | None:
     return document if type(step) is int and 0 <= step <= MAX_STEP else None
 
 
-def _series(lines: JsonLines, names: Sequence[str] | None) -> tuple[Series, ...]:
+def _series(lines: Iterable[dict[str, Any]], names: Sequence[str] | None) -> tuple[Series, ...]:
     """Gather numbers by step. A resumed run logs some steps again, and the last value counts.
 
     Args:
@@ -381,7 +421,7 @@ def drawable(value: float) -> bool:
 def evaluations_of(lines: JsonLines) -> tuple[NetworkReturns, ...]:
     """Return the evaluations that the recorder of a program wrote, by step; the last ones count."""
     points = {}
-    for line in lines:
+    for line in lines.bounded():
         returns = line.get("returns")
         if not isinstance(returns, list) or not returns:
             lines.unread += 1

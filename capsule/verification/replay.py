@@ -19,6 +19,7 @@ from capsule.bundle.run_bundle import RecordedRun
 from capsule.bundle.trust import Signer
 from capsule.experiment import contract
 from capsule.experiment.contract import EpisodeOrder, Evaluation, EvaluationPoint, Film
+from capsule.experiment.spec import EntropySpec
 from capsule.experiment.trainers import CommandTrainer
 from capsule.host.errors import CapsuleError
 from capsule.host.reporter import Reporter
@@ -73,7 +74,7 @@ def replayed(
 
     Raises:
         CapsuleError: CAP-V090, the run has no evaluation of one network that can be played, or not
-            this episode;
+            this episode, or its environment may have drawn randomness that a replay does not draw;
             CAP-V091 (exit status 1), the evaluation gave something other than the bundle claims;
             CAP-E011, there are more screens than steps;
             what ``capsule verify`` raises of a bundle that it does not execute.
@@ -100,9 +101,10 @@ def replayed(
                 order,
                 bundle.member(run_bundle.checkpoint_member(order.step)),
                 limits=executor.limits,
+                data=executor.data,
                 reporter=reporter,
             )
-            _compare(claimed, film.point)
+            _compare(claimed, film.point, run.lock.spec.entropy)
             # The film was made by code of the bundle's image. One screen for the start and one for
             # each step is all that an episode has, and more would let that code have any number of
             # screens drawn.
@@ -154,20 +156,33 @@ def _order(run: RecordedRun, episode: int | None) -> tuple[EvaluationPoint, Epis
     return last, EpisodeOrder(seed=seed, step=last.step, starts=evaluation.starts, episode=episode)
 
 
-def _compare(claimed: EvaluationPoint, played: EvaluationPoint) -> None:
+def _compare(claimed: EvaluationPoint, played: EvaluationPoint, entropy: EntropySpec) -> None:
     """Reject an evaluation that is not the claimed one."""
     claims, plays = (
         [*zip(point.returns, point.lengths, strict=False)] for point in (claimed, played)
     )
     # An episode that only one side has differs from None.
     for number, (claim, play) in enumerate(zip_longest(claims, plays)):
-        if claim != play:
+        if claim == play:
+            continue
+        difference = (
+            f"of {counted(len(claims), 'episode')}, number {number} is the first that differs"
+        )
+        # The evaluation of an honest run differs if its environment draws such randomness.
+        if entropy.mode != "virtual":
             raise CapsuleError(
-                "CAP-V091",
-                f"the evaluation of step {claimed.step:,}, played again, is not the claimed one: "
-                f"of {counted(len(claims), 'episode')}, number {number} is the first that differs",
-                fix="Find out with 'capsule verify' what else differs.",
+                "CAP-V090",
+                f"the run cannot be replayed: {difference}, and with entropy.mode "
+                f"{entropy.mode!r}, a replay draws other randomness of the system than the run",
+                fix="Find out with 'capsule verify' whether the run is reproduced.",
             )
+        raise CapsuleError(
+            "CAP-V091",
+            f"the evaluation of step {claimed.step:,}, played again, is not the claimed one: "
+            f"{difference}",
+            fix="Find out with 'capsule verify' what else differs. An environment that "
+            "draws randomness of the system gets other values in a replay than in the run.",
+        )
 
 
 def _unplayable(reason: str) -> CapsuleError:

@@ -1,4 +1,4 @@
-"""Standard output that nobody reads to its end, or that cannot be written."""
+"""Standard streams that nothing reads to their end, or that cannot be written."""
 
 import os
 import subprocess
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+CORPUS = Path(__file__).parents[1] / "corpus"
 BIG = "for i in range(100_000): print(i)"
 ENDING = "raise SystemExit(3)"
 
@@ -69,3 +70,29 @@ def test_a_tampered_bundle_costs_its_status_whatever_the_reader_does(tmp_path, c
             stderr=subprocess.PIPE,
         )
         assert done.returncode == 3
+
+
+def verified(bundle, folder, **options):
+    """Return the status of a verification whose standard error is as given."""
+    command = [sys.executable, "-m", "capsule", "verify", str(bundle), "--mode", "integrity"]
+    words = ["--key", str(CORPUS / "author.pub"), "--report", "report.json"]
+    return subprocess.call([*command, *words], cwd=folder, stdout=subprocess.DEVNULL, **options)
+
+
+@pytest.mark.slow
+def test_standard_error_that_cannot_be_written_changes_no_status(tmp_path, closed_pipe):
+    intact, tampered = CORPUS / "dqn.capsule.tar", tmp_path / "x.capsule.tar"
+    tampered.write_bytes(intact.read_bytes()[:-20_000])
+    with Path("/dev/full").open("wb") as full:
+        for bundle, status in ((intact, 0), (tampered, 3)):
+            for errors in (closed_pipe, full):
+                assert verified(bundle, tmp_path, stderr=errors) == status
+            assert verified(bundle, tmp_path, preexec_fn=lambda: os.close(2)) == status
+
+
+def test_a_library_that_prints_much_on_a_closed_standard_error_does_not_raise(closed_pipe):
+    program = (
+        "import sys\nfrom capsule.cli.output import *\nwith lossy_standard_error():\n"
+        f"    for i in range(100_000): print(i, file=sys.stderr)\n    {ENDING}"
+    )
+    assert subprocess.call([sys.executable, "-c", program], stderr=closed_pipe) == 3

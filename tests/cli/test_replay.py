@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from capsule.host.errors import CapsuleError
 from capsule.verification import replay
 from tests.cli.conftest import capsule
 
@@ -18,3 +19,18 @@ def test_a_place_that_cannot_be_written_is_found_before_anything_is_played(
     document = json.loads(done.stdout)
     assert (done.exit_code, document["code"]) == (2, "CAP-X004")
     assert str(tmp_path / place) in document["message"]
+
+
+def test_the_data_sets_that_the_user_names_are_given_to_the_replay(bundle, tmp_path, monkeypatch):
+    asked = []
+
+    def replayed(request, *_):
+        asked.append(dict(request.data))
+        raise CapsuleError("CAP-V090", "asked", fix="")
+
+    monkeypatch.setattr(replay, "replayed", replayed)
+    place = tmp_path / "levels"
+    place.mkdir()
+    words = ("--allow-untrusted", "-o", tmp_path / "play.gif", "--data", f"levels={place}")
+    assert capsule("replay", bundle, *words).exit_code == 2
+    assert asked == [{"levels": place}]

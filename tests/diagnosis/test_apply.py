@@ -1,6 +1,7 @@
 """Writing settings into a spec file."""
 
 import json
+import stat
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ entropy: {mode: system}
 """
 
 
-def refuse(path, data):
+def refuse(*_):
     raise PermissionError(13, "Permission denied")
 
 
@@ -216,6 +217,31 @@ def test_a_file_that_cannot_be_written_is_named_with_the_reason_and_a_remedy(tmp
     assert caught.value.code == "CAP-D004"
     assert caught.value.message == f"cannot write spec {path}: Permission denied"
     assert caught.value.fix == "Make it writable, or set the fields by hand."
+
+
+def test_a_symbolic_link_and_the_permissions_of_a_spec_stay(tmp_path):
+    spec, link = tmp_path / "own.yaml", tmp_path / "spec.yaml"
+    spec.write_text(SPEC)
+    spec.chmod(0o600)
+    link.symlink_to(spec.name)
+    apply_patch(link, {"entropy.mode": "virtual"})
+    assert link.is_symlink()
+    assert "mode: virtual" in spec.read_text()
+    assert stat.S_IMODE(spec.stat().st_mode) == 0o600
+
+
+def test_a_spec_that_is_read_only_is_not_replaced(tmp_path, monkeypatch):
+    path, opened = tmp_path / "spec.yaml", Path.open
+    path.write_text(SPEC)
+
+    def read_only(self, mode="r", *rest, **options):
+        """Open a file as the system does for any user but root."""
+        return opened(self, mode, *rest, **options) if "+" not in mode else refuse()
+
+    monkeypatch.setattr(Path, "open", read_only)
+    with pytest.raises(CapsuleError, match="CAP-D004"):
+        apply_patch(path, {"entropy.mode": "virtual"})
+    assert path.read_text() == SPEC
 
 
 def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from capsule.diagnosis.diagnose import compare_runs, diagnose, read_reports
+from capsule.diagnosis.diagnose import _shortened, compare_runs, diagnose, read_reports
 from capsule.experiment.contract import Output, Outputs
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.lock import Lock
@@ -241,12 +241,25 @@ def test_everything_that_is_claimed_of_a_program_is_compared(tmp_path):
     assert compare_runs(folders[1], folders[1]) == []
 
 
-@pytest.mark.parametrize("steps", [0, -8, 8, 97])
+@pytest.mark.parametrize("steps", [0, -8, 8, 97, 4000])
 def test_steps_must_fit_the_trainer(tmp_path, steps):
     lock = Lock.model_construct(spec=parsed(DQN))
     with pytest.raises(CapsuleError) as caught:
         diagnose(lock, None, tmp_path, steps=steps, reporter=SilentReporter())
     assert caught.value.code == "CAP-D001"
+    if steps == 4000:
+        assert caught.value.message.endswith("trainer.total_steps, which is 400")
+        assert caught.value.fix.startswith("Use, for example, --steps 400,")
+
+
+@pytest.mark.parametrize(
+    ("total", "steps"), [(200, 200), (400, 256)], ids=["short run", "long run"]
+)
+def test_no_more_steps_are_stated_than_the_run_has(total, steps):
+    trainer = DQN["trainer"] | {"total_steps": total, "replay_start": 100, "target_interval": 100}
+    changed = {"trainer": trainer, "evaluation": {"interval": total}}
+    lock = Lock.model_construct(spec=parsed({**DQN, **changed}))
+    assert _shortened(lock, None)[1] == steps
 
 
 @pytest.mark.parametrize(

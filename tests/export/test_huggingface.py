@@ -6,13 +6,18 @@ import re
 import shlex
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ruamel.yaml import YAML
 
+from capsule.bundle.bundle import Content, open_bundle, pack
+from capsule.bundle.keys import PrivateKey
 from capsule.bundle.trust import TrustPolicy
+from capsule.experiment.canonical import sha256_hex
 from capsule.export.deposit import Creator, Details
 from capsule.export.huggingface import export_huggingface
 from capsule.host.errors import CapsuleError
 from capsule.report.markdown import code
+from capsule.verification.integrity import consistency
 from tests.export.conftest import PROGRAM, STUDY, TRAINING, content, returns
 
 NO_KEYS = TrustPolicy.of([])
@@ -54,6 +59,24 @@ def test_the_files_are_those_of_the_bundle(tmp_path):
     }
     assert "checkpoints/step-000000000400.safetensors" in found
     assert (tmp_path / "repository" / TRAINING.name).read_bytes() == TRAINING.read_bytes()
+
+
+def test_members_of_another_capsules_bundle_replace_no_file(tmp_path, monkeypatch):
+    # Another Capsule may write other members, which are therefore not rejected.
+    monkeypatch.setattr(consistency, "package_digest", lambda: "0" * 64)
+    with open_bundle(TRAINING, []) as opened:
+        members = {
+            file.path: Content(opened.content(file.path), file.role, file.media_type)
+            for file in opened.manifest.files
+        }
+    for name in ("README.md", "hostile.capsule.tar"):
+        members[name] = Content(b"another file", "output", "text/markdown")
+    bundle, key = tmp_path / "hostile.capsule.tar", PrivateKey(Ed25519PrivateKey.generate())
+    pack(members, sha256_hex(members["claims.json"].source), key, bundle)
+    export_huggingface(bundle, NO_KEYS, Details(), tmp_path / "repository")
+    assert card(tmp_path / "repository")
+    assert (tmp_path / "repository" / bundle.name).read_bytes() == bundle.read_bytes()
+    assert (tmp_path / "repository" / "checkpoints" / "step-000000000400.safetensors").is_file()
 
 
 def test_a_program_has_its_outputs_and_no_results(tmp_path):

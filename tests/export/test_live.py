@@ -151,6 +151,27 @@ def test_a_resumed_program_is_followed_from_where_it_resumes(tmp_path, directory
     assert [(row["step"], row["value"]) for row in rows(tmp_path / "metrics.csv")] == [("2", "3.0")]
 
 
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt(), OSError("of the run")])
+def test_what_a_program_logged_after_the_last_event_is_written(tmp_path, directory, error):
+    path, target = directory / "work" / RECORDED, f"csv:{tmp_path / 'metrics.csv'}"
+    path.parent.mkdir(parents=True)
+    event = Event(time=1.0, kind="progress", step=0)
+    with (
+        pytest.raises(type(error)) if error else nullcontext(),
+        follow(target, directory, Told()) as reporter,
+    ):
+        path.write_text('{"step": 1, "loss": 1}\n')
+        reporter.event(event)
+        path.write_text('{"step": 1, "loss": 1}\n{"step": 2, "loss": 2}\n')
+        if error:
+            raise error
+    with follow(target, directory, Told()) as reporter:  # it resumes from step 2
+        with path.open("a") as stream:
+            stream.write('{"step": 3, "loss": 3}\n')
+        reporter.event(event)
+    assert [row["step"] for row in rows(tmp_path / "metrics.csv")] == ["1", "2", "3"]
+
+
 def test_no_link_of_a_program_is_followed(tmp_path, directory):
     told, work = Told(), directory / "work"
     (tmp_path / "secret").write_text('{"step": 1, "loss": 42}\n')
@@ -169,10 +190,11 @@ def test_no_link_of_a_program_is_followed(tmp_path, directory):
     ("error", "reason"),
     [
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "No space left on device"),
+        (OSError("the library's own text"), "the library's own text"),
         (OverflowError("too large"), "too large"),
         (CapsuleError("CAP-P204", "a name", fix=""), "a name"),
     ],
-    ids=["full disk", "value", "name"],
+    ids=["full disk", "library", "value", "name"],
 )
 def test_an_error_ends_the_metrics_and_not_the_run(error, reason):
     told = Told()

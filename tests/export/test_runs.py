@@ -15,6 +15,7 @@ from capsule.export.runs import _seconds, read_runs
 from capsule.export.table import export_table
 from capsule.export.tensorboard import export_tensorboard
 from capsule.host.errors import CapsuleError
+from capsule.report.subject import MAX_NAMES
 from tests.export.conftest import PROGRAM, STUDY, TRAINING, content, logged, returns
 from tests.report import runs
 
@@ -101,6 +102,13 @@ def test_no_link_of_a_run_directory_is_followed(program_directory, tmp_path):
     metrics.symlink_to(secret)
     (run,) = read_runs(program_directory, NO_KEYS)
     assert run.logged == ()
+
+
+def test_a_program_that_logs_many_names_does_not_fill_the_memory(program_directory):
+    metrics = program_directory / "work" / "workspace" / "outputs" / "metrics.jsonl"
+    metrics.write_text("".join(f'{{"step": 1, "{n}": 1}}\n' for n in range(2 * MAX_NAMES)))
+    (run,) = read_runs(program_directory, NO_KEYS)
+    assert len(run.logged) == MAX_NAMES
 
 
 def test_a_training_that_has_not_begun_has_no_metrics(tmp_path):

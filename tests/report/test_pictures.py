@@ -45,6 +45,26 @@ def test_every_screen_is_shown_in_its_colours_for_its_time(tmp_path, suffix):
         assert duration == 100
 
 
+@pytest.mark.parametrize("suffix", [".gif", ".png", ".webp"])
+@pytest.mark.parametrize("skip", [1, 3, 4])
+def test_an_episode_lasts_as_long_as_the_game(tmp_path, suffix, skip):
+    film, path, _ = filmed(tmp_path, rate=60 / skip)
+    durations = [duration for _, duration in drawn(film, path, suffix)]
+    unit = 10 if suffix == ".gif" else 1
+    assert sum(durations) == round(20 * 1000 / unit / film.rate) * unit
+    assert max(durations) - min(durations) <= unit
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".png", ".webp"])
+def test_equal_screens_last_their_time_and_one_screen_is_a_picture(tmp_path, suffix):
+    film, path, screens = filmed(tmp_path, rate=15.0)
+    path.write_bytes(zlib.compress(screens[:1].tobytes() * 19 + screens[1:2].tobytes()))
+    durations = [duration for _, duration in drawn(film, path, suffix)]
+    assert len(durations) == 2
+    assert sum(durations) == (1330 if suffix == ".gif" else 1333)
+    assert animation(film, path, suffix, begin=0.0, seconds=0.1)
+
+
 def test_a_part_of_an_episode_is_shown(tmp_path):
     film, path, screens = filmed(tmp_path)
     frames = drawn(film, path, ".png", begin=0.5, seconds=0.3)

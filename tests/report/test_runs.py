@@ -3,6 +3,7 @@
 import math
 import os
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -144,6 +145,30 @@ def test_a_damaged_run_does_not_hide_the_others(tmp_path, name):
     assert found["sound"].state == "not started"
     assert found["damaged"].state == "damaged"
     assert found["damaged"].problem.startswith("CAP-")
+
+
+def test_a_run_of_another_user_does_not_hide_the_others(tmp_path, monkeypatch):
+    make_run(tmp_path, "mine")
+    closed = make_run(tmp_path, "theirs")
+    is_file = Path.is_file
+
+    def denied(self):
+        if closed in self.parents:
+            raise PermissionError(13, "Permission denied", str(self))
+        return is_file(self)
+
+    monkeypatch.setattr(Path, "is_file", denied)
+    assert [run.path.name for run in find_runs(tmp_path)] == ["mine"]
+
+
+@pytest.mark.parametrize("facts", [{"step": 10**400}, {"step": 30, "total_steps": 10**400}])
+def test_an_event_with_an_impossible_step_is_not_counted(tmp_path, facts):
+    directory = make_run(tmp_path, "one")
+    write_event(directory, step=20, total_steps=400)
+    write_event(directory, **facts)
+    found = find_runs(tmp_path)
+    assert (found[0].step, found[0].total_steps) == (20, 400)
+    runs_table(found, tmp_path, START)
 
 
 def test_a_run_that_is_removed_meanwhile_is_left_out(tmp_path, monkeypatch):

@@ -91,6 +91,18 @@ def test_a_receipt_that_contradicts_is_not_outvoted(bundles, receipt):
     assert (story.tone, story.headline) == ("bad", "Not always reproduced")
 
 
+def test_reports_and_receipts_are_counted_as_such_and_copies_once(bundles, receipt, saved):
+    (one, bob), (two, carol) = receipt("bob", "not-reproduced"), receipt("carol")
+    copy = one.with_name("copy.json")
+    copy.write_bytes(one.read_bytes())
+    (report,) = saved(make_report(read(bundles["dqn"]), "not-reproduced"))
+    story = tell(read(bundles["dqn"], one, copy, two, report, others=[bob, carol]))
+    assert story.sentence == (
+        "According to 1 report and 2 receipts, the run was executed again, and the results agreed "
+        "in 1 of 3 reports and receipts."
+    )
+
+
 @pytest.mark.parametrize(
     ("verdict", "mode", "headline"),
     [

@@ -17,6 +17,7 @@ from capsule.experiment.canonical import canonical_json
 from capsule.experiment.contract import Evaluation, EvaluationPoint
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.report.subject import (
+    MAX_NAMES,
     JsonLines,
     NetworkReturns,
     Package,
@@ -24,6 +25,7 @@ from capsule.report.subject import (
     crate_of,
     drawable,
     evaluation_points,
+    evaluations_of,
     first_named,
     read_inventory,
     read_report,
@@ -347,6 +349,16 @@ def test_a_line_that_is_too_long_is_never_held_at_once():
     documents, unread = lines_of(long + b'{"step":2}\n')
     assert [document["step"] for document in documents] == [2]
     assert unread == 4  # in pieces of 64 KiB
+
+
+def test_a_program_has_room_for_so_many_names_and_values(monkeypatch):
+    named = JsonLines(lambda: io.BytesIO(b"".join(b'{"step":1,"%d":1}\n' % n for n in range(2000))))
+    assert (len(list(named.bounded())), named.unread) == (MAX_NAMES, 2000 - MAX_NAMES)
+    monkeypatch.setattr("capsule.report.subject.MAX_VALUES", 10)
+    lines = b'{"step":1,"returns":[1,2,3,4]}\n{"step":2,"returns":[1,2,3,4]}\n'
+    returns = JsonLines(lambda: io.BytesIO(2 * lines + b'{"step":3,"returns":[5]}\n'))
+    assert [point.step for point in evaluations_of(returns)] == [1, 2, 3]
+    assert returns.unread == 2
 
 
 def test_a_file_that_does_not_exist_has_no_lines():

@@ -11,8 +11,9 @@ from capsule.experiment.contract import (
     StreamProfiles,
 )
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.spec import EntropySpec
 from capsule.experiment.trainers import DqnTrainer
-from capsule.verification.replay import _order
+from capsule.verification.replay import _compare, _order
 
 ONE, TWO = (1.0).hex(), (2.0).hex()
 STREAM = StreamProfile(name="evaluation", seed=7, key="0", draws=0, digest="0" * 64)
@@ -57,3 +58,22 @@ def test_an_evaluation_that_cannot_be_played_is_refused(run):
 def test_an_episode_that_was_not_played_is_refused():
     with pytest.raises(CapsuleError, match="--episode 3: the evaluation has 3 episodes"):
         _order(recorded(), 3)
+
+
+@pytest.mark.parametrize(
+    ("mode", "code", "status"),
+    [
+        ("virtual", "CAP-V091", ExitCode.DIFFERS),
+        ("recorded", "CAP-V090", ExitCode.USAGE),
+        ("system", "CAP-V090", ExitCode.USAGE),
+    ],
+)
+def test_a_difference_that_randomness_may_have_made_is_not_held_against_the_claim(
+    mode, code, status
+):
+    claimed = EvaluationPoint(step=8, returns=(ONE, TWO), lengths=(3, 4))
+    played = EvaluationPoint(step=8, returns=(ONE, ONE), lengths=(3, 4))
+    _compare(claimed, claimed, EntropySpec(mode=mode))
+    with pytest.raises(CapsuleError, match="of 2 episodes, number 1 is the first") as caught:
+        _compare(claimed, played, EntropySpec(mode=mode))
+    assert (caught.value.code, caught.value.exit_code) == (code, status)
