@@ -76,10 +76,8 @@ class Claims(Model):
     )
     data: dict[Name, Sha256] | None = added(
         absent=None,
-        description=(
-            "SHA-256 of the listing of each data set, before the run and again after it; null "
-            "without data sets."
-        ),
+        description="SHA-256 of the listing of each data set, before the run and again after it; "
+        "null without data sets.",
     )
 
     def claim_id(self) -> str:
@@ -160,10 +158,8 @@ class Observations(Model):
     schema_id: Literal["capsule/observations/v1"] = Field("capsule/observations/v1", alias="schema")
     capsule: str = Field(description="Version of Capsule on the host.")
     capsule_sha256: Sha256 = Field(
-        description=(
-            "Digest of the modules and of the seccomp profile of that version: of the canonical "
-            "listing of their paths and SHA-256."
-        )
+        description="Digest of the modules and of the seccomp profile of that version: of the "
+        "canonical listing of their paths and SHA-256."
     )
     started: str = Field(description="Start of the run in UTC (ISO 8601).")
     finished: str
@@ -178,9 +174,8 @@ class Observations(Model):
     fingerprint: Fingerprint
     data: dict[Name, str | None] | None = added(
         absent=None,
-        description=(
-            "Address from which each data set was downloaded; null for one that was not downloaded."
-        ),
+        description="Address from which each data set was downloaded; null for one that was not "
+        "downloaded.",
     )
 
 

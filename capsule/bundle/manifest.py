@@ -66,10 +66,8 @@ class Manifest(Model):
     files: tuple[BundleFile, ...]
     signatures: SignatureKinds = Field(
         ("dsse",),
-        description=(
-            "Kinds of signature over this manifest. A missing signature of one of these kinds "
-            "is detected."
-        ),
+        description="Kinds of signature over this manifest. A missing signature of one of these "
+        "kinds is detected.",
     )
     kind: BundleKind = added(
         absent="run",

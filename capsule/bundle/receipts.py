@@ -120,17 +120,13 @@ class VerificationPolicy(Model):
     mode: Annotated[str, Field(pattern=r"^[a-z-]+(:[a-z0-9]+)?$", max_length=40)]
     image: Literal["rebuilt", "supplied-base", "embedded", "registry"] | None = Field(
         None,
-        description=(
-            "Origin of the image that ran. 'rebuilt': the verifier built it from the lock; "
-            "'supplied-base': the same, with the base layer of the signer; 'embedded' or "
-            "'registry': the image of the signer; null: no image."
-        ),
+        description="Origin of the image that ran. 'rebuilt': the verifier built it from the lock; "
+        "'supplied-base': the same, with the base layer of the signer; 'embedded' or 'registry': "
+        "the image of the signer; null: no image.",
     )
     own_code: bool = Field(
-        description=(
-            "Whether the training code was Capsule's own, of the verifier's version or of a "
-            "release whose digest it knows, rather than code supplied by the signer."
-        )
+        description="Whether the training code was Capsule's own, of the verifier's version or of "
+        "a release whose digest it knows, rather than code supplied by the signer."
     )
     tolerance: ToleranceSpec | None
 
@@ -144,15 +140,13 @@ class Detail(Model):
     signers: tuple[Fingerprint, ...] = Field(
         min_length=1,
         max_length=MAX_SIGNERS,
-        description=(
-            "Keys that signed the bundle that was verified, and the key that its envelope names."
-        ),
+        description="Keys that signed the bundle that was verified, and the key that its envelope "
+        "names.",
     )
     machine: MachineKind
     difference: Annotated[str, Field(max_length=MAX_DIFFERENCE)] | None = Field(
-        description=(
-            "The difference that the verifier found; null if the run was reproduced bit for bit."
-        )
+        description="The difference that the verifier found; null if the run was reproduced bit "
+        "for bit."
     )
 
 

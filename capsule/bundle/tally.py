@@ -85,10 +85,8 @@ class Receipt(Model):
 
     file: str
     signer: Fingerprint = Field(
-        description=(
-            "Fingerprint of the signing key as the receipt states it, which is reliable only if "
-            "the receipt is trusted."
-        )
+        description="Fingerprint of the signing key as the receipt states it, which is reliable "
+        "only if the receipt is trusted."
     )
     trusted: bool
     identity: str | None = Field(
@@ -98,17 +96,13 @@ class Receipt(Model):
         None, description="Reason why the receipt is not trusted; null if it is."
     )
     own: bool = Field(
-        description=(
-            "Whether the signer of the receipt also signed the bundle, so that the receipt is not "
-            "independent."
-        )
+        description="Whether the signer of the receipt also signed the bundle, so that the receipt "
+        "is not independent."
     )
     of_this_bundle: bool = Field(description="Whether the signer verified this very bundle.")
     author_known: bool = Field(
-        description=(
-            "Whether the bundle is signed by a key that the reader named, so that other signers "
-            "can be distinguished from its author."
-        )
+        description="Whether the bundle is signed by a key that the reader named, so that other "
+        "signers can be distinguished from its author."
     )
     verdict: Verdict
     mode: str

@@ -35,10 +35,8 @@ class Signer(Model):
     """A signer, and whether the signature counts."""
 
     kind: Kind = Field(
-        description=(
-            "Kind of signature: the envelope of the bundle, an SSH signature in the bundle or in a "
-            "file next to it, or a signature of Sigstore."
-        )
+        description="Kind of signature: the envelope of the bundle, an SSH signature in the bundle "
+        "or in a file next to it, or a signature of Sigstore."
     )
     key: str | None = Field(description="Fingerprint of the key; null for a keyless signature.")
     identity: str | None = Field(

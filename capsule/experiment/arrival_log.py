@@ -34,10 +34,8 @@ class Completions(Model):
         description="Number of tasks that were waited for; null if it is known only at the end."
     )
     order: tuple[NonNegativeInt, ...] = Field(
-        description=(
-            "Numbers of the tasks (from 0, as submitted) in the order of completion, without those "
-            "for which the program did not wait."
-        )
+        description="Numbers of the tasks (from 0, as submitted) in the order of completion, "
+        "without those for which the program did not wait."
     )
 
     @model_validator(mode="after")
@@ -57,11 +55,9 @@ class Messages(Model):
         description="Senders of messages, in the order of their first arrival."
     )
     order: tuple[Annotated[int, Field(ge=NOTHING)], ...] = Field(
-        description=(
-            "Index in 'sources' of the sender of each message, in the order of arrival; -1 where "
-            "the program stopped waiting because no message had arrived. The messages of one "
-            "source arrive in the order in which it sent them."
-        )
+        description="Index in 'sources' of the sender of each message, in the order of arrival; -1 "
+        "where the program stopped waiting because no message had arrived. The messages of one "
+        "source arrive in the order in which it sent them."
     )
 
     @model_validator(mode="after")

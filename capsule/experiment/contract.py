@@ -100,9 +100,8 @@ Hex = Annotated[
     Field(
         # Python's float.fromhex() would read '500' as 1280.
         pattern=r"^(-?0x[01](\.[0-9a-f]+)?p[+-][0-9]+|-?inf|nan)$",
-        description=(
-            "A hexadecimal floating-point number of C99, as float.hex() of Python writes it."
-        ),
+        description="A hexadecimal floating-point number of C99, as float.hex() of Python writes "
+        "it.",
     ),
 ]
 
@@ -121,38 +120,28 @@ class Job(Model):
     spec: Spec
     stop_after: int | None = Field(
         None,
-        description=(
-            "Number of steps after which the run stops (the re-execution of a prefix); null: "
-            "the whole run."
-        ),
+        description="Number of steps after which the run stops (the re-execution of a prefix); "
+        "null: the whole run.",
     )
     learners: PositiveInt = Field(
         1,
-        description=(
-            "Number of processes that share the gradient of a batch, if the trainer supports it; "
-            "1: threads of one process. The number does not affect the result."
-        ),
+        description="Number of processes that share the gradient of a batch, if the trainer "
+        "supports it; 1: threads of one process. The number does not affect the result.",
     )
     replicas: PositiveInt = Field(
         1,
-        description=(
-            "Number of processes that answer the actors, where trainer.inference has mode "
-            "'server'. The number does not affect the result."
-        ),
+        description="Number of processes that answer the actors, where trainer.inference has mode "
+        "'server'. The number does not affect the result.",
     )
     dense: DenseWindow | None = Field(
         None,
-        description=(
-            "Updates of which a dense record is written, in one thread; null: none. The record "
-            "does not affect the result."
-        ),
+        description="Updates of which a dense record is written, in one thread; null: none. The "
+        "record does not affect the result.",
     )
     segment: bool = Field(
         False,
-        description=(
-            "Whether only one segment is executed, for a verifier: from the state at one "
-            "checkpoint to the next, without evaluations and without keeping states."
-        ),
+        description="Whether only one segment is executed, for a verifier: from the state at one "
+        "checkpoint to the next, without evaluations and without keeping states.",
     )
     tree: dict[str, str] = Field(
         default_factory=dict,
@@ -193,10 +182,8 @@ class Runtime(Model):
     schema_id: Literal["capsule/runtime/v1"] = Field("capsule/runtime/v1", alias="schema")
     flags: Facts = Field(description="Determinism flags as they were read back. They are claimed.")
     libraries: Facts = Field(
-        description=(
-            "Version of each library that was loaded, by name; of 'cuda' the one that torch was "
-            "built for. They are claimed."
-        )
+        description="Version of each library that was loaded, by name; of 'cuda' the one that "
+        "torch was built for. They are claimed."
     )
     device: dict[str, Any] = Field(
         max_length=MAX_FACTS,
@@ -204,10 +191,8 @@ class Runtime(Model):
     )
     earlier_devices: tuple[dict[str, Any], ...] = Field(
         (),
-        description=(
-            "Other devices on which the run was executed before it was resumed. They are "
-            "observed, not claimed."
-        ),
+        description="Other devices on which the run was executed before it was resumed. They are "
+        "observed, not claimed.",
     )
 
 
@@ -385,9 +370,8 @@ class Film(Model):
     schema_id: Literal["capsule/film/v1"] = Field("capsule/film/v1", alias="schema")
     point: EvaluationPoint
     screens: NonNegativeInt = Field(
-        description=(
-            "Number of screens: one at the end of the start sequence, and one for each step."
-        )
+        description="Number of screens: one at the end of the start sequence, and one for each "
+        "step."
     )
     rows: NonNegativeInt = Field(description="Height of a screen in pixels.")
     columns: NonNegativeInt = Field(description="Width of a screen in pixels, of three bytes each.")
@@ -418,10 +402,8 @@ class Output(Model):
     sha256: Sha256
     target: str | None = Field(
         None,
-        description=(
-            "Target of a symbolic link, whose size and digest are those of this text; null for "
-            "a file."
-        ),
+        description="Target of a symbolic link, whose size and digest are those of this text; null "
+        "for a file.",
     )
     executable: bool = Field(False, description="Whether the owner of the file may execute it.")
 

@@ -25,19 +25,16 @@ class ToleranceSpec(Model):
 
     metric: Literal["iqm", "mean"] = Field(
         "iqm",
-        description=(
-            "Statistic of a network's returns that is compared: interquartile mean, or mean."
-        ),
+        description="Statistic of a network's returns that is compared: interquartile mean, or "
+        "mean.",
     )
     relative: Annotated[float, Field(gt=0, le=MAX_RELATIVE)] | None = Field(
         None, description="Maximum difference, as a fraction of the recorded statistic."
     )
     absolute: Annotated[float, Field(gt=0, le=MAX_ABSOLUTE)] | None = Field(
         None,
-        description=(
-            "Maximum difference in units of the return, instead of 'relative'. It must not "
-            "exceed a fifth of the largest return of the re-execution."
-        ),
+        description="Maximum difference in units of the return, instead of 'relative'. It must not "
+        "exceed a fifth of the largest return of the re-execution.",
     )
     cliffs_delta: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None,
@@ -114,19 +111,15 @@ class EvaluationSpec(Model):
     )
     start_set: StartSet | None = Field(
         None,
-        description=(
-            "Start sequences that were ranked earlier, so that several runs are scored on the "
-            "same ones; null: each run ranks its own. In a spec file: path of a file written by "
-            "'capsule starts', relative to the spec file; the lock holds its content."
-        ),
+        description="Start sequences that were ranked earlier, so that several runs are scored on "
+        "the same ones; null: each run ranks its own. In a spec file: path of a file written by "
+        "'capsule starts', relative to the spec file; the lock holds its content.",
     )
     noop_max: NonNegativeInt = Field(
         0,
-        description=(
-            "Maximum number of no-ops (the first action) with which an episode starts, instead "
-            "of a ranked random sequence; the number is drawn from 1 to this. 30 is the protocol "
-            "of Mnih et al. 2015 (doi:10.1038/nature14236)."
-        ),
+        description="Maximum number of no-ops (the first action) with which an episode starts, "
+        "instead of a ranked random sequence; the number is drawn from 1 to this. 30 is the "
+        "protocol of Mnih et al. 2015 (doi:10.1038/nature14236).",
     )
     candidates: PositiveInt = Field(1000, description="Number of random start sequences to rank.")
     shortlist: PositiveInt = Field(
@@ -140,33 +133,25 @@ class EvaluationSpec(Model):
     )
     max_minutes: Annotated[float, Field(gt=0)] = Field(
         5.0,
-        description=(
-            "Maximum length of play after the start, in minutes at 60 emulator frames per second. "
-            "The environment's own limit also ends an episode; on Atari "
-            "(environment.max_episode_frames) the frames of the start count towards that."
-        ),
+        description="Maximum length of play after the start, in minutes at 60 emulator frames per "
+        "second. The environment's own limit also ends an episode; on Atari "
+        "(environment.max_episode_frames) the frames of the start count towards that.",
     )
     actions: Literal["greedy", "sampled"] = Field(
         "greedy",
-        description=(
-            "Choice of actions: 'greedy' takes the best one; 'sampled' draws them from the policy, "
-            "which Q-learning trainers do not have. Each start has its own random stream, which "
-            "restarts at every evaluation."
-        ),
+        description="Choice of actions: 'greedy' takes the best one; 'sampled' draws them from the "
+        "policy, which Q-learning trainers do not have. Each start has its own random stream, "
+        "which restarts at every evaluation.",
     )
     action_sweep: bool = Field(
         False,
-        description=(
-            "Whether, after a lost life, each action is taken for one emulator frame, as in the "
-            "code of Nagarajan et al.; Atari only."
-        ),
+        description="Whether, after a lost life, each action is taken for one emulator frame, as "
+        "in the code of Nagarajan et al.; Atari only.",
     )
     tolerance: ToleranceSpec | None = Field(
         None,
-        description=(
-            "Difference of returns that verify accepts as statistically reproduced where the "
-            "machines cannot be expected to give equal bits; null: none."
-        ),
+        description="Difference of returns that verify accepts as statistically reproduced where "
+        "the machines cannot be expected to give equal bits; null: none.",
     )
 
     @model_validator(mode="after")

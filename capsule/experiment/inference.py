@@ -20,43 +20,32 @@ class Inference(Model):
 
     rows: PositiveInt = Field(description="Number of rows of a batch of fixed size.")
     independent: bool = Field(
-        description=(
-            "Whether layers are computed so that a row depends on its inputs alone, in which case "
-            "batches have no fixed size."
-        )
+        description="Whether layers are computed so that a row depends on its inputs alone, in "
+        "which case batches have no fixed size."
     )
     tested_rows: NonNegativeInt = Field(
-        description=(
-            "Number of rows that the test at the start evaluated alone and together with others, "
-            "with equal bits; 0: the test was not made."
-        )
+        description="Number of rows that the test at the start evaluated alone and together with "
+        "others, with equal bits; 0: the test was not made."
     )
     replicas: NonNegativeInt = Field(
-        description=(
-            "Number of processes that answered requests; 0: the processes that played answered "
-            "their own requests."
-        )
+        description="Number of processes that answered requests; 0: the processes that played "
+        "answered their own requests."
     )
     requests: NonNegativeInt = Field(0, description="Number of requests that were answered.")
     own_row: NonNegativeInt = Field(
         0,
-        description=(
-            "Number of requests that were evaluated in a batch of fixed size, in the row of "
-            "their actor."
-        ),
+        description="Number of requests that were evaluated in a batch of fixed size, in the row "
+        "of their actor.",
     )
     own_stream: NonNegativeInt = Field(
         0,
-        description=(
-            "Number of requests whose action was drawn from the random stream of the request, "
-            "as the actor checked by computing it again."
-        ),
+        description="Number of requests whose action was drawn from the random stream of the "
+        "request, as the actor checked by computing it again.",
     )
     misrouted: NonNegativeInt = Field(
         0,
-        description=(
-            "Number of requests that were answered by another replica than that of their actor."
-        ),
+        description="Number of requests that were answered by another replica than that of their "
+        "actor.",
     )
 
 

@@ -49,9 +49,8 @@ class LockedDebianPackage(Model):
     size: int
     sha256: Sha256
     requested: bool = Field(
-        description=(
-            "Whether the spec or the base recipe names the package, rather than a dependency."
-        )
+        description="Whether the spec or the base recipe names the package, rather than a "
+        "dependency."
     )
 
 
@@ -84,10 +83,8 @@ class LockedGit(Model):
     )
     dirty: bool = Field(description="Whether the tree differs from that commit.")
     diff: Sha256 | None = Field(
-        description=(
-            "SHA-256 of the output of 'git diff HEAD' for tracked files; null if they do not "
-            "differ."
-        )
+        description="SHA-256 of the output of 'git diff HEAD' for tracked files; null if they do "
+        "not differ."
     )
     untracked: tuple[str, ...] = Field(description="Files of the tree that git does not track.")
 
@@ -98,9 +95,8 @@ class LockedProject(Model):
     sha256: Sha256 = Field(description="Digest of the tree as a layer archive.")
     size: int = Field(description="Size of that archive in bytes.")
     files: dict[str, str] = Field(
-        description=(
-            "'file MODE SHA256' or 'symlink TARGET', by path, so that a difference can be named."
-        )
+        description="'file MODE SHA256' or 'symlink TARGET', by path, so that a difference can be "
+        "named."
     )
     git: LockedGit | None = Field(description="State of the git work tree; null outside of one.")
 

@@ -27,16 +27,12 @@ class Surroundings(Model):
     )
     c_library: str = Field(description="Name and version of the C library, e.g. 'glibc 2.36'.")
     interfaces: dict[str, Reach] = Field(
-        description=(
-            "Reach of the routes of each network interface other than the loopback interface: "
-            "'everywhere' (a default route), or 'neighbours' (its own network)."
-        )
+        description="Reach of the routes of each network interface other than the loopback "
+        "interface: 'everywhere' (a default route), or 'neighbours' (its own network)."
     )
     file_systems: dict[str, str] = Field(
-        description=(
-            "Types of the file systems of 'run directory' and 'temporary files', as far as the run "
-            "could determine them."
-        )
+        description="Types of the file systems of 'run directory' and 'temporary files', as far as "
+        "the run could determine them."
     )
     gpus: tuple[str, ...] = Field(description="Device files of GPUs, e.g. '/dev/nvidia0'.")
     data: Literal["read-only", "writable"] | None = added(
@@ -60,15 +56,11 @@ class Interpreters(Model):
     """
 
     hash_seeds: dict[str, PositiveInt] = Field(
-        description=(
-            "Number of processes by their hash seed, which is 'random' where it was drawn."
-        )
+        description="Number of processes by their hash seed, which is 'random' where it was drawn."
     )
     restarted: NonNegativeInt = Field(
-        description=(
-            "Number of processes that restarted themselves with the environment of the run, "
-            "because their parent had started them without it."
-        )
+        description="Number of processes that restarted themselves with the environment of the "
+        "run, because their parent had started them without it."
     )
     unwatched: NonNegativeInt = Field(
         description="Number of processes that do not set the flags of torch when they import it."
@@ -89,18 +81,15 @@ class TrainerUse(Model):
     device: str = Field(description="Device of the networks, e.g. 'cpu' or 'cuda:0'.")
     actors: PositiveInt
     schedule: Literal["serial", "lockstep", "recorded", "replayed", "live"] = Field(
-        description=(
-            "What determined the order in which experience was trained on. 'serial': one actor "
-            "that alternates with the learner; 'lockstep': a rule; 'recorded': the order of "
-            "arrival, which was recorded; 'replayed': the log of an earlier run; 'live': the order "
-            "of arrival, which was not recorded."
-        )
+        description="What determined the order in which experience was trained on. 'serial': one "
+        "actor that alternates with the learner; 'lockstep': a rule; 'recorded': the order of "
+        "arrival, which was recorded; 'replayed': the log of an earlier run; 'live': the order of "
+        "arrival, which was not recorded."
     )
     inference: Inference | None = Field(
         None,
-        description=(
-            "How the requests of actors were answered; null for trainers whose actors make none."
-        ),
+        description="How the requests of actors were answered; null for trainers whose actors make "
+        "none.",
     )
 
 
@@ -110,9 +99,8 @@ class Mechanisms(Model):
     schema_id: Literal["capsule/mechanisms/v1"] = Field("capsule/mechanisms/v1", alias="schema")
     surroundings: Surroundings
     interpreters: Interpreters | None = Field(
-        description=(
-            "The Python processes of the run; null if the program changed or removed their records."
-        )
+        description="The Python processes of the run; null if the program changed or removed their "
+        "records."
     )
     trainer: TrainerUse | None = Field(
         description="What the trainer used; null for your own program."

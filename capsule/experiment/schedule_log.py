@@ -49,10 +49,8 @@ class Header(Model):
     )
     content: Sha256 = Field(
         _NO_DIGEST,
-        description=(
-            "SHA-256 of this line, with 64 zeros in place of this field, and of the planes before "
-            "compression."
-        ),
+        description="SHA-256 of this line, with 64 zeros in place of this field, and of the planes "
+        "before compression.",
     )
 
 

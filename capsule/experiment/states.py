@@ -43,10 +43,8 @@ class ResumeState(Model):
     tensors: dict[str, Sha256]
     streams: dict[str, dict[str, Any]]
     trainer: dict[str, Any] = Field(
-        description=(
-            "State of the trainer: episodes, their returns, the last loss, the environments and "
-            "the replay memory."
-        )
+        description="State of the trainer: episodes, their returns, the last loss, the "
+        "environments and the replay memory."
     )
     trace: dict[str, Any]
     checkpoints: tuple[Checkpoint, ...]
@@ -57,9 +55,7 @@ class StateFile(Model):
 
     size: NonNegativeInt = Field(description="Size in bytes.")
     blocks: tuple[Sha256, ...] = Field(
-        description=(
-            "Digests of the blocks of the file in order, of 1 MiB each except for the last."
-        )
+        description="Digests of the blocks of the file in order, of 1 MiB each except for the last."
     )
 
     @model_validator(mode="after")

@@ -98,11 +98,9 @@ class FactComparison(Model):
     recorded: str
     here: str
     effect: Effect = Field(
-        description=(
-            "Effect of the difference. 'gate': this machine cannot decide; 'may differ': the bits "
-            "can be expected to differ; 'recorded-only': no known effect on the result; 'none': "
-            "the facts are equal."
-        )
+        description="Effect of the difference. 'gate': this machine cannot decide; 'may differ': "
+        "the bits can be expected to differ; 'recorded-only': no known effect on the result; "
+        "'none': the facts are equal."
     )
     reason: str
 

@@ -114,10 +114,8 @@ class GroupSpec(Model):
     )
     vary: tuple[Literal[StreamName, "root"], ...] = Field(
         (),
-        description=(
-            "Random streams that have another seed in each run; 'root' varies all of them. An "
-            "empty list gives every run the same seeds."
-        ),
+        description="Random streams that have another seed in each run; 'root' varies all of them. "
+        "An empty list gives every run the same seeds.",
     )
     runs: PositiveInt | None = Field(
         None,
@@ -202,22 +200,18 @@ class StudySpec(Model):
     )
     starts: StartsSpec | None = Field(
         None,
-        description=(
-            "A further run that ranks the start sequences on which all members are scored "
-            "('capsule study starts'); null: each member ranks its own, or the spec pins them."
-        ),
+        description="A further run that ranks the start sequences on which all members are scored "
+        "('capsule study starts'); null: each member ranks its own, or the spec pins them.",
     )
     groups: Annotated[dict[GroupName, GroupSpec], Field(min_length=1)] = Field(
         description="The groups, by name."
     )
     scores: Annotated[dict[Word, ScoreSource], Field(min_length=1)] | None = added(
         absent=None,
-        description=(
-            "Places of the scores of your own program, by the names of the scores: FILE#POINTER, "
-            "an output in JSON and a JSON pointer (RFC 6901) to a number, or to a list of numbers "
-            "with one for each evaluation. A string that contains a hexadecimal floating-point "
-            "number counts as a number."
-        ),
+        description="Places of the scores of your own program, by the names of the scores: "
+        "FILE#POINTER, an output in JSON and a JSON pointer (RFC 6901) to a number, or to a list "
+        "of numbers with one for each evaluation. A string that contains a hexadecimal "
+        "floating-point number counts as a number.",
     )
     resources: ResourcesSpec = Field(
         ResourcesSpec(), description="Resources that a scheduler reserves for each member."

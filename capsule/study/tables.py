@@ -59,10 +59,8 @@ class GroupRow(Model):
         description="Sample standard deviation, with the divisor runs - 1; null for a single run."
     )
     relative_standard_deviation: float | None = Field(
-        description=(
-            "Standard deviation divided by the absolute value of the mean; null if there is no "
-            "standard deviation or the mean is 0."
-        )
+        description="Standard deviation divided by the absolute value of the mean; null if there "
+        "is no standard deviation or the mean is 0."
     )
     interquartile_mean: IntervalRow
 

@@ -42,12 +42,10 @@ class VariedResult(Model):
 
     name: VariationName
     outcome: Outcome = Field(
-        description=(
-            "Result of the variation. 'equal' or 'differs': the change reached the run, and its "
-            "result is the recorded one or another; 'shielded': it did not reach the run; "
-            "'not-applicable': nothing was executed, or the result does not depend on this change; "
-            "'undecided': the execution ended without a result."
-        )
+        description="Result of the variation. 'equal' or 'differs': the change reached the run, "
+        "and its result is the recorded one or another; 'shielded': it did not reach the run; "
+        "'not-applicable': nothing was executed, or the result does not depend on this change; "
+        "'undecided': the execution ended without a result."
     )
     was: str | None = Field(None, description="Value that the control execution saw.")
     became: str | None = Field(
@@ -71,10 +69,8 @@ class VaryReport(Model):
     conclusion: str
     control: Report = Field(description="The verification with nothing changed.")
     variations: tuple[VariedResult, ...] = Field(
-        description=(
-            "The variations; empty if the control execution did not reproduce the run, in which "
-            "case none is executed."
-        )
+        description="The variations; empty if the control execution did not reproduce the run, in "
+        "which case none is executed."
     )
     seconds: float
 

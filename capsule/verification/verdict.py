@@ -105,9 +105,8 @@ class OutputDifference(Model):
     nature: Nature = Field("content", description="The gravest nature among all differences.")
     content: Comparison | None = Field(
         None,
-        description=(
-            "Comparison of the two files part by part; null if there are no two files to compare."
-        ),
+        description="Comparison of the two files part by part; null if there are no two files to "
+        "compare.",
     )
 
     @property
@@ -131,11 +130,9 @@ class DivergenceMap(Model):
 
     steps: int = Field(description="Agent step of the last record that both traces have.")
     components: dict[str, tuple[tuple[int, int], ...]] = Field(
-        description=(
-            "Intervals in which each component differs, as the agent steps of the first and the "
-            "last of consecutive differing records. A component without intervals is equal "
-            "throughout."
-        )
+        description="Intervals in which each component differs, as the agent steps of the first "
+        "and the last of consecutive differing records. A component without intervals is equal "
+        "throughout."
     )
 
 
@@ -171,10 +168,8 @@ class TensorDifference(Model):
     )
     ulp: int | None = Field(
         None,
-        description=(
-            "Largest distance in units in the last place; null if the elements are not "
-            "floating-point numbers that can be compared."
-        ),
+        description="Largest distance in units in the last place; null if the elements are not "
+        "floating-point numbers that can be compared.",
     )
     relative: float | None = Field(
         None, description="Largest relative difference |a - b| / max(|a|, |b|)."
@@ -230,9 +225,7 @@ class OperatorInvocation(Model):
     """A call of an operator on one side."""
 
     operator: str = Field(
-        description=(
-            "Name of the operator with its namespace and overload, e.g. 'aten::add.Tensor'."
-        )
+        description="Name of the operator with its namespace and overload, e.g. 'aten::add.Tensor'."
     )
     where: str | None = Field(
         description="Innermost line of the program in the call stack, as FILE:LINE."
@@ -255,10 +248,8 @@ class OperatorDivergence(Model):
     elements: int = Field(description="Number of elements of the results that were compared.")
     differing: int
     ulp: int | None = Field(
-        description=(
-            "Largest distance in units in the last place; null if the results are not "
-            "floating-point numbers or the operators differ."
-        )
+        description="Largest distance in units in the last place; null if the results are not "
+        "floating-point numbers or the operators differ."
     )
 
 
@@ -271,10 +262,8 @@ class Bisection(Model):
     also: tuple[str, ...] = ()
     operator: OperatorDivergence | None = Field(
         None,
-        description=(
-            "The first operator that differs; null if none does, so that the difference has "
-            "another origin."
-        ),
+        description="The first operator that differs; null if none does, so that the difference "
+        "has another origin.",
     )
 
 
@@ -290,10 +279,8 @@ class Divergence(Model):
     )
     equal_until: dict[str, int | None] = Field(
         default_factory=dict,
-        description=(
-            "Agent step of the last record up to which each component is equal; null if it differs "
-            "from the first record on."
-        ),
+        description="Agent step of the last record up to which each component is equal; null if it "
+        "differs from the first record on.",
     )
     last_equal: int = Field(
         0, description="Agent step of the last record before the first difference."
@@ -323,24 +310,19 @@ class ReexecutedSegment(Model):
     """One segment of a run, between two claimed checkpoints, executed again."""
 
     begins: int = Field(
-        description=(
-            "Agent step of the checkpoint from which the segment starts; 0: the beginning of the "
-            "run."
-        )
+        description="Agent step of the checkpoint from which the segment starts; 0: the beginning "
+        "of the run."
     )
     ends: int = Field(description="Agent step of the checkpoint with which the segment ends.")
     equal: bool = Field(
-        description=(
-            "Whether every trace record, the checkpoint and the state at the end of the segment "
-            "are equal."
-        )
+        description="Whether every trace record, the checkpoint and the state at the end of the "
+        "segment are equal."
     )
     first_difference: TraceDifference | None = None
     differences: tuple[ComponentDifference, ...] = Field(
         (),
-        description=(
-            "Differences of the checkpoint, and of the state with which the next segment begins."
-        ),
+        description="Differences of the checkpoint, and of the state with which the next segment "
+        "begins.",
     )
 
 
@@ -348,10 +330,8 @@ class Challenge(Model):
     """Segments that the verifier chose, and the results of their re-execution."""
 
     chosen: Literal["at random", "all"] = Field(
-        description=(
-            "How the segments were chosen: 'at random', by this verifier from the randomness of "
-            "its operating system, or 'all'."
-        )
+        description="How the segments were chosen: 'at random', by this verifier from the "
+        "randomness of its operating system, or 'all'."
     )
     of: int = Field(description="Number of segments that the run has.")
     segments: tuple[ReexecutedSegment, ...]
@@ -371,19 +351,16 @@ class FreshSeed(Model):
     seed: int = Field(description="The root seed, drawn by this verifier.")
     steps: int = Field(description="Number of agent steps, which are executed twice.")
     keys: int = Field(
-        description=(
-            "Number of random streams whose key is the one that the verifier derived itself."
-        )
+        description="Number of random streams whose key is the one that the verifier derived "
+        "itself."
     )
     contradictions: tuple[str, ...] = Field(
         (), description="Contradictions that an image which computes its results would not show."
     )
     unrepeated: tuple[str, ...] = Field(
         (),
-        description=(
-            "Differences between the two executions. An image which computes its results shows "
-            "them only with a relaxation in the spec."
-        ),
+        description="Differences between the two executions. An image which computes its results "
+        "shows them only with a relaxation in the spec.",
     )
 
 
@@ -398,9 +375,8 @@ class RunSurroundings(SeenSurroundings):
         description="Number of maths threads according to torch, or else to OMP_NUM_THREADS."
     )
     processes: int | None = Field(
-        description=(
-            "Number of Python interpreters that the run started; null if it did not report it."
-        )
+        description="Number of Python interpreters that the run started; null if it did not report "
+        "it."
     )
 
     @property
@@ -422,10 +398,8 @@ class Report(Model):
     claim_id: str | None = None
     signer: str | None = Field(
         None,
-        description=(
-            "Fingerprint of the first key whose signature counts, or else of the key that the "
-            "bundle names as its signer; null for a keyless signature."
-        ),
+        description="Fingerprint of the first key whose signature counts, or else of the key that "
+        "the bundle names as its signer; null for a keyless signature.",
     )
     signers: tuple[Signer, ...] = Field(
         (), description="The signers, and whether their signatures count."
@@ -457,11 +431,9 @@ class Report(Model):
     )
     image_source: ImageSource | None = Field(
         None,
-        description=(
-            "Origin of the image. 'rebuilt': built from the lock; 'supplied-base': the same, with "
-            "the base layer of the signer; 'embedded' or 'registry': the image of the signer, from "
-            "the bundle or from a registry; null: no image."
-        ),
+        description="Origin of the image. 'rebuilt': built from the lock; 'supplied-base': the "
+        "same, with the base layer of the signer; 'embedded' or 'registry': the image of the "
+        "signer, from the bundle or from a registry; null: no image.",
     )
     besides: tuple[str, ...] | None = Field(
         None,
@@ -469,17 +441,13 @@ class Report(Model):
     )
     startup: tuple[str, ...] | None = Field(
         None,
-        description=(
-            "Files of Python packages that every start of the interpreter executes, and groups of "
-            "entry points that the import of torch executes."
-        ),
+        description="Files of Python packages that every start of the interpreter executes, and "
+        "groups of entry points that the import of torch executes.",
     )
     own_code: bool | None = Field(
         None,
-        description=(
-            "Whether the training code is Capsule's own: that of the version that verifies, or of "
-            "a release whose digest it knows."
-        ),
+        description="Whether the training code is Capsule's own: that of the version that "
+        "verifies, or of a release whose digest it knows.",
     )
     claimed: str | None = Field(
         None, description="Description of what the run of a program claims."

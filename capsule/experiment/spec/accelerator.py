@@ -17,19 +17,14 @@ class CpuAccelerator(Model):
     kind: Literal["cpu"] = "cpu"
     numerics: Numerics = Field(
         "portable-v3",
-        description=(
-            "'portable-v3' gives the same bits on every x86-64 CPU with AVX2 and FMA; "
-            "'portable-v3-strict' does so without oneDNN, whose blocking depends on cache sizes;"
-            " 'portable-v2' requires SSE4.2 only; 'native' uses the widest instructions of the "
-            "machine."
-        ),
+        description="'portable-v3' gives the same bits on every x86-64 CPU with AVX2 and FMA; "
+        "'portable-v3-strict' does so without oneDNN, whose blocking depends on cache sizes; "
+        "'portable-v2' requires SSE4.2 only; 'native' uses the widest instructions of the machine.",
     )
     cuda_build: bool = added(
         absent=False,
-        description=(
-            "Whether a build of torch for CUDA is accepted and run on the CPU, for package indexes "
-            "without builds for CPUs. The image grows by several GB."
-        ),
+        description="Whether a build of torch for CUDA is accepted and run on the CPU, for package "
+        "indexes without builds for CPUs. The image grows by several GB.",
     )
 
 
@@ -58,10 +53,8 @@ class CudaAccelerator(Model):
     numerics: Numerics = added(
         absent="native",
         default="portable-v3",
-        description=(
-            "Numerics profile of what is computed on the CPU, such as the actors' networks, as for "
-            "accelerator.kind 'cpu'."
-        ),
+        description="Numerics profile of what is computed on the CPU, such as the actors' "
+        "networks, as for accelerator.kind 'cpu'.",
     )
     cuda_graphs: bool = added(
         absent=False,

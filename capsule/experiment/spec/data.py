@@ -21,10 +21,8 @@ class DataSpec(Model):
     )
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
         None,
-        description=(
-            "Expected SHA-256 of the file, or of the listing of the folder; null: the lock pins "
-            "what is there."
-        ),
+        description="Expected SHA-256 of the file, or of the listing of the folder; null: the lock "
+        "pins what is there.",
     )
 
     @model_validator(mode="after")

@@ -27,10 +27,8 @@ class AtariEnvironment(Model):
     game: RomName = Field(description="ROM name as in ale-py, e.g. 'breakout'.")
     further_games: tuple[RomName, ...] = Field(
         (),
-        description=(
-            "Further games for multi-task training with 'impala': actor N plays game N modulo "
-            "the number of games."
-        ),
+        description="Further games for multi-task training with 'impala': actor N plays game N "
+        "modulo the number of games.",
     )
     sticky_action_probability: Probability = Field(
         0.0,
@@ -67,62 +65,46 @@ class GymnasiumEnvironment(Model):
     id: str = Field(description="Gymnasium id, e.g. 'CartPole-v1'.")
     max_episode_steps: PositiveInt | None = Field(
         None,
-        description=(
-            "Steps after which an episode is truncated; null: the limit that the id is "
-            "registered with, if any."
-        ),
+        description="Steps after which an episode is truncated; null: the limit that the id is "
+        "registered with, if any.",
     )
     modules: tuple[ModuleName, ...] = Field(
         (),
-        description=(
-            "Modules that register ids and are imported first, e.g. [popgym], from a package in "
-            "image.packages or from the source tree 'code'."
-        ),
+        description="Modules that register ids and are imported first, e.g. [popgym], from a "
+        "package in image.packages or from the source tree 'code'.",
     )
     observation: str | None = Field(
         None,
-        description=(
-            "The entry of an observation that the agent sees, by its path, e.g. 'image' or "
-            "'camera/left'."
-        ),
+        description="The entry of an observation that the agent sees, by its path, e.g. 'image' or "
+        "'camera/left'.",
     )
     frames: Literal["flat", "image"] = Field(
         "flat",
-        description=(
-            "'flat': one vector of all numbers, for the network 'mlp'; 'image': a Box of uint8 "
-            "[rows, columns, channels], for convolutional networks."
-        ),
+        description="'flat': one vector of all numbers, for the network 'mlp'; 'image': a Box of "
+        "uint8 [rows, columns, channels], for convolutional networks.",
     )
     frame_stack: PositiveInt = Field(
         1, description="Number of most recent frames in an observation."
     )
     images: Annotated[tuple[str, ...], Field(min_length=2)] | None = added(
         absent=None,
-        description=(
-            "Entries of an observation that are images, instead of 'observation': each has "
-            "convolutions of its own. Example: [camera/left, camera/right]."
-        ),
+        description="Entries of an observation that are images, instead of 'observation': each has "
+        "convolutions of its own. Example: [camera/left, camera/right].",
     )
     numbers: Annotated[tuple[str, ...], Field(min_length=1)] | None = added(
         absent=None,
-        description=(
-            "Entries of an observation that the agent sees as numbers, in addition to the images "
-            "that 'observation' or 'images' names, e.g. [direction]."
-        ),
+        description="Entries of an observation that the agent sees as numbers, in addition to the "
+        "images that 'observation' or 'images' names, e.g. [direction].",
     )
     instruction: str | None = Field(
         None,
-        description=(
-            "The entry of an observation that holds an instruction in words, e.g. 'mission';"
-            " trainer.language reads it."
-        ),
+        description="The entry of an observation that holds an instruction in words, e.g. "
+        "'mission'; trainer.language reads it.",
     )
     masked_observations: tuple[NonNegativeInt, ...] = Field(
         (),
-        description=(
-            "Indices of a flat observation that the agent does not see. Example: [1, 3] hides "
-            "CartPole's velocities."
-        ),
+        description="Indices of a flat observation that the agent does not see. Example: [1, 3] "
+        "hides CartPole's velocities.",
     )
 
     @model_validator(mode="after")

@@ -22,27 +22,22 @@ class SourcesSpec(Model):
 
     index: str | None = Field(
         None,
-        description=(
-            "Main package index; default: the one that pip is configured to use, else PyPI."
-        ),
+        description="Main package index; default: the one that pip is configured to use, else "
+        "PyPI.",
     )
     extra_indexes: tuple[str, ...] = Field(
         (), description="Package indexes in addition to those that pip is configured to use."
     )
     find_links: tuple[str, ...] = Field(
         (),
-        description=(
-            "Folders or pages with wheels, in addition to those that pip is configured to use. "
-            "Paths are relative to the spec file."
-        ),
+        description="Folders or pages with wheels, in addition to those that pip is configured to "
+        "use. Paths are relative to the spec file.",
     )
     debian: tuple[str, ...] = Field(
         (),
-        description=(
-            "Mirrors of the archive of image.base (Debian's or Ubuntu's); default: those of the "
-            "variable CAPSULE_DEBIAN_MIRROR or CAPSULE_UBUNTU_MIRROR, else those that this "
-            "machine's apt is configured to use, else deb.debian.org or archive.ubuntu.com."
-        ),
+        description="Mirrors of the archive of image.base (Debian's or Ubuntu's); default: those "
+        "of the variable CAPSULE_DEBIAN_MIRROR or CAPSULE_UBUNTU_MIRROR, else those that this "
+        "machine's apt is configured to use, else deb.debian.org or archive.ubuntu.com.",
     )
 
 
@@ -55,10 +50,8 @@ class ImageSpec(Model):
     )
     python: Python = Field(
         default_factory=_python_of_base,
-        description=(
-            "Python version, which is that of the base: 3.11 of Debian 12, 3.13 of Debian 13 or "
-            "3.12 of Ubuntu 24.04."
-        ),
+        description="Python version, which is that of the base: 3.11 of Debian 12, 3.13 of Debian "
+        "13 or 3.12 of Ubuntu 24.04.",
         json_schema_extra={"default": "3.11"},
     )
     packages: tuple[Requirement, ...] = Field(
@@ -69,9 +62,7 @@ class ImageSpec(Model):
             "ale-py==0.12.1",
             "safetensors==0.8.0",
         ),
-        description=(
-            "Python packages (PEP 508). The lock pins each one to a wheel and its SHA-256."
-        ),
+        description="Python packages (PEP 508). The lock pins each one to a wheel and its SHA-256.",
     )
     debian: tuple[DebianName, ...] = Field(
         (), description="Additional packages of the base's distribution, Debian or Ubuntu."
@@ -96,8 +87,6 @@ class CodeSpec(Model):
     path: str = Field(".", description="Folder of the tree, relative to the spec file.")
     files: Patterns = Field(
         ("*",),
-        description=(
-            "Patterns that select files of the tree. '*' matches any characters, including '/'; "
-            "a leading '!' excludes; the last match wins. Example: ['*', '!data/*']."
-        ),
+        description="Patterns that select files of the tree. '*' matches any characters, including "
+        "'/'; a leading '!' excludes; the last match wins. Example: ['*', '!data/*'].",
     )

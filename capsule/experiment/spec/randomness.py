@@ -18,43 +18,33 @@ class EntropySpec(Model):
 
     mode: Literal["virtual", "recorded", "system"] = Field(
         "virtual",
-        description=(
-            "'virtual' derives the randomness from a key, the process, the thread and a counter;"
-            " 'recorded' records the system's randomness, which verify replays; 'system' leaves "
-            "it uncontrolled."
-        ),
+        description="'virtual' derives the randomness from a key, the process, the thread and a "
+        "counter; 'recorded' records the system's randomness, which verify replays; 'system' "
+        "leaves it uncontrolled.",
     )
     seed: Seed | None = Field(
         None, description="Key from which virtual entropy is derived; default: seeds.root."
     )
     on_exhaustion: Literal["fail", "virtual"] = Field(
         "fail",
-        description=(
-            "What a replay does when the program requests more randomness than was recorded: "
-            "'fail' ends the run, 'virtual' derives the rest."
-        ),
+        description="What a replay does when the program requests more randomness than was "
+        "recorded: 'fail' ends the run, 'virtual' derives the rest.",
     )
     supervised: bool = Field(
         True,
-        description=(
-            "Whether raw system calls, which a preloaded library cannot see, are intercepted as "
-            "well."
-        ),
+        description="Whether raw system calls, which a preloaded library cannot see, are "
+        "intercepted as well.",
     )
     address_randomization: bool = Field(
         False,
-        description=(
-            "Whether programs are loaded at random addresses, which id() and the order of sets "
-            "reveal."
-        ),
+        description="Whether programs are loaded at random addresses, which id() and the order of "
+        "sets reveal.",
     )
     clock: Literal["system", "fixed", "virtual"] | None = Field(
         None,
-        description=(
-            "The calendar clock. 'virtual' starts at a fixed date and advances with what the "
-            "program does; 'fixed' stands still at that date; 'system' is the machine's clock. "
-            "Default: 'virtual' with trainer.command, 'system' with trainer.algorithm."
-        ),
+        description="The calendar clock. 'virtual' starts at a fixed date and advances with what "
+        "the program does; 'fixed' stands still at that date; 'system' is the machine's clock. "
+        "Default: 'virtual' with trainer.command, 'system' with trainer.algorithm.",
     )
 
 
@@ -64,10 +54,8 @@ class SeedsSpec(Model):
     root: Seed = Field(0, description="Root seed of all streams.")
     random: bool = Field(
         False,
-        description=(
-            "Whether the root seed is drawn from the operating system at the start, as in a "
-            "program without a seed; section 'entropy' determines what the system gives."
-        ),
+        description="Whether the root seed is drawn from the operating system at the start, as in "
+        "a program without a seed; section 'entropy' determines what the system gives.",
     )
     streams: dict[StreamName, Seed] = Field(
         default_factory=dict, description="Root seeds of single streams, which override 'root'."

@@ -20,10 +20,8 @@ class RecordingSpec(Model):
     )
     segment_states: bool = Field(
         False,
-        description=(
-            "Whether every checkpoint keeps the state from which training resumes, so that "
-            "verifiers can execute single segments (capsule verify --challenge)."
-        ),
+        description="Whether every checkpoint keeps the state from which training resumes, so that "
+        "verifiers can execute single segments (capsule verify --challenge).",
     )
 
 

@@ -16,32 +16,24 @@ class CommandTrainer(Model):
     """
 
     command: Annotated[tuple[Word, ...], Field(min_length=1)] = Field(
-        description=(
-            "The program and its arguments, e.g. [python, train.py]. '{seed}' is replaced by "
-            "seeds.root."
-        )
+        description="The program and its arguments, e.g. [python, train.py]. '{seed}' is replaced "
+        "by seeds.root."
     )
     outputs: Patterns = Field(
         ("*",),
-        description=(
-            "Patterns that select which of the written files are claimed. '*' matches any "
-            "characters, including '/'; a leading '!' excludes; the last match wins. Example: "
-            "['*', '!*.log']."
-        ),
+        description="Patterns that select which of the written files are claimed. '*' matches any "
+        "characters, including '/'; a leading '!' excludes; the last match wins. Example: ['*', "
+        "'!*.log'].",
     )
     standard_output: bool = Field(
         True,
-        description=(
-            "Whether what the program prints to standard output is claimed. Standard error is "
-            "kept but never claimed."
-        ),
+        description="Whether what the program prints to standard output is claimed. Standard error "
+        "is kept but never claimed.",
     )
     resumable: bool = Field(
         False,
-        description=(
-            "Whether the program can resume, after an interruption, from what it saved in its "
-            "state folder. Otherwise it starts from the beginning."
-        ),
+        description="Whether the program can resume, after an interruption, from what it saved in "
+        "its state folder. Otherwise it starts from the beginning.",
     )
 
     @model_validator(mode="after")

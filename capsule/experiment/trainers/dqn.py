@@ -37,10 +37,8 @@ class DqnTrainer(Model):
     total_steps: PositiveInt = Field(20_000_000, description="Agent steps of training.")
     network: Annotated[DqnNetworkName | Layers | Module, by_kind] = Field(
         "nature",
-        description=(
-            "Convolutional network: 'shallow' is the smaller one of Mnih et al. 2013, 'nature' "
-            "that of Mnih et al. 2015. Alternatively, the hidden layers of your own network."
-        ),
+        description="Convolutional network: 'shallow' is the smaller one of Mnih et al. 2013, "
+        "'nature' that of Mnih et al. 2015. Alternatively, the hidden layers of your own network.",
     )
     hidden_units: PositiveInt = Field(512, description="Width of the last hidden layer.")
     batch_size: PositiveInt = Field(32, description="Transitions in a minibatch.")
@@ -54,20 +52,16 @@ class DqnTrainer(Model):
     update_interval: PositiveInt = Field(4, description="Agent steps between parameter updates.")
     updates: PositiveInt = Field(
         1,
-        description=(
-            "Parameter updates after every update_interval steps; more than 1 requires "
-            "concurrent: false."
-        ),
+        description="Parameter updates after every update_interval steps; more than 1 requires "
+        "concurrent: false.",
     )
     target_interval: PositiveInt = Field(
         10_000, description="Agent steps between copies into the target network."
     )
     optimizer: Literal["centred-rmsprop", "adam"] = Field(
         "centred-rmsprop",
-        description=(
-            "'centred-rmsprop' minimises the sum of the loss over the minibatch; 'adam' "
-            "minimises its mean, with the decay rates 0.9 and 0.999 of Kingma and Ba 2015."
-        ),
+        description="'centred-rmsprop' minimises the sum of the loss over the minibatch; 'adam' "
+        "minimises its mean, with the decay rates 0.9 and 0.999 of Kingma and Ba 2015.",
     )
     learning_rate: PositiveFloat = Field(0.00025, description="Learning rate.")
     gradient_momentum: Probability = Field(
@@ -78,16 +72,13 @@ class DqnTrainer(Model):
     )
     min_squared_gradient: PositiveFloat = Field(
         0.01,
-        description=(
-            "Constant that is added to the variance of the gradient under the root, in "
-            "centred-rmsprop."
-        ),
+        description="Constant that is added to the variance of the gradient under the root, in "
+        "centred-rmsprop.",
     )
     adam_epsilon: PositiveFloat = Field(
         1e-8,
-        description=(
-            "Constant that is added to the root in Adam; the default is that of Kingma and Ba 2015."
-        ),
+        description="Constant that is added to the root in Adam; the default is that of Kingma and "
+        "Ba 2015.",
     )
     max_gradient_norm: PositiveFloat | None = Field(
         None,
@@ -102,24 +93,18 @@ class DqnTrainer(Model):
     )
     exploration_steps: PositiveInt = Field(
         1_000_000,
-        description=(
-            "Agent steps after replay_start over which the probability of a random action falls "
-            "linearly from exploration_initial to exploration_final."
-        ),
+        description="Agent steps after replay_start over which the probability of a random action "
+        "falls linearly from exploration_initial to exploration_final.",
     )
     micro_batches: tuple[PositiveInt, ...] = Field(
         (20, 12),
-        description=(
-            "Sizes of the parts of a minibatch whose gradients are added in this order. They "
-            "affect the result; the number of threads that compute them does not."
-        ),
+        description="Sizes of the parts of a minibatch whose gradients are added in this order. "
+        "They affect the result; the number of threads that compute them does not.",
     )
     concurrent: bool = Field(
         True,
-        description=(
-            "Whether the minibatch is drawn before the steps that precede its update, so that "
-            "acting and learning overlap under a fixed schedule."
-        ),
+        description="Whether the minibatch is drawn before the steps that precede its update, so "
+        "that acting and learning overlap under a fixed schedule.",
     )
 
     @property

@@ -34,10 +34,8 @@ class LockstepSchedule(Model):
     mode: Literal["lockstep"]
     policy_lag: NonNegativeInt = Field(
         1,
-        description=(
-            "Parameter updates between the policy that acts and the policy that learns from it. "
-            "With 0, acting and learning alternate."
-        ),
+        description="Parameter updates between the policy that acts and the policy that learns "
+        "from it. With 0, acting and learning alternate.",
     )
 
 
@@ -48,10 +46,8 @@ class RecordedSchedule(Model):
     policy_lag: PositiveInt = Field(
         8,
         le=MAX_RECORDED_LAG,
-        description=(
-            "Maximum number of parameter updates between the policy that acts and the policy "
-            "that learns from it: the learner waits for unrolls that would become older."
-        ),
+        description="Maximum number of parameter updates between the policy that acts and the "
+        "policy that learns from it: the learner waits for unrolls that would become older.",
     )
 
 
@@ -71,10 +67,8 @@ class ServerInference(Model):
     rows: PositiveInt = Field(
         16,
         le=1024,
-        description=(
-            "Size of a batch; rows without a request are zeros. It matters only where the maths "
-            "libraries compute the layers (see docs/numerics.md)."
-        ),
+        description="Size of a batch; rows without a request are zeros. It matters only where the "
+        "maths libraries compute the layers (see docs/numerics.md).",
     )
 
 
@@ -86,9 +80,8 @@ class LanguageSpec(Model):
     )
     longest: PositiveInt = Field(
         72,
-        description=(
-            "Maximum number of words in an instruction. 72 are enough for every level of BabyAI."
-        ),
+        description="Maximum number of words in an instruction. 72 are enough for every level of "
+        "BabyAI.",
     )
 
 
@@ -96,10 +89,8 @@ class UnrollReplaySpec(Model):
     """Experience replay of section 5.2.2: part of every batch is drawn from earlier unrolls."""
 
     unrolls: PositiveInt = Field(
-        description=(
-            "Number of unrolls of each batch that are drawn uniformly from the replay memory; "
-            "half of the batch in the paper."
-        )
+        description="Number of unrolls of each batch that are drawn uniformly from the replay "
+        "memory; half of the batch in the paper."
     )
     capacity: PositiveInt = Field(
         10_000,
@@ -127,12 +118,9 @@ class ImpalaTrainer(Model):
     total_steps: PositiveInt = Field(50_000_000, description="Agent steps that are trained on.")
     network: Annotated[ImpalaNetworkName | Layers | Module, by_kind] = Field(
         "shallow",
-        description=(
-            "Network before the LSTM or the heads: 'shallow' and 'residual' are the two "
-            "networks of figure 3; 'nature' has three convolutions, which section 5.3.2 gives "
-            "to the shallow network for Atari. Alternatively, the hidden layers of your own "
-            "network."
-        ),
+        description="Network before the LSTM or the heads: 'shallow' and 'residual' are the two "
+        "networks of figure 3; 'nature' has three convolutions, which section 5.3.2 gives to the "
+        "shallow network for Atari. Alternatively, the hidden layers of your own network.",
     )
     recurrent_units: NonNegativeInt = Field(
         0, description="Units of the LSTM, 256 in the paper; 0: no LSTM, as on Atari."
@@ -143,23 +131,19 @@ class ImpalaTrainer(Model):
     )
     initialization: Initialization = added(
         absent="uniform",
-        description=(
-            "Distribution of the initial parameters. 'uniform': weights and biases from "
-            "-1/sqrt(fan-in) to 1/sqrt(fan-in). 'truncated-normal': weights with the standard "
-            "deviation 1/sqrt(fan-in), none beyond two of it, and biases of 0, as in the authors' "
-            "code (but for their LSTM and their embedding of words). For the embedding, 20, its "
-            "number of units, takes the place of the fan-in."
-        ),
+        description="Distribution of the initial parameters. 'uniform': weights and biases from "
+        "-1/sqrt(fan-in) to 1/sqrt(fan-in). 'truncated-normal': weights with the standard "
+        "deviation 1/sqrt(fan-in), none beyond two of it, and biases of 0, as in the authors' code "
+        "(but for their LSTM and their embedding of words). For the embedding, 20, its number of "
+        "units, takes the place of the fan-in.",
     )
     language: LanguageSpec | None = Field(
         None, description="How environment.instruction is read; null: there is no instruction."
     )
     actors: PositiveInt = Field(
         32,
-        description=(
-            "Number of logical actors. The number of processes that run them does not affect the"
-            " result."
-        ),
+        description="Number of logical actors. The number of processes that run them does not "
+        "affect the result.",
     )
     unroll_length: PositiveInt = Field(20, description="Agent steps in an unroll.")
     batch_size: PositiveInt = Field(32, description="Unrolls in a parameter update.")
@@ -179,28 +163,22 @@ class ImpalaTrainer(Model):
     discount: Probability = Field(0.99, description="Discount factor gamma.")
     truncation: Truncation = Field(
         "bootstrap",
-        description=(
-            "When a time limit ends an episode: 'bootstrap' continues the return with the value "
-            "of the last frame, which takes one step of the unroll; 'terminal' ends the return, "
-            "as the authors' code does."
-        ),
+        description="When a time limit ends an episode: 'bootstrap' continues the return with the "
+        "value of the last frame, which takes one step of the unroll; 'terminal' ends the return, "
+        "as the authors' code does.",
     )
     correction: Literal["v-trace", "one-step", "epsilon", "none"] = Field(
         "v-trace", description="Off-policy correction (section 5.2.2)."
     )
     rho_bar: PositiveFloat = Field(
         1.0,
-        description=(
-            "Clipping threshold of the importance weights in the temporal differences; it "
-            "determines the fixed point of the value function."
-        ),
+        description="Clipping threshold of the importance weights in the temporal differences; it "
+        "determines the fixed point of the value function.",
     )
     c_bar: PositiveFloat = Field(
         1.0,
-        description=(
-            "Clipping threshold of the importance weights in the traces; it determines the "
-            "speed of convergence."
-        ),
+        description="Clipping threshold of the importance weights in the traces; it determines the "
+        "speed of convergence.",
     )
     trace_decay: Probability = Field(1.0, description="Parameter lambda of remark 2.")
     correction_epsilon: PositiveFloat = Field(
@@ -208,28 +186,22 @@ class ImpalaTrainer(Model):
     )
     action_values: Literal["targets", "baseline"] = Field(
         "targets",
-        description=(
-            "Estimate of q_s in the policy gradient: 'targets' is r + gamma v_s+1 (section 4.2),"
-            " 'baseline' is r + gamma V(x_s+1) (appendix E.3)."
-        ),
+        description="Estimate of q_s in the policy gradient: 'targets' is r + gamma v_s+1 (section "
+        "4.2), 'baseline' is r + gamma V(x_s+1) (appendix E.3).",
     )
     reward_clipping: Literal["unit", "asymmetric", "none"] = Field(
         "unit",
-        description=(
-            "'unit' clips rewards to [-1, 1]; 'asymmetric' maps them to 0.3 min(tanh r, 0) + 5 "
-            "max(tanh r, 0), as for DMLab (figure D.1)."
-        ),
+        description="'unit' clips rewards to [-1, 1]; 'asymmetric' maps them to 0.3 min(tanh r, 0) "
+        "+ 5 max(tanh r, 0), as for DMLab (figure D.1).",
     )
     baseline_cost: NonNegativeFloat = Field(0.5, description="Weight of the baseline loss.")
     entropy_cost: NonNegativeFloat = Field(0.01, description="Weight of the entropy bonus.")
     learning_rate: PositiveFloat = Field(0.0006, description="Learning rate.")
     annealing: bool | None = Field(
         None,
-        description=(
-            "Whether the learning rate decreases linearly to 0 over the whole training (table "
-            "G.1). Default: true; false with a population, because its members adapt the rate "
-            "(figure F.1)."
-        ),
+        description="Whether the learning rate decreases linearly to 0 over the whole training "
+        "(table G.1). Default: true; false with a population, because its members adapt the rate "
+        "(figure F.1).",
     )
     rmsprop_decay: Probability = Field(0.99, description="Decay rate of the mean squared gradient.")
     rmsprop_momentum: Probability = Field(0.0, description="Momentum of RMSProp.")
@@ -241,10 +213,8 @@ class ImpalaTrainer(Model):
     )
     micro_batches: tuple[PositiveInt, ...] = Field(
         (16, 16),
-        description=(
-            "Sizes of the parts of a batch whose gradients are added in this order. They affect "
-            "the result; the number of threads that compute them does not."
-        ),
+        description="Sizes of the parts of a batch whose gradients are added in this order. They "
+        "affect the result; the number of threads that compute them does not.",
     )
 
     @property

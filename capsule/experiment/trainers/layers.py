@@ -43,10 +43,8 @@ class ModuleSpec(Model):
     """A module of torch that makes features of observations, and the layers that follow it."""
 
     module: Annotated[str, Field(pattern=_FUNCTION)] = Field(
-        description=(
-            "Function that returns a torch.nn.Module, as MODULE:FUNCTION, from the source tree "
-            "'code' or from a package in image.packages. Example: 'nets:make'."
-        )
+        description="Function that returns a torch.nn.Module, as MODULE:FUNCTION, from the source "
+        "tree 'code' or from a package in image.packages. Example: 'nets:make'."
     )
     dense: tuple[PositiveInt, ...] = Field(
         (), description="Units of the dense layers that follow the module."

@@ -45,11 +45,9 @@ class PopulationSpec(Model):
         24,
         ge=2,
         le=64,
-        description=(
-            "Number of members. Each draws its own entropy_cost, learning_rate and "
-            "rmsprop_epsilon (table D.1), starts with the max_gradient_norm of the spec, and "
-            "changes all four as it evolves."
-        ),
+        description="Number of members. Each draws its own entropy_cost, learning_rate and "
+        "rmsprop_epsilon (table D.1), starts with the max_gradient_norm of the spec, and changes "
+        "all four as it evolves.",
     )
     burn_in: NonNegativeInt = Field(
         5_000_000,
@@ -60,10 +58,8 @@ class PopulationSpec(Model):
     )
     margin: NonNegativeFloat = Field(
         0.05,
-        description=(
-            "Margin of fitness: a member copies another one only if the other's fitness is higher "
-            "by more than this."
-        ),
+        description="Margin of fitness: a member copies another one only if the other's fitness is "
+        "higher by more than this.",
     )
     probability: Probability = Field(
         0.33, description="Probability that a hyper-parameter changes."
@@ -73,9 +69,7 @@ class PopulationSpec(Model):
     )
     references: dict[Word, ScoreReference] = Field(
         default_factory=dict,
-        description=(
-            "Reference scores by game or id, for tasks other than those of Atari-57 and "
-            "DMLab-30: the fitness is the mean over the tasks of min(1, (return - random) / "
-            "(human - random))."
-        ),
+        description="Reference scores by game or id, for tasks other than those of Atari-57 and "
+        "DMLab-30: the fitness is the mean over the tasks of min(1, (return - random) / (human - "
+        "random)).",
     )

@@ -38,10 +38,8 @@ class R2d2Trainer(Model):
     )
     network: Annotated[R2d2NetworkName | Layers | Module, by_kind] = Field(
         "nature",
-        description=(
-            "Network before the LSTM: 'residual' is the 15-layer network of R2D2+. "
-            "Alternatively, the hidden layers of your own network."
-        ),
+        description="Network before the LSTM: 'residual' is the 15-layer network of R2D2+. "
+        "Alternatively, the hidden layers of your own network.",
     )
     recurrent_units: NonNegativeInt = Field(
         512, description="Units of the LSTM; 0: the feed-forward variant."
@@ -51,18 +49,14 @@ class R2d2Trainer(Model):
     )
     actors: PositiveInt = Field(
         256,
-        description=(
-            "Number of logical actors. The number of processes that run them does not affect the"
-            " result."
-        ),
+        description="Number of logical actors. The number of processes that run them does not "
+        "affect the result.",
     )
     update_interval: PositiveInt = Field(
         25,
-        description=(
-            "Steps of each actor between parameter updates. With 256 actors, the value 25 makes "
-            "each step train 0.8 times on average, or less often if episodes are shorter than "
-            "sequences."
-        ),
+        description="Steps of each actor between parameter updates. With 256 actors, the value 25 "
+        "makes each step train 0.8 times on average, or less often if episodes are shorter than "
+        "sequences.",
     )
     actor_update_interval: PositiveInt = Field(
         400, description="Steps of each actor between its copies of the parameters."
@@ -85,16 +79,13 @@ class R2d2Trainer(Model):
     )
     asymmetric_clipping: bool = Field(
         False,
-        description=(
-            "Whether rewards are mapped to 0.3 min(tanh r, 0) + 5 max(tanh r, 0), as in R2D2+."
-        ),
+        description="Whether rewards are mapped to 0.3 min(tanh r, 0) + 5 max(tanh r, 0), as in "
+        "R2D2+.",
     )
     life_loss: Literal["roll", "reset"] = Field(
         "roll",
-        description=(
-            "Whether the recurrent state is kept ('roll') or reset when a lost life ends the "
-            "return."
-        ),
+        description="Whether the recurrent state is kept ('roll') or reset when a lost life ends "
+        "the return.",
     )
     replay_capacity: PositiveInt = Field(
         4_000_000, description="Maximum number of observations in the replay memory."
@@ -122,20 +113,16 @@ class R2d2Trainer(Model):
     )
     exploration_base: Probability = Field(
         0.4,
-        description=(
-            "Base of the exploration rates: actor i acts randomly with the probability base ** "
-            "(1 + exponent * i / (actors - 1))."
-        ),
+        description="Base of the exploration rates: actor i acts randomly with the probability "
+        "base ** (1 + exponent * i / (actors - 1)).",
     )
     exploration_exponent: NonNegativeFloat = Field(
         7.0, description="Exponent of the exploration rates; see exploration_base."
     )
     micro_batches: tuple[PositiveInt, ...] = Field(
         (32, 32),
-        description=(
-            "Sizes of the parts of a minibatch whose gradients are added in this order. They "
-            "affect the result; the number of threads that compute them does not."
-        ),
+        description="Sizes of the parts of a minibatch whose gradients are added in this order. "
+        "They affect the result; the number of threads that compute them does not.",
     )
 
     @property

@@ -52,9 +52,7 @@ class OperatorUse(Model):
     """All calls of one operator, on one device, from one line."""
 
     operator: str = Field(
-        description=(
-            "Name of the operator with its namespace and overload, e.g. 'aten::add.Tensor'."
-        )
+        description="Name of the operator with its namespace and overload, e.g. 'aten::add.Tensor'."
     )
     device: str
     status: Status

@@ -37,10 +37,8 @@ class Part(Model):
     """A part of a file that differs."""
 
     where: str = Field(
-        description=(
-            "Name of the part, e.g. a member, a tensor, a line or a field; empty for the whole "
-            "file."
-        )
+        description="Name of the part, e.g. a member, a tensor, a line or a field; empty for the "
+        "whole file."
     )
     claimed: str
     found: str

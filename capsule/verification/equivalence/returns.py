@@ -48,17 +48,13 @@ class Criterion(Model):
     name: Literal["metric", "cliffs_delta"]
     bound: float = Field(description="Maximum size of the difference.")
     outcome: Literal["within", "outside", "undecided"] = Field(
-        description=(
-            "Result: 'within' if the whole interval is within the bound, 'outside' if none of it "
-            "is, else 'undecided'."
-        )
+        description="Result: 'within' if the whole interval is within the bound, 'outside' if none "
+        "of it is, else 'undecided'."
     )
     starts_needed: int | None = Field(
         None,
-        description=(
-            "Number of starts that would give a decision at this difference and spread; null: "
-            "no number would."
-        ),
+        description="Number of starts that would give a decision at this difference and spread; "
+        "null: no number would.",
     )
 
 

@@ -39,9 +39,8 @@ class RankTest(Model):
     statistic: float
     p_value: float
     exact: bool = Field(
-        description=(
-            "Whether every arrangement was counted, rather than the normal distribution used."
-        )
+        description="Whether every arrangement was counted, rather than the normal distribution "
+        "used."
     )
 
 
