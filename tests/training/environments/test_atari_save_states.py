@@ -108,7 +108,7 @@ def test_play_goes_on_from_any_moment_in_another_object(pairs, name, before, els
 
 ELSEWHERE = """
 import json, sys
-from tests.training.environments.test_save_states import digest, game
+from tests.training.environments.test_atari_save_states import digest, game
 name, state, actions = json.load(sys.stdin)
 environment = game(name)
 environment.restore(state)
