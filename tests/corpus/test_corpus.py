@@ -291,7 +291,6 @@ CHANGES = {
     "capsule.experiment.lock": [
         ("    code: LockedCode\\n",
          "    code: LockedCode\\n    mirror: str = added(absent='none', default='some')\\n"),
-        ("import DebianName, Model", "import DebianName, Model, added"),
     ],
 }
 

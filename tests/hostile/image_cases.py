@@ -321,7 +321,7 @@ CASES = [
     changed(
         40,
         "returns-that-colour-the-terminal",
-        "CAP-V010",
+        "CAP-B144",
         lambda files: edit_json(
             files,
             "run/evaluation.json",

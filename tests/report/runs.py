@@ -71,15 +71,15 @@ def make_lock(document) -> Lock:
 
 
 def evaluation(returns=RETURNS) -> Evaluation:
-    return Evaluation(
-        starts=((0,),) * 4,
-        points=tuple(
-            EvaluationPoint(
-                step=step, returns=tuple(value.hex() for value in values), lengths=(1,) * 4
-            )
-            for step, values in returns.items()
-        ),
+    points = tuple(
+        EvaluationPoint(
+            step=step,
+            returns=tuple(value.hex() for value in values),
+            lengths=(1,) * len(values),
+        )
+        for step, values in returns.items()
     )
+    return Evaluation(starts=((0,),) * len(points[0].returns), points=points)
 
 
 GENERATIONS = [

@@ -38,8 +38,12 @@ def test_the_terminal_tells_the_story_of_the_page(bundles, subjects, saved, kind
 def test_many_reports_and_evaluations_stay_within_thirty_lines(tmp_path):
     returns = dict.fromkeys(range(1, 60), (1.0,) * 4)
     bundle = runs.pack(tmp_path, evaluation=runs.evaluation(returns))
-    report = make_report(read(bundle))
-    reports = [write(tmp_path / f"{number}.json", report) for number in range(40)]
+    subject = read(bundle)
+    # Equal reports would count once.
+    reports = [
+        write(tmp_path / f"{number}.json", make_report(subject, summary=f"execution {number}"))
+        for number in range(40)
+    ]
     text = told(read(bundle, *reports))
     assert len(text.splitlines()) <= MAX_LINES
     assert "more on the page" in text

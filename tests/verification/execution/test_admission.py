@@ -68,7 +68,7 @@ def test_the_signers_base_layer_is_rejected_as_a_whole_image_is(
     monkeypatch.setattr(admission, "supplied_data", lambda *_: {})
     monkeypatch.setattr(admission, "prepare_image", lambda *_: None)
     request = SimpleNamespace(image=image, base=base, limits={}, data={})
-    run = SimpleNamespace(lock=on_gpu)
+    run = SimpleNamespace(lock=on_gpu, claims=SimpleNamespace(image=None))
     prepare = partial(admission.prepare_executor, request, run, cache=None)
     if rejected:
         with pytest.raises(CapsuleError, match="CAP-V055"):
