@@ -41,7 +41,8 @@ STUDIES = {
     "minatar-dqn": "Capsule's DQN",
     "minatar-dqn-freeway-seaquest": "Capsule's DQN",
     "minatar": "Capsule's IMPALA",
-    "minatar-freeway": "Capsule's IMPALA, smaller entropy cost",
+    "minatar-breakout": "Capsule's IMPALA, another entropy cost",
+    "minatar-freeway": "Capsule's IMPALA, another entropy cost",
 }
 BASELINES = {"a2c": "stable-baselines3's A2C", "dqn": "stable-baselines3's DQN"}
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
