@@ -148,13 +148,13 @@ def host_flaws(lock: Lock, engine: Engine) -> list[str]:
         lock: What is going to run; there is nothing to say of one without a GPU.
         engine: Where. Only container engines have such parts.
     """
+    if lock.spec.accelerator.kind != "cuda":
+        return []
     from capsule.engine.containers import ContainerEngine  # for Linux only
 
     while isinstance(engine, ChangedEngine):
         engine = engine.engine
-    if lock.spec.accelerator.kind != "cuda" or not isinstance(engine, ContainerEngine):
-        return []
-    return outdated(engine.components())
+    return outdated(engine.components()) if isinstance(engine, ContainerEngine) else []
 
 
 def outdated(components: Mapping[str, str]) -> list[str]:
