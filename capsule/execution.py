@@ -16,9 +16,9 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from capsule.bundle.claims import read_arrivals
-from capsule.engine.gpu import host_flaws
 from capsule.engine.interface import NATIVE, RUN_DIRECTORY, Engine, Exit, Task
 from capsule.engine.interpreter import interpreter_packages
+from capsule.engine.select import host_flaws
 from capsule.engine.supervise import exclusive, last_lines, unattended_seconds
 from capsule.entropy.attempt import Attempt, clear, is_complete
 from capsule.entropy.evidence import Evidence

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capsule.engine.connection import component, engine_name
-from capsule.engine.interface import ChangedEngine, Engine
-from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
 from capsule.host.wording import counted
 from capsule.machine.devices import VISIBLE, Device
@@ -139,22 +137,6 @@ def gpu_components(version: Mapping[str, Any]) -> dict[str, str]:
         if match := re.search(r"version (\S+)", said):
             found[TOOLKIT] = match[1]
     return found
-
-
-def host_flaws(lock: Lock, engine: Engine) -> list[str]:
-    """Say of each part by which a container with a GPU could break out what repairs it.
-
-    Args:
-        lock: What is going to run; there is nothing to say of one without a GPU.
-        engine: Where. Only container engines have such parts.
-    """
-    if lock.spec.accelerator.kind != "cuda":
-        return []
-    from capsule.engine.containers import ContainerEngine  # for Linux only
-
-    while isinstance(engine, ChangedEngine):
-        engine = engine.engine
-    return outdated(engine.components()) if isinstance(engine, ContainerEngine) else []
 
 
 def outdated(components: Mapping[str, str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Choosing an engine.
+"""Choosing an engine, and what is known to be wrong with the one that was chosen.
 
 The engines themselves are imported when one is opened: they use what only Linux has, and commands
 that execute nothing work on other systems, too.
@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Literal
 
 from capsule.engine.connection import CONTAINER_ENGINES, connect
-from capsule.engine.interface import Engine, EngineName, Progress
+from capsule.engine.gpu import outdated
+from capsule.engine.interface import ChangedEngine, Engine, EngineName, Progress
+from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
 from capsule.host.owner import remove_abandoned
 from capsule.host.platform import require_execution
@@ -77,3 +79,19 @@ def _opened(choice: EngineChoice, *, strange: bool, progress: Progress) -> Engin
         "and uses this machine's system libraries: a declared relaxation (engine=process)"
     )
     return ProcessEngine()
+
+
+def host_flaws(lock: Lock, engine: Engine) -> list[str]:
+    """Say of each part by which a container with a GPU could break out what repairs it.
+
+    Args:
+        lock: What is going to run; there is nothing to say of one without a GPU.
+        engine: Where. Only container engines have such parts.
+    """
+    if lock.spec.accelerator.kind != "cuda":
+        return []
+    from capsule.engine.containers import ContainerEngine
+
+    while isinstance(engine, ChangedEngine):
+        engine = engine.engine
+    return outdated(engine.components()) if isinstance(engine, ContainerEngine) else []

@@ -9,9 +9,8 @@ from capsule import __version__, execution
 from capsule.bundle.archive import UntrustedError
 from capsule.bundle.bundle import OpenedBundle
 from capsule.bundle.run_bundle import RecordedRun, image_claim
-from capsule.engine.gpu import host_flaws
 from capsule.engine.interface import Engine
-from capsule.engine.select import EngineChoice, open_engine
+from capsule.engine.select import EngineChoice, host_flaws, open_engine
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
 from capsule.host.platform import require_execution
