@@ -48,7 +48,8 @@ def lossy_standard_output() -> Iterator[None]:
         SystemExit: Output was lost although the command succeeded.
     """
     before = sys.stdout
-    if before is None or _is_windows_console(before):  # None: closed before this program started
+    # Python has no stream if the descriptor was closed before this program started.
+    if before is None or _is_windows_console(before):
         yield
         return
     before.flush()
@@ -77,7 +78,7 @@ def lossy_standard_error() -> Iterator[None]:
     No failure is reported: there is no other stream for messages.
     """
     before = sys.stderr
-    if before is None:  # closed before this program started
+    if before is None:  # as in lossy_standard_output()
         with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
             yield
     elif _is_windows_console(before):
@@ -95,7 +96,7 @@ def lossy_standard_error() -> Iterator[None]:
 def _is_windows_console(stream: TextIO) -> bool:
     """Tell whether a stream is a console of Windows.
 
-    It has no reader that could close it, and takes text through functions of its own.
+    Nothing can close such a console early, and Python writes text to it by functions of Windows.
     """
     return sys.platform == "win32" and stream.isatty()
 
