@@ -23,10 +23,10 @@ from capsule.bundle.algorithms import (
     P256_ORDER,
     Algorithm,
 )
-from capsule.experiment.canonical import open_regular, write_atomic
+from capsule.experiment.canonical import open_regular
 from capsule.experiment.files import HAVE_OWNERS
 from capsule.host.errors import CapsuleError, coded
-from capsule.host.folders import write_new
+from capsule.host.outputs import write_new
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -412,7 +412,7 @@ def _write_secret(path: Path, secret: bytes) -> None:
 def _write_beside(path: Path, beside: Path, public: PublicKey) -> None:
     """Write the public half, or take the private half back."""
     try:
-        write_atomic(beside, public.openssh().encode())
+        write_new(beside, public.openssh().encode())
     except BaseException:
         path.unlink()
         raise

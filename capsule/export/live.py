@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from capsule.experiment.beneath import open_beneath
-from capsule.experiment.canonical import check_output
 from capsule.experiment.contract import WORKSPACE, Event
 from capsule.export.mlflow import open_mlflow
 from capsule.export.runs import TRAINING, Point, event_values, line_values, sound_time
@@ -25,7 +24,7 @@ from capsule.export.table import COLUMNS, row, table_text
 from capsule.export.tensorboard import EVENT_FILE, EventWriter
 from capsule.export.wandb import open_wandb, require_wandb
 from capsule.host.errors import CapsuleError, coded
-from capsule.host.outputs import check_folder
+from capsule.host.outputs import append, check_folder, check_output
 from capsule.host.reporter import Reporter
 from capsule.host.run_directory import WORK
 from capsule.report.subject import METRICS, JsonLines

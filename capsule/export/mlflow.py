@@ -11,14 +11,15 @@ import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from capsule.experiment.canonical import write_atomic
-from capsule.export.folders import new_folder
+from capsule.engine.supervise import IN_USE
+from capsule.export.folders import TAKEN, new_folder, new_folders
 from capsule.export.runs import ExportedRun, Point, read_directory
 from capsule.host.errors import CapsuleError, ExitCode
+from capsule.host.outputs import append, write_output
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\- ]*(/[A-Za-z0-9_][A-Za-z0-9_.\- ]*)*")
 _MAX_NAME = 250  # of a metric or a parameter (mlflow/utils/validation.py)
@@ -63,9 +64,7 @@ def open_mlflow(folder: Path, directory: Path) -> Iterator[LiveStoreRun]:
     """
     run = read_directory(directory)
     experiment = _experiment(folder, run)
-    if not experiment.exists():
-        with _new_experiment(experiment, run):
-            pass
+    _make_experiment(experiment, run)
     place = experiment / run.id
     # A resumed run continues in the folder of its first start, whose metrics stay.
     if not place.exists():
@@ -96,18 +95,14 @@ def export_mlflow(runs: Iterable[ExportedRun], folder: Path) -> None:
         OSError: A file cannot be written.
     """
     # All folders get their names when the last one is written, so that an error leaves none.
-    with ExitStack() as unfinished:
-        places: dict[Path, Path] = {}
+    with new_folders(folder) as make:
+        experiments: dict[Path, ExportedRun] = {}
         for run in runs:
             experiment = _experiment(folder, run)
-            if experiment not in places:
-                places[experiment] = (
-                    experiment
-                    if experiment.exists()
-                    else unfinished.enter_context(_new_experiment(experiment, run))
-                )
-            place = unfinished.enter_context(new_folder(places[experiment] / run.id))
-            _write_run(run, place, experiment)
+            experiments.setdefault(experiment, run)
+            _write_run(run, make(experiment / run.id), experiment)
+        for experiment, run in experiments.items():
+            _make_experiment(experiment, run)
 
 
 def _experiment(folder: Path, run: ExportedRun) -> Path:
@@ -118,9 +113,10 @@ def _experiment(folder: Path, run: ExportedRun) -> Path:
     return folder.resolve() / str(number)
 
 
-@contextmanager
-def _new_experiment(experiment: Path, run: ExportedRun) -> Iterator[Path]:
-    """Yield the folder that becomes a new experiment, that of a run, at the end of the block."""
+def _make_experiment(experiment: Path, run: ExportedRun) -> None:
+    """Make the experiment of a run, unless there is one."""
+    if experiment.exists():
+        return
     made = _milliseconds(run.started)
     facts: dict[str, Any] = {
         "artifact_location": experiment.as_uri(),
@@ -130,9 +126,12 @@ def _new_experiment(experiment: Path, run: ExportedRun) -> Iterator[Path]:
         "lifecycle_stage": "active",
         "name": run.lock.spec.name,
     }
-    with new_folder(experiment) as place:
-        _write_facts(place, facts)
-        yield place
+    try:
+        with new_folder(experiment) as place:
+            _write_facts(place, facts)
+    except CapsuleError as error:
+        if error.code != TAKEN:  # another process has made the same experiment meanwhile
+            raise
 
 
 def _write_run(run: ExportedRun, place: Path, experiment: Path) -> None:
@@ -200,7 +199,7 @@ def _write_facts(folder: Path, facts: Mapping[str, Any]) -> None:
     """Write ``meta.yaml``; the values are JSON, which is YAML."""
     lines = (f"{name}: {json.dumps(value)}\n" for name, value in facts.items())
     # Without it, MLflow would not read the run, so a full disk must not empty it.
-    write_atomic(folder / "meta.yaml", "".join(lines).encode())
+    write_output(folder / "meta.yaml", "".join(lines).encode())
 
 
 def _write(path: Path, text: str) -> None:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
-from capsule.export.folders import new_folder
+from capsule.export.folders import new_folders
 from capsule.export.runs import ExportedRun, Point
 from capsule.verification.content.events import record_checksum
 
@@ -35,9 +34,8 @@ def export_tensorboard(runs: Iterable[ExportedRun], folder: Path) -> None:
         OSError: A file cannot be written.
     """
     # All folders get their names when the last one is written, so that an error leaves none.
-    with ExitStack() as unfinished:
-        places = [(run, unfinished.enter_context(new_folder(folder / run.name))) for run in runs]
-        for run, place in places:
+    with new_folders(folder) as make:
+        for run, place in [(run, make(folder / run.name)) for run in runs]:
             started = run.started or 0.0
             with (place / EVENT_FILE.format(seconds=int(started))).open("wb") as stream:
                 writer = EventWriter(stream, started)

@@ -18,10 +18,11 @@ from pathlib import Path
 from capsule.experiment.beneath import remove_folder
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.files import FOLDERS_OPEN, flags_of, lock_file
+from capsule.host.errors import CapsuleError
 from capsule.host.locks import lock_open
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_HELD = ".capsule-held"  # only of folders that a process holds by a lock
+HELD = ".capsule-held"  # end of the names of folders that a process holds by a lock
 _MACHINE_ID = Path("/etc/machine-id")  # machine-id(5); empty or missing in some containers
 _FOLDER = flags_of("RDONLY DIRECTORY CLOEXEC")
 
@@ -46,7 +47,11 @@ def is_gone(owner: str) -> bool:
 
 @contextmanager
 def temporary_folder(
-    prefix: str, parent: Path | None = None, *, note: Callable[[str], None] | None = None
+    prefix: str,
+    parent: Path | None = None,
+    *,
+    note: Callable[[str], None] | None = None,
+    require_lock: bool = True,
 ) -> Iterator[Path]:
     """Give an empty folder that only this user can enter; it is removed at the end.
 
@@ -62,9 +67,13 @@ def temporary_folder(
         OSError: It cannot be made; or it cannot be removed, and there is no ``note``.
     """
     suffix = _suffix() if FOLDERS_OPEN else ""
-    while (held := _held(Path(tempfile.mkdtemp(prefix=prefix, suffix=suffix, dir=parent)))) is None:
-        pass  # it was taken for an abandoned one before it was locked
+    held = None
+    while held is None:  # a new folder may be taken for an abandoned one before it is locked
+        new = Path(tempfile.mkdtemp(prefix=prefix, suffix=suffix, dir=parent))
+        held = _held(new, require_lock=require_lock)
     folder, descriptor = held
+        require_lock: Whether to reject a file system without locks, on which the folder stays if
+            this process is killed.
     try:
         yield folder
     finally:
@@ -81,7 +90,7 @@ def temporary_folder(
                 os.close(descriptor)
 
 
-def _held(folder: Path) -> tuple[Path, int | None] | None:
+def _held(folder: Path, *, require_lock: bool) -> tuple[Path, int | None] | None:
     """Lock a new folder; None if :func:`remove_abandoned` was faster."""
     if not FOLDERS_OPEN:
         return folder, None
@@ -92,7 +101,9 @@ def _held(folder: Path) -> tuple[Path, int | None] | None:
     try:
         # This waits for a remove_abandoned() that has locked the folder since it was made.
         lock_open(descriptor, folder)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, CapsuleError) and not require_lock:
+            return folder, descriptor  # remove_abandoned() cannot lock it either, so it leaves it
         os.close(descriptor)
         with suppress(FileNotFoundError):
             folder.rmdir()
@@ -123,7 +134,7 @@ def abandoned(parent: Path | None = None, *, anywhere: bool = False) -> Iterator
     if not FOLDERS_OPEN:
         return
     where = Path(tempfile.gettempdir()) if parent is None else parent
-    for folder in where.glob(f"*{_HELD if anywhere else _suffix()}"):
+    for folder in where.glob(f"*{HELD if anywhere else _suffix()}"):
         try:
             # No link: another user could put one into /tmp that leads to a folder of this user.
             descriptor = os.open(folder, _FOLDER | os.O_NOFOLLOW)
@@ -139,7 +150,7 @@ def abandoned(parent: Path | None = None, *, anywhere: bool = False) -> Iterator
 def _suffix() -> str:
     """Return the end of the names of folders that processes of this machine hold."""
     number = _MACHINE_ID.read_bytes() if _MACHINE_ID.exists() else b""
-    return f".{sha256_hex(os.fsencode(os.uname().nodename) + number)[:8]}{_HELD}"
+    return sha256_hex(os.fsencode(os.uname().nodename) + number)[:8]
 
 
 def _is_abandoned(descriptor: int) -> bool:
@@ -147,6 +158,11 @@ def _is_abandoned(descriptor: int) -> bool:
 
     Unlike a file with a process number, a lock ends even with SIGKILL.
     """
+    return f".{_machine()}{HELD}"
+
+
+def _machine() -> str:
+    """Return eight digits that stand for this machine."""
     try:
         if not lock_file(descriptor, wait=False):
             return False
