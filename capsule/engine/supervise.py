@@ -24,6 +24,7 @@ from capsule.host.folders import occupied_bytes
 from capsule.host.locks import is_locked, lock
 from capsule.host.wording import counted
 
+IN_USE = "CAP-E008"  # another process holds the run directory
 GRACE_SECONDS = 30.0  # from SIGTERM to SIGKILL: a checkpoint of the largest replay fits in
 LOG_BYTES = 64 << 20
 RESERVE_BYTES = 256 << 20  # of the run directory's disk, which no task may take from the machine
@@ -103,7 +104,7 @@ def exclusive(run_directory: Path) -> Iterator[None]:
     try:
         if not lock(descriptor, run_directory):
             raise CapsuleError(
-                "CAP-E008",
+                IN_USE,
                 f"another Capsule process is running in {run_directory}",
                 fix="Wait for it or interrupt it, then run the command again.",
             )

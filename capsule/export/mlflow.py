@@ -46,8 +46,7 @@ class LiveStoreRun:
         _check_name(name)
         path = self._place / "metrics" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as stream:
-            stream.write(_line(point, None).encode())
+        append(path, _line(point, None).encode())
 
 
 @contextmanager
@@ -55,7 +54,8 @@ def open_mlflow(folder: Path, directory: Path) -> Iterator[LiveStoreRun]:
     """Add the run of a run directory to a file store while it is executed.
 
     It is a run in progress until the end of the block. Then it has finished, was killed (an
-    interrupted run, which a later one with the same directory continues) or has failed.
+    interrupted run, which a later one with the same directory continues) or has failed. It stays in
+    progress if another process executes it.
 
     Raises:
         CapsuleError: CAP-P202, the run directory is malformed; CAP-P204, it has metrics whose names
@@ -70,18 +70,28 @@ def open_mlflow(folder: Path, directory: Path) -> Iterator[LiveStoreRun]:
     if not place.exists():
         with new_folder(place) as unfinished:
             _write_run(run, unfinished, experiment)
-    # Every exception but those below leaves this status.
-    status = _STATUS["failed"]
     _write_facts(place, _facts(run, experiment, _STATUS["running"], None))
+    status: int | None = _STATUS["failed"]
     try:
         yield LiveStoreRun(place)
         status = _STATUS["finished"]
-    except (CapsuleError, KeyboardInterrupt) as error:
-        if not isinstance(error, CapsuleError) or error.exit_code == ExitCode.INTERRUPTED:
-            status = _KILLED
+    except BaseException as error:
+        status = _status_after(error)
         raise
     finally:
-        _write_facts(place, _facts(run, experiment, status, time.time()))
+        if status is not None:
+            _write_facts(place, _facts(run, experiment, status, time.time()))
+
+
+def _status_after(error: BaseException) -> int | None:
+    """Return how a run ended with an error; None if another process still executes it."""
+    if isinstance(error, KeyboardInterrupt):
+        return _KILLED
+    if not isinstance(error, CapsuleError):
+        return _STATUS["failed"]
+    if error.code == IN_USE:
+        return None
+    return _KILLED if error.exit_code == ExitCode.INTERRUPTED else _STATUS["failed"]
 
 
 def export_mlflow(runs: Iterable[ExportedRun], folder: Path) -> None:
@@ -137,7 +147,9 @@ def _make_experiment(experiment: Path, run: ExportedRun) -> None:
 def _write_run(run: ExportedRun, place: Path, experiment: Path) -> None:
     status = _STATUS.get(run.state, _KILLED)
     _write_facts(place, _facts(run, experiment, status, run.finished))
-    (place / "artifacts").mkdir()
+    # MLflow does not find a run that lacks one of them, as one without metrics would.
+    for name in ("artifacts", "metrics", "params", "tags"):
+        (place / name).mkdir()
     folders = {parent.as_posix() for metric in run.metrics for parent in Path(metric.name).parents}
     for metric in run.metrics:
         _check_name(metric.name)
