@@ -396,9 +396,10 @@ class _RunningContainer:
     def exceeds_memory(self) -> bool:
         return False  # the kernel sees to it
 
-    def was_out_of_memory(self) -> bool:
+    def was_out_of_memory(self) -> str | None:
         _about(self._container.reload)
-        return bool(self._container.attrs["State"].get("OOMKilled"))
+        killed = self._container.attrs["State"].get("OOMKilled")
+        return "the engine reports OOMKilled" if killed else None
 
     def keep_output(self, path: Path) -> None:
         """Write the output of the container, which has ended, to a file."""
