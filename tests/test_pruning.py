@@ -103,6 +103,22 @@ def test_rows_count_each_kind_and_skip_what_is_not_there(tmp_path):
     }
 
 
+class ContainerEngine:
+    """An engine with containers of killed processes."""
+
+    name = "docker"
+
+    def remove_abandoned(self, *, progress):
+        progress("removed")
+
+
+def test_containers_of_killed_processes_are_counted_and_removed():
+    notes, pruning = [], Pruning(containers=[(ContainerEngine(), 2)])
+    assert pruning.rows == [Row("containers of killed processes in docker", 2, 0)]
+    pruning.delete(notes.append)
+    assert notes == ["removed"]
+
+
 def test_without_anything_there_are_no_rows():
     assert (Pruning().rows, Pruning().document()) == ([], {"bytes": 0, "kinds": {}})
 

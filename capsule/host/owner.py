@@ -1,10 +1,10 @@
 """Resources of a running Capsule process, and the remains of a killed one.
 
 A process is named so that no later one is taken for it: by its number and start time, its process
-id namespace, the boot of its machine, and its user. Temporary folders are held by a lock, which the
-kernel releases when the process ends. Their names contain the machine, because NFS and Lustre do
-not tell other machines of the lock on a folder. On Windows, which has no locks on folders, those of
-a killed process stay.
+id namespace, the boot of its machine, its machine, and its user. Temporary folders are held by a
+lock, which the kernel releases when the process ends. Their names contain the machine, because NFS
+and Lustre do not tell other machines of the lock on a folder. On Windows, which has no locks on
+folders, those of a killed process stay.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FOLDER = flags_of("RDONLY DIRECTORY CLOEXEC")
 
 
 def this_process() -> str:
-    """Return the name of this process: user, boot, namespace, number and start time."""
+    """Return the name of this process: user, machine, boot, namespace, number and start time."""
     return f"{_place()}/{os.getpid()}/{_started(os.getpid())}"
 
 
@@ -43,6 +43,15 @@ def is_gone(owner: str) -> bool:
     if place != _place() or not number.isdecimal():
         return False
     return _started(int(number)) != identity
+
+
+def is_of_earlier_boot(owner: str) -> bool:
+    """Tell whether a process was one of this user and machine before its last boot, by its name.
+
+    A copy of a virtual machine may have the same name and number as this machine, and be another.
+    """
+    parts, here = owner.split("/"), _place().split("/")
+    return len(parts) == len(here) + 2 and parts[:2] == here[:2] and parts[2] != here[2]
 
 
 @contextmanager
@@ -61,6 +70,8 @@ def temporary_folder(
         prefix: Prefix of its name.
         parent: Where it is made; the system's folder for temporary files by default.
         note: Told if it cannot be removed.
+        require_lock: Whether to reject a file system without locks, on which the folder stays if
+            this process is killed.
 
     Raises:
         CapsuleError: CAP-Y020, the file system has no locks.
@@ -72,8 +83,6 @@ def temporary_folder(
         new = Path(tempfile.mkdtemp(prefix=prefix, suffix=suffix, dir=parent))
         held = _held(new, require_lock=require_lock)
     folder, descriptor = held
-        require_lock: Whether to reject a file system without locks, on which the folder stays if
-            this process is killed.
     try:
         yield folder
     finally:
@@ -149,6 +158,11 @@ def abandoned(parent: Path | None = None, *, anywhere: bool = False) -> Iterator
 
 def _suffix() -> str:
     """Return the end of the names of folders that processes of this machine hold."""
+    return f".{_machine()}{HELD}"
+
+
+def _machine() -> str:
+    """Return eight digits that stand for this machine."""
     number = _MACHINE_ID.read_bytes() if _MACHINE_ID.exists() else b""
     return sha256_hex(os.fsencode(os.uname().nodename) + number)[:8]
 
@@ -158,11 +172,6 @@ def _is_abandoned(descriptor: int) -> bool:
 
     Unlike a file with a process number, a lock ends even with SIGKILL.
     """
-    return f".{_machine()}{HELD}"
-
-
-def _machine() -> str:
-    """Return eight digits that stand for this machine."""
     try:
         if not lock_file(descriptor, wait=False):
             return False
@@ -174,7 +183,7 @@ def _machine() -> str:
 
 def _place() -> str:
     namespace = Path("/proc/self/ns/pid").stat().st_ino
-    return f"{os.getuid()}/{_BOOT.read_text().strip()}/{namespace}"
+    return f"{os.getuid()}/{_machine()}/{_BOOT.read_text().strip()}/{namespace}"
 
 
 def _started(process: int) -> str | None:
