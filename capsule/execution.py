@@ -49,6 +49,7 @@ from capsule.outcome import (
     GpuCheck,
     check_earlier_attempt,
     check_run_directory,
+    how_ended,
     outcome,
     read_checked,
     reported_failure,
@@ -491,7 +492,8 @@ def film(
         raise CapsuleError(
             "CAP-E047",
             f"the program that plays the evaluation ended with status {ended.status} "
-            f"({ended.reason}); last output: {''.join(last_lines(directory / contract.LOG, 1))!r}",
+            f"({how_ended(ended)}); "
+            f"last output: {''.join(last_lines(directory / contract.LOG, 1))!r}",
             fix=FIXES.get(
                 ended.reason,
                 "If there is no such module, the training code in the "

@@ -42,7 +42,10 @@ def command(
     ] = None,
     only: Annotated[
         Literal["all", "cache", "images", "folders"],
-        option("--only WHERE", "Only the cache, only images, or only folders; default: all."),
+        option(
+            "--only WHERE",
+            "Only the cache, only images and containers, or only folders; default: all.",
+        ),
     ] = "all",
     dry_run: Annotated[
         bool, option("--dry-run", "Show what would be deleted, and delete nothing.")
@@ -55,8 +58,8 @@ def command(
     What can be deleted is shown with its size before you are asked. Without options, that is
     everything that Capsule makes again when it is needed, without any download: layers,
     environments, unpacked images and bytecode in the cache, Capsule's images that no container
-    has, and temporary folders of killed processes. With --older-than or --keep-size, images of
-    engines stay, as engines do not tell when they were last used.
+    has, and containers and temporary folders of killed processes. With --older-than or
+    --keep-size, images of engines stay, as engines do not tell when they were last used.
 
     Examples:
         # Show what can be deleted.
@@ -98,7 +101,12 @@ def _pruning(
 ) -> Pruning:
     """Find what is to be deleted."""
     from capsule.image.cache_items import DERIVED, DOWNLOADED, cache_items, chosen
-    from capsule.pruning import Pruning, abandoned_folders, removable_images
+    from capsule.pruning import (
+        Pruning,
+        abandoned_containers,
+        abandoned_folders,
+        removable_images,
+    )
 
     before = None if older_than is None else time.time() - _seconds(older_than)
     keep = None if keep_size is None else _bytes(keep_size)
@@ -110,6 +118,7 @@ def _pruning(
         else (),
         images=list(removable_images()) if only in ("all", "images") and unfiltered else (),
         folders=abandoned_folders(cache) if only in ("all", "folders") else (),
+        containers=list(abandoned_containers()) if only in ("all", "images") else (),
     )
 
 

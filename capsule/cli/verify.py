@@ -162,8 +162,8 @@ def _require_apart(receipt: Path, report: Path) -> None:
     Raises:
         CapsuleError: CAP-X004.
     """
-    from capsule.experiment.canonical import is_device
     from capsule.host.errors import CapsuleError
+    from capsule.host.outputs import is_device
 
     if receipt.resolve() == report.resolve() and not is_device(receipt):
         raise CapsuleError(

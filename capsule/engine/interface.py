@@ -99,11 +99,13 @@ class Exit:
         reason: ``exited`` unless the engine stopped the task or the kernel did for its memory.
         image: Identity of the image that its container had, as the engine reported it after the
             start; None without a container.
+        evidence: For ``out-of-memory``, what was observed.
     """
 
     status: int
     reason: Literal["exited", "out-of-memory", "timed-out", "disk-full", "interrupted"]
     image: str | None = None
+    evidence: str = ""
 
 
 class Engine(Protocol):

@@ -32,7 +32,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def no_engines(monkeypatch):
-    monkeypatch.setattr("capsule.pruning.removable_images", lambda: iter(()))
+    monkeypatch.setattr("capsule.pruning.answering_engines", lambda: iter(()))
 
 
 class Terminal(io.BytesIO):

@@ -17,6 +17,7 @@ from capsule.engine import containers, supervise
 from capsule.engine.containers import ContainerEngine, run_label, task_user
 from capsule.engine.select import open_engine
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.host.owner import this_process
 from capsule.machine.devices import FIRST
 from tests.conftest import wait_until
 
@@ -315,6 +316,39 @@ def test_a_process_that_ends_while_its_container_is_listed_or_read_is_no_error(
     assert len([*engine._abandoned_containers()]) == 1
     containers._RunningContainer(container).keep_output(tmp_path / "output.log")
     assert (tmp_path / "output.log").read_bytes() == b"output"
+
+
+@pytest.mark.parametrize(
+    ("machine", "status", "removed"),
+    [
+        ("here", "created", True),
+        ("here", "exited", True),
+        ("here", "running", False),  # of a copy of this virtual machine
+        ("elsewhere", "exited", False),
+    ],
+)
+def test_a_container_from_before_a_reboot_is_removed_unless_it_runs(machine, status, removed):
+    user, here, _, rest = this_process().split("/", 3)
+    owner = f"{user}/{here if machine == 'here' else machine}/an-earlier-boot/{rest}"
+    container = Mock(labels={"capsule.owner": owner}, status=status)
+    client = Mock(**{"version.return_value": {"Version": "27.0"}})
+    client.networks.list.return_value = []
+    client.containers.list.return_value = [container]
+    engine = ContainerEngine(client)
+    assert engine.count_abandoned() == int(removed)
+    engine.remove_abandoned(progress=lambda _: None)
+    assert container.remove.called == removed
+
+
+def test_a_network_from_before_a_reboot_is_removed():
+    user, machine, _, rest = this_process().split("/", 3)
+    labels = {"capsule.owner": f"{user}/{machine}/an-earlier-boot/{rest}"}
+    network = Mock(attrs={"Labels": labels})
+    client = Mock(**{"version.return_value": {"Version": "27.0"}})
+    client.networks.list.return_value = [network]
+    client.containers.list.return_value = []
+    ContainerEngine(client).remove_abandoned(progress=lambda _: None)
+    network.remove.assert_called_once()
 
 
 @pytest.mark.parametrize("reason", ["no space left", "read /proc/14826/cgroup: no such process"])

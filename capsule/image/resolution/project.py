@@ -26,6 +26,7 @@ from capsule.experiment.spec import CodeSpec
 from capsule.host.encoding import is_utf8
 from capsule.host.errors import CapsuleError
 from capsule.host.folders import real_path
+from capsule.host.owner import HELD
 from capsule.host.run_directory import LOCK, STUDY_LOCK
 from capsule.image.archives.layer_reader import read_layer
 from capsule.image.archives.layers import (
@@ -206,7 +207,8 @@ class _Tree:
         path = self.root / name
         remains = _REMAINS.fullmatch(parts[-1])
         called = remains[1] if remains else parts[-1]
-        own = any(part in _LEFT_OUT for part in parts) or chosen(called, _OWN_FILES)
+        own = any(part in _LEFT_OUT or part.endswith(HELD) for part in parts)
+        own = own or chosen(called, _OWN_FILES)
         own = own or _is_own(path, PurePosixPath(called).suffix)
         left_out = any(each in self.leave_out for each in (path, *path.parents))
         return chosen(name, self.patterns) and not own and not left_out

@@ -133,6 +133,7 @@ def test_what_a_killed_process_left_of_its_own_files_is_no_part_of_it(tree, cach
     before = capture(tree, cache).sha256
     write(tree, ".capsule.lock.json.ab12cd_4")
     write(tree, ".verify-report.json.ab12cd_4")
+    write(tree, ".ab12cd_4.01234567.capsule-held/thesis.html")
     assert capture(tree, cache).sha256 == before
     write(tree, ".train.py.ab12cd_4")
     assert len(capture(tree, cache).files) == 3
