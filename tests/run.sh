@@ -16,6 +16,10 @@ if [ "${1:-}" = --fast ]; then
   chosen+=" and not engine and not network and not slow"
 fi
 
+# A network may be slow, or unavailable for a moment. The tests install packages, too.
+export PIP_RETRIES="${PIP_RETRIES:-10}" PIP_DEFAULT_TIMEOUT="${PIP_DEFAULT_TIMEOUT:-120}"
+export UV_HTTP_RETRIES="${UV_HTTP_RETRIES:-10}" UV_HTTP_TIMEOUT="${UV_HTTP_TIMEOUT:-120}"
+
 # First of all: Podman, which is installed below for its tests, would pass for an engine.
 setup=(train dev)
 if [ "$engines" = no ]; then setup+=(--no-engine); fi

@@ -19,6 +19,7 @@ ContainerEngineName = Literal["docker", "podman"]
 CONTAINER_ENGINES: tuple[ContainerEngineName, ...] = get_args(ContainerEngineName)
 
 _CONNECT_SECONDS = 10
+_ANSWER_SECONDS = 60  # until the version is known: an engine on a busy machine answers late
 _REQUEST_SECONDS = 600  # loading gigabytes onto a slow disk is one request
 
 _FIX = {
@@ -154,7 +155,7 @@ def _open(address: str) -> DockerClient:
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(_CONNECT_SECONDS)  # connecting waits where the queue is full
             probe.connect(address.removeprefix("unix://"))
-    client = DockerClient(base_url=address, version="auto", timeout=_CONNECT_SECONDS)
+    client = DockerClient(base_url=address, version="auto", timeout=_ANSWER_SECONDS)
     client.api.timeout = _REQUEST_SECONDS
     return client
 

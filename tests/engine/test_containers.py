@@ -141,7 +141,7 @@ def test_the_environment_is_the_images_and_the_tasks_and_no_more(run, monkeypatc
 
 def test_processes_are_limited(run):
     ended, output = run(
-        "for i in $(busybox seq 64); do busybox sleep 9 & done; echo all", processes=16
+        "for i in $(busybox seq 64); do busybox sleep 6000 & done; echo all", processes=16
     )
     assert ended.status != 0
     assert "fork" in output
@@ -183,7 +183,7 @@ def test_a_task_that_ignores_the_signal_is_killed(run, monkeypatch, time_is_up):
 
 def test_too_much_disk_ends_a_task(run):
     ended, _ = run(
-        "busybox dd if=/dev/zero of=/out/big bs=1M count=40; busybox sleep 60", disk_mb=8
+        "busybox dd if=/dev/zero of=/out/big bs=1M count=40; busybox sleep 600", disk_mb=8
     )
     assert (ended.status, ended.reason) == (137, "disk-full")
 
@@ -193,7 +193,7 @@ def test_a_disk_that_is_too_full_for_the_output_does_not_hide_the_end(
 ):
     monkeypatch.setattr(supervise, "write_atomic", Mock(side_effect=OSError(errno.ENOSPC, "full")))
     (run_directory / "output.log").touch()
-    ended, _ = run("busybox dd if=/dev/zero of=/out/big bs=1M count=40; exec sleep 60", disk_mb=8)
+    ended, _ = run("busybox dd if=/dev/zero of=/out/big bs=1M count=40; exec sleep 600", disk_mb=8)
     assert (ended.status, ended.reason) == (137, "disk-full")
     with pytest.raises(CapsuleError, match="CAP-X003"):
         run("busybox rm /out/big", disk_mb=8)
@@ -204,7 +204,7 @@ def test_a_folder_hidden_from_the_limit_ends_a_task(run, engine, run_directory):
     if os.getuid() == 0:
         pytest.skip("root can read every folder")
     with pytest.raises(CapsuleError, match="CAP-E007"):
-        run("busybox mkdir /out/hidden; busybox chmod 0 /out/hidden; busybox sleep 60")
+        run("busybox mkdir /out/hidden; busybox chmod 0 /out/hidden; busybox sleep 600")
     assert containers_of(engine, run_directory) == []
 
 
@@ -246,7 +246,7 @@ def test_an_error_of_the_caller_leaves_no_container(run, engine, run_directory):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run("busybox sleep 60", on_poll=fail)
+        run("busybox sleep 600", on_poll=fail)
     assert containers_of(engine, run_directory) == []
 
 
@@ -267,7 +267,7 @@ def test_output_never_follows_a_link_that_the_task_made(run, tmp_path, run_direc
 
 
 def test_a_leftover_of_a_killed_capsule_is_removed(run, engine, run_directory, make_task):
-    leftover = engine._start(engine._settings(make_task("busybox sleep 60"), []), gpu=False)
+    leftover = engine._start(engine._settings(make_task("busybox sleep 600"), []), gpu=False)
     ended, _ = run("exit 0")
     assert ended.status == 0
     assert leftover.id not in [found.id for found in listed(engine)]
@@ -454,7 +454,7 @@ def test_a_killed_container_is_an_exit_like_any_other(run, engine, run_directory
             if container.status == "running":
                 container.kill()
 
-    ended, _ = run("busybox sleep 60", on_poll=kill)
+    ended, _ = run("busybox sleep 600", on_poll=kill)
     assert (ended.status, ended.reason) == (137, "exited")
 
 

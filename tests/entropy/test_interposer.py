@@ -310,7 +310,7 @@ def test_a_disk_without_room_for_the_journal_ends_the_run_and_is_told(interposed
     environment = interposed.environment(disk, "record")
     words = [disk, environment.pop("LD_PRELOAD"), sys.executable, code, kept]
     namespace = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh"]
-    ended = subprocess.run([*namespace, *words], env=environment, capture_output=True, timeout=300)
+    ended = subprocess.run([*namespace, *words], env=environment, capture_output=True, timeout=600)
     assert (ended.returncode, ended.stdout) == (128 + signal.SIGKILL, b""), ended.stderr
     assert is_full(kept)
 

@@ -35,7 +35,7 @@ def cluster():
 
 @pytest.fixture
 def study(tmp_path):
-    lock = make_lock(resources={"memory_mb": 512, "minutes": 5})
+    lock = make_lock(resources={"memory_mb": 512, "minutes": 60})
     return StudyDirectory.create(tmp_path / "study", lock, resume=False)
 
 
@@ -167,7 +167,9 @@ def test_what_slurm_rejects_is_said_in_its_words(cluster, study, options, monkey
 def test_a_controller_that_is_not_reachable(cluster, study, options, monkeypatch, tmp_path):
     elsewhere = tmp_path / "slurm.conf"
     lines = cluster.read_text().splitlines()
-    lines = ["SlurmctldPort=1" if "SlurmctldPort" in line else line for line in lines]
+    # The programs of Slurm try to reach it for so many seconds.
+    changes = {"SlurmctldPort": "SlurmctldPort=1", "MessageTimeout": "MessageTimeout=1"}
+    lines = [changes.get(line.partition("=")[0], line) for line in lines]
     elsewhere.write_text("\n".join(lines))
     monkeypatch.setenv("SLURM_CONF", str(elsewhere))
     with pytest.raises(CapsuleError, match="Unable to contact slurm controller") as caught:

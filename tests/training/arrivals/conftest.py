@@ -66,7 +66,7 @@ def run(tmp_path):
             capture_output=True,
             text=True,
             env=variables,
-            timeout=300,
+            timeout=600,
         )
         if under_capsule and done.returncode == 0:
             collect_arrivals(directory)

@@ -125,7 +125,7 @@ def test_the_order_of_arrival_and_the_moments_without_a_message_are_recorded(in_
         inbox.get(timeout=0)
     for item in ("a0", "b1"):
         inbox.put(item, source=item[0])
-        assert inbox.get(timeout=60) == item
+        assert inbox.get(timeout=600) == item
     wait = only_wait(directory)
     assert (wait.sources, wait.order) == (("b", "a"), (0, NOTHING, 1, 0))
 
@@ -169,7 +169,7 @@ def test_messages_are_got_in_the_recorded_order_however_they_come(
         shuffled.shuffle(order)
         for source in order:
             inbox.put((source, waiting[source].pop(0)), source=source)
-        assert [got_from(inbox, 60) for _ in events] == expected
+        assert [got_from(inbox, 600) for _ in events] == expected
         assert only_wait(folder / "again") == live
 
 
@@ -189,7 +189,7 @@ def test_a_message_that_came_in_time_when_recorded_may_be_late_in_a_replay(in_ru
     assert inbox.get(timeout=0) == "late"
     sender.join()
     with pytest.raises(queue.Empty):
-        inbox.get(timeout=60)  # at once, as nothing had come
+        inbox.get(timeout=600)  # at once, as nothing had come
     assert only_wait(directory).order == (0, NOTHING)
 
 
