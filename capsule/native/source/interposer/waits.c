@@ -47,8 +47,7 @@ static const struct timespec *real_date(const struct timespec *date, struct time
     return translated;
 }
 
-/* The least number of one digit and zeros that is not less. */
-static int64_t one_digit(int64_t number) {
+int64_t one_digit(int64_t number) {
     int64_t unit = 1;
     while (number / unit >= 10) unit *= 10;
     return (number + unit - 1) / unit * unit;
