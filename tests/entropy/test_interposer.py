@@ -155,6 +155,11 @@ def test_the_system_mode_gives_the_errors_of_the_kernel(interposed, corners):
     assert interposed(corners, "bad-pointer", mode="system").output == "well\n"
 
 
+@pytest.mark.parametrize("clock", ["virtual", "fixed", "system"])
+def test_calls_by_number_give_the_kernels_errors_for_bad_pointers(interposed, corners, clock):
+    assert interposed(corners, "bad-times", clock=clock, cores="2").output == "well\n"
+
+
 # ---- Python ----
 
 
