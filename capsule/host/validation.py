@@ -59,6 +59,11 @@ _OTHER_NAMES = {
     "total_timesteps": "total_steps",
     "vf_coef": "baseline_cost",
 }
+FIX_OF_PACKAGES = (
+    "Write requirements of Python packages: numpy==2.4.6. Copy the lines of a requirements file "
+    "without its options, since no field takes a requirements file; name folders of wheels in "
+    "image.sources.find_links."
+)
 # What the patterns of fields that users write ask for.
 _PATTERNS = {
     "name": "Use at most 64 lower-case letters, digits, '.', '_' and '-', and begin and end with a "
@@ -67,7 +72,7 @@ _PATTERNS = {
     "further_games": "Write the games' names as ALE has them, in lower case: ms_pacman",
     "debian": "Write names of Debian packages: libgl1",
     "modules": "Write names of Python modules: package.module",
-    "packages": "Write requirements of Python packages: numpy==2.4.6",
+    "packages": FIX_OF_PACKAGES.removesuffix("."),
     "cuda": "Write a version or a range of versions: 13.0, >=12.8",
     "cudnn": "Write a version or a range of versions: 9.20, >=9.10",
     "driver": "Write a version or a range of versions: >=580.65",
