@@ -123,8 +123,8 @@ def _check_start_set(environment: EnvironmentSpec, pinned: StartSet) -> None:
     ):
         if value != made:
             raise ValueError(
-                f"evaluation.start_set was made where {name} is {made!r}, here it is {value!r}: "
-                "make a start set with a run of this environment"
+                f"evaluation.start_set was made in an environment where {name} is {made!r}, but in "
+                f"this spec it is {value!r}: make a start set with a run of this environment"
             )
 
 
