@@ -158,7 +158,13 @@ def _explain(error: ValidationError, document: YamlDocument, model: type[Model])
         if each["type"] != "too_short" or each["ctx"]["actual_length"] == len(each["input"])
     ]
     for finding in findings[:MAX_FINDINGS]:
-        yield _wrong(finding, document, model)
+        # A validator of a whole section, whose messages name the fields that do not fit together.
+        if finding["type"] == "value_error" and isinstance(finding["input"], dict):
+            path = _path_in_document(finding["loc"], document.tree, missing=False)
+            for message in finding["msg"].removeprefix("Value error, ").split("\n"):
+                yield _between_fields(path, message, document, model)
+        else:
+            yield _wrong(finding, document, model)
 
 
 def _wrong(finding: ErrorDetails, document: YamlDocument, model: type[Model]) -> Wrong:
@@ -178,9 +184,6 @@ def _wrong(finding: ErrorDetails, document: YamlDocument, model: type[Model]) ->
         fix = _OTHER_ALGORITHMS if path[-1] == "algorithm" else "Use one of these."
         message = f": must be one of {context['expected_tags']}, not {context['tag']!r}"
         return Wrong(path, message, fix)
-    # A validator of a whole section, whose message names the fields that do not fit together.
-    if kind == "value_error" and isinstance(finding["input"], dict):
-        return _between_fields(path, finding["msg"].removeprefix("Value error, "), document, model)
     field = _names(path).rpartition(".")[2]
     if loc[-1:] == ("[key]",):  # the name of a data set is of the form of 'name'
         field = "name" if path[:1] == ("data",) else ""
