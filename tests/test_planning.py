@@ -135,7 +135,7 @@ def test_a_time_is_that_of_a_finished_run_of_the_same_lock(place, monkeypatch):
     rows = dict(found.rows)
     assert "82 s as measured in" in rows["time"]
     assert "2.0 KiB as measured in" in rows["bundle"]
-    assert "states" not in rows
+    assert rows["states"].startswith("1 state for 'verify --challenge'; their size")
 
 
 def test_a_program_does_not_say_how_many_steps_it_takes():
