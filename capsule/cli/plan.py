@@ -27,8 +27,8 @@ def command(
     """Show what a run would download, build and execute.
 
     Package indexes are asked for packages and sizes. Neither a lock nor the cache is written, and
-    nothing is downloaded but indexes. A time is shown if ./runs has a finished run of the same
-    lock.
+    nothing is downloaded but indexes. A time and the size of a bundle are shown if ./runs has a
+    finished run of the same lock.
 
     Examples:
         # Plan ./capsule.yaml.

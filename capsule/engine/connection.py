@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from capsule.engine.docker_context import context_address
+from capsule.engine.interface import WITHOUT_CONTAINERS
 from capsule.host.errors import CapsuleError
 from capsule.host.platform import require_execution
 
@@ -25,9 +26,9 @@ _REQUEST_SECONDS = 600  # loading gigabytes onto a slow disk is one request
 _FIX = {
     "docker": "Start Docker, or let your user use it (group 'docker'), or choose another engine "
     "with DOCKER_HOST or 'docker context use NAME'; 'bash scripts/setup.sh' installs and starts "
-    "one as root. Without a container engine, use --engine process.",
+    f"one as root. {WITHOUT_CONTAINERS}",
     "podman": "Start Podman's service (systemctl --user start podman.socket), or set "
-    "CONTAINER_HOST. Without a container engine, use --engine process.",
+    f"CONTAINER_HOST. {WITHOUT_CONTAINERS}",
 }
 
 

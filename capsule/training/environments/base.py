@@ -268,7 +268,8 @@ def _damaged(how: str) -> CapsuleError:
     return CapsuleError(
         "CAP-T211",
         f"the saved episode {how}",
-        fix="resume inside the image the run was started in; if it is, report a bug",
+        fix="Resume the run in the image in which it was started. If it is the same image, report "
+        "a bug.",
     )
 
 
