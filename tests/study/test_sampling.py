@@ -87,8 +87,8 @@ def test_other_bits_of_a_machine_that_may_be_unlike_the_members_decide_nothing(s
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"parameters": "1" * 64}, "equal traces lead to equal results"),
-        ({**OTHER_TRACE, "libraries": {"torch": "9"}}, "no other arithmetic explains"),
+        ({"parameters": "1" * 64}, "the traces are equal"),
+        ({**OTHER_TRACE, "libraries": {"torch": "9"}}, "which other arithmetic does not explain"),
     ],
 )
 def test_a_difference_that_no_machine_explains_is_one_everywhere(changes, reason):

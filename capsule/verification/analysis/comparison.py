@@ -46,6 +46,23 @@ ORDER = (
 )
 
 
+# Flags by which libraries say what code they chose for the processor
+# (capsule.training.determinism.cpu).
+PROCESSOR_FLAGS = frozenset(
+    {
+        "mkl.branch",
+        "mkl.threads",
+        "mkl.vendor_check",
+        "nnpack.enabled",
+        "numerics.self_test",
+        "numpy.cpu_features",
+        "onednn.isa",
+        "openblas.core",
+        "torch.cpu_capability",
+    }
+)
+
+
 def compare_claims(claimed: Claims, found: Claims) -> tuple[ComponentDifference, ...]:
     """List the facts that differ, causes before effects, at most :data:`MAX_DIFFERENCES`.
 

@@ -36,6 +36,7 @@ from capsule.verification.analysis.comparison import (
     compare_states,
     compare_traces,
 )
+from capsule.verification.component_words import component_differs, component_words
 from capsule.verification.execution.reexecution import reexecution_folder
 from capsule.verification.execution.segment_states import (
     bad_state,
@@ -286,9 +287,8 @@ def _underivable(profiles: Sequence[StreamProfile], seed: int) -> Iterator[str]:
 def _repetition(one: Path, two: Path) -> Iterator[str]:
     """Name the place where the two executions differ."""
     if difference := first_difference(one, two):
-        yield (
-            f"the two executions first differ at step {difference.step}, in {difference.component}"
-        )
+        where = component_words(difference.component)
+        yield f"the two executions first differ at step {difference.step}, in {where}"
 
 
 def _recitation(recorded: Path, fresh: Path) -> Iterator[str]:
@@ -304,7 +304,8 @@ def _recitation(recorded: Path, fresh: Path) -> Iterator[str]:
         for left, right in records:
             value = right.values.get(component)
             if value is not None and value == left.values.get(component):
-                yield f"the record at step {right.step} has the {component} of the recorded run"
+                words = component_words(component)
+                yield f"the record at step {right.step} has {words} of the recorded run"
                 break
 
 
@@ -367,9 +368,10 @@ def _difference(different: Sequence[ReexecutedSegment], among: str) -> str:
     if segment.first_difference is not None:
         first = segment.first_difference
         name = f" ({first.name})" if first.name else ""
-        what = f"first differs at step {first.step}, in {first.component}{name}"
+        what = f"first differs at step {first.step}, in {component_words(first.component)}{name}"
     else:
-        what = f"has the recorded trace, but ends with another {segment.differences[0].component}"
+        differs = component_differs(segment.differences[0].component)
+        what = f"has the recorded trace, but at its end {differs}"
     differ = agreeing(len(different), "differs", "differ")
     return (
         f"{len(different)} of the executed segments ({among}) {differ}: the one from step "
