@@ -65,6 +65,12 @@ def test_a_machine_without_namespaces_reproduces_a_member_of_one_that_has_them(s
     assert compared(spec, relaxations=relaxations).agreement == "reproduced-bitwise"
 
 
+def test_equal_results_of_other_code_are_reproduced():
+    found = compared(NATIVE, flags={**CLAIMS.flags, "onednn.isa": "another"})
+    assert found.agreement == "reproduced-bitwise"
+    assert "although the libraries chose other code" in found.reason
+
+
 def test_a_difference_is_named_with_its_claims():
     found = compared(**OTHER_TRACE, parameters="1" * 64)
     assert found.agreement == "not-reproduced"

@@ -25,6 +25,7 @@ from capsule.verification.analysis.comparison import (
     compare_checkpoints,
     compare_claims,
     compare_documents,
+    only_other_code,
     trace_difference,
 )
 from capsule.verification.analysis.outputs import compare_outputs, recorded_outputs
@@ -213,12 +214,15 @@ def analyse(
         replica = ReplicaResults(evaluation=b.training.evaluation, divergence=report.map)
     # Returns are compared only where results differ: equal claims include equal returns.
     claims, found, statistics = run.claims, compared.claims if compared.differences else None, None
+    equal = report.equal
     if isinstance(claims, TrainingClaims) and isinstance(found, TrainingClaims):
         spec, claim_id = run.lock.spec, claims.claim_id()
-        statistics = compare_returns(spec, claim_id, claims.evaluation, found.evaluation)
+        equal = equal or only_other_code(claims, found, spec)
+        if not equal:
+            statistics = compare_returns(spec, claim_id, claims.evaluation, found.evaluation)
     return AnalysisFinding(
         first_difference=report.first,
-        divergence=None if report.equal else report,
+        divergence=None if equal else report,
         replica=replica,
         compared_steps=None if report.map is None else report.map.steps,
         statistics=statistics,

@@ -7,11 +7,14 @@ from typing import Any
 from capsule.bundle.claims import NO_NAMESPACES, ProgramClaims, TrainingClaims
 from capsule.bundle.run_bundle import RecordedRun
 from capsule.experiment.evaluation import ToleranceSpec
+from capsule.experiment.spec import Spec
 from capsule.host.errors import CapsuleError
 from capsule.host.wording import counted
 from capsule.machine.compare import ExpectedGrade
 from capsule.verification.analysis.comparison import (
     PROCESSOR_FLAGS,
+    compare_claims,
+    only_other_code,
 )
 from capsule.verification.analysis.outputs import COMPONENTS
 from capsule.verification.component_words import component_differs, component_words
@@ -22,6 +25,11 @@ from capsule.verification.request import Mode
 from capsule.verification.verdict import Grade, Judgement, OutputComparison
 
 BITWISE = Judgement("reproduced-bitwise", "the re-execution reproduced every claim, bit for bit")
+OTHER_CODE = Judgement(
+    "reproduced-bitwise",
+    "every result is the same, bit for bit, although the libraries chose other code for this "
+    "processor",
+)
 
 # Claims that another processor or GPU cannot change; of flags and streams a part.
 _FIXED = (
@@ -65,6 +73,8 @@ def judge(
     judgement = judge_training(mode, executed, compared, analysed)
     if not compared.differences or not isinstance(found, TrainingClaims):
         return judgement
+    if (same := bitwise(claims, found, run.lock.spec)) is not None:
+        return same
     return grade_replica(
         judgement.summary,
         expected,
@@ -111,6 +121,13 @@ def _same_content(outputs: OutputComparison) -> str:
     what = "dates" if outputs.nature == "date" else "how the same content is stored"
     differ = counted(outputs.count, "output differs", "outputs differ")
     return f"the content of every output was reproduced, but not every bit: {differ} only in {what}"
+
+
+def bitwise(claimed: TrainingClaims, found: TrainingClaims, spec: Spec) -> Judgement | None:
+    """Judge a whole re-execution whose every result is the recorded one; None of any other."""
+    if not compare_claims(claimed, found):
+        return BITWISE
+    return OTHER_CODE if only_other_code(claimed, found, spec) else None
 
 
 def judge_training(

@@ -13,6 +13,7 @@ from capsule.verification.analysis.comparison import PROCESSOR_FLAGS, compare_cl
 from capsule.verification.content.parts import Comparison, Part
 from capsule.verification.execution.grading import (
     beyond_arithmetic,
+    bitwise,
     grade_replica,
     inconsistent,
     judge,
@@ -301,6 +302,21 @@ def test_a_flag_by_which_a_library_names_the_processor_may_differ(flag):
     assert beyond_arithmetic(left, make_claims()) is None
 
 
+def test_equal_results_of_other_code_are_reproduced_bit_for_bit():
+    """Under ``native``, the flags in which a library names its code are no results."""
+    claimed = make_claims(flags={"threads": "1", "onednn.isa": "a", "mkl.branch": "b"})
+    other = make_claims(flags={"threads": "1", "onednn.isa": "c"})
+    native, portable = (SimpleNamespace(cpu_numerics=each) for each in ("native", "portable-v3"))
+    assert bitwise(claimed, claimed, portable) == BITWISE
+    verdict, summary = bitwise(claimed, other, native)
+    assert verdict == "reproduced-bitwise"
+    assert "although the libraries chose other code" in summary
+    assert bitwise(claimed, other, portable) is None
+    results = {"parameters": ONE}, {"libraries": {"torch": "2.12.0"}}, {"flags": {"threads": "2"}}
+    for changes in results:
+        assert bitwise(claimed, other.model_copy(update=changes), native) is None
+
+
 def test_whether_there_were_namespaces_is_a_fact_of_the_machine():
     with_them, without = make_claims(), make_claims(relaxations=(NO_NAMESPACES,))
     assert beyond_arithmetic(with_them, without) is None
@@ -331,6 +347,12 @@ def test_a_program_is_judged_by_its_outputs():
 def test_equal_bits_of_a_trainer_need_no_returns():
     claims = make_claims()
     assert judged_as(claims, claims, (), first=None) == BITWISE
+
+
+def test_a_whole_run_of_other_code_is_judged_by_its_results():
+    claims, found = make_claims(flags={"onednn.isa": "a"}), make_claims(flags={"onednn.isa": "b"})
+    judgement = judged_as(claims, found, (differs("flags.onednn.isa"),), first=None)
+    assert judgement == bitwise(claims, found, SimpleNamespace(cpu_numerics="native"))
 
 
 def test_other_bits_of_a_whole_run_may_be_accepted_by_their_returns():
