@@ -77,7 +77,7 @@ def test_a_difference_is_told_with_step_component_and_both_values():
         bundle="run.capsule.tar",
         mode="full",
         verdict="not-reproduced",
-        summary="the runs first differ at step 8, in loss",
+        summary="the runs first differ at step 8, in the loss",
         integrity=True,
         authentic=True,
         signer="SHA256:abc",
@@ -92,6 +92,19 @@ def test_a_difference_is_told_with_step_component_and_both_values():
     assert "found   bb" in text
     assert "trace.head" in text
     assert text.rstrip().splitlines()[-1].startswith("not-reproduced")
+
+
+def test_the_output_of_a_failed_program_takes_its_own_lines():
+    error = {"code": "CAP-T302", "message": "m", "fix": "Look there."}
+    summary = "the program ended with status 1: python x\n  Traceback\nreproduced-bitwise  \x1b"
+    failed = verified().model_copy(update={"summary": summary, "error": error})
+    last = shown(failed.model_copy(update={"verdict": "inconclusive"})).rstrip().splitlines()[-4:]
+    assert last == [
+        "inconclusive  CAP-T302: the program ended with status 1: python x",
+        "  Traceback",
+        "  reproduced-bitwise  \N{REPLACEMENT CHARACTER}",
+        "fix: Look there.",
+    ]
 
 
 def test_every_signer_is_named_and_why_one_does_not_count():
