@@ -326,10 +326,12 @@ def judge_challenge(
         relaxed: Relaxations of the spec with which a machine may not repeat its own bits.
     """
     # This comes first: segments that an image recites are worth nothing.
-    found = fresh.contradictions if relaxed else (*fresh.contradictions, *fresh.unrepeated)
-    if found:
+    if fresh.contradictions:
         recites = "the image does not compute from the seed that it is given"
-        return Judgement("not-reproduced", f"{recites}: {found[0]}")
+        return Judgement("not-reproduced", f"{recites}: {fresh.contradictions[0]}")
+    if fresh.unrepeated and not relaxed:
+        differs = "the image does not give the same results twice, although the spec requires it"
+        return Judgement("not-reproduced", f"{differs}: {fresh.unrepeated[0]}")
     # A segment that differs is judged as a prefix is: no relaxation excuses other bits.
     different = () if challenge is None else [each for each in challenge.segments if not each.equal]
     if challenge is not None and different:
