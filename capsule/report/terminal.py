@@ -41,6 +41,7 @@ TAIL = 3  # of them: an error, a blank one, the verdict
 MAX_ROWS = 7
 FEW_ROWS = 3  # where there is an analysis to be read
 MAX_CELL = 28
+GAPS = 6  # characters between the four columns
 MAX_DIFFERENCES = 2
 MAX_PATHS = 3
 MAX_FILES = 3
@@ -267,8 +268,13 @@ def _show_environment(report: Report, console: Console) -> int:
     differing.sort(key=lambda row: EFFECTS.index(row.effect))
     shown = differing[: MAX_ROWS if report.divergence is None else FEW_ROWS]
     table = Table(box=None, pad_edge=False, header_style="bold")
+    # On a narrow terminal, values are cut, and no names.
+    names = max((len(row.field) for row in shown), default=0) + max(map(len, EFFECTS))
+    left = (console.width - names - GAPS) // 2
+    widths = {"recorded": left, "here": left}
     for name in ("machine", "recorded", "here", "effect"):
-        table.add_column(name, overflow="ellipsis", no_wrap=True, max_width=MAX_CELL)
+        width = max(1, min(MAX_CELL, widths.get(name, MAX_CELL)))
+        table.add_column(name, overflow="ellipsis", no_wrap=True, max_width=width)
     for row in shown:
         cells = (row.field, row.recorded, row.here, row.effect)
         table.add_row(*(printable(str(cell)) for cell in cells))

@@ -1,8 +1,10 @@
 """Verification reports on a terminal."""
 
+import io
 from typing import get_args
 
 import pytest
+from rich.console import Console
 
 from capsule.bundle.trust import Signer
 from capsule.entropy.ledger import Ledger, LedgerRow, compare_ledgers
@@ -92,6 +94,16 @@ def test_a_difference_is_told_with_step_component_and_both_values():
     assert "found   bb" in text
     assert "trace.head" in text
     assert text.rstrip().splitlines()[-1].startswith("not-reproduced")
+
+
+def test_a_narrow_terminal_cuts_values_and_no_names():
+    row = FactComparison(
+        field="cpu.usable_cores", recorded="x" * 40, here="y", effect="recorded-only", reason="r"
+    )
+    stream = io.StringIO()
+    show_report(verified(environment=(row,)), Console(file=stream, width=60))
+    line = next(each for each in stream.getvalue().splitlines() if each.startswith("cpu"))
+    assert line.split()[::3] == ["cpu.usable_cores", "recorded-only"]
 
 
 def test_the_output_of_a_failed_program_takes_its_own_lines():
