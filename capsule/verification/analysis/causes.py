@@ -13,7 +13,7 @@ from typing import get_args
 
 from capsule.experiment.trace import Difference
 from capsule.host.wording import agreeing, counted
-from capsule.verification.analysis.pin_differences import Change, Family, Kind
+from capsule.verification.analysis.pin_differences import OWN_ORDER, Change, Family, Kind
 from capsule.verification.analysis.trace_alignment import TraceAlignment
 from capsule.verification.component_words import (
     component_agreeing,
@@ -184,6 +184,7 @@ def _actor_order(facts: Facts) -> Cause | None:
             else ["the same unrolls are trained on, in another order"]
         ),
         *_named(facts.of("schedule")),
+        *(each for each in facts.circumstances if each == OWN_ORDER),
     )
 
 
@@ -245,7 +246,10 @@ def _other_settings(facts: Facts) -> Cause | None:
 
 def _unexplained(facts: Facts) -> Cause:
     if facts.circumstances:
-        hint = f"two honest runs may differ: {'; '.join(facts.circumstances)}"
+        hint = (
+            f"two honest runs may differ: {'; '.join(facts.circumstances)}; 'capsule diagnose' "
+            "says whether the run repeats at all"
+        )
     elif facts.changes:
         hint = "what differs in locks and machines is listed; the evidence does not decide"
     else:

@@ -41,6 +41,7 @@ _WHY: Mapping[Kind, str] = {
     "recording": "it should not change a result",
 }
 _OTHER_DATA = "the runs read other data"
+OWN_ORDER = "each run recorded its own order of actors"
 _OTHER_ENTROPY = "programs get other randomness, or another time"
 _ENVIRONMENTS = frozenset({"ale-py", "gymnasium", "minatar"})
 _SECTIONS: Mapping[str, Kind] = {
@@ -110,13 +111,17 @@ def _unknown_machines(*sides: ComparedRun) -> Iterator[str]:
 
 def _own_records(a: ComparedRun, b: ComparedRun) -> Iterator[str]:
     """Name what each run recorded for itself: no lock determines it."""
-    for what, left, right in (
-        ("randomness of the operating system", a.entropy, b.entropy),
-        ("order of arrivals", a.arrivals, b.arrivals),
-        ("order of actors", _schedule(a), _schedule(b)),
+    for said, left, right in (
+        (
+            "each run recorded its own randomness of the operating system",
+            a.entropy,
+            b.entropy,
+        ),
+        ("each run recorded its own order of arrivals", a.arrivals, b.arrivals),
+        (OWN_ORDER, _schedule(a), _schedule(b)),
     ):
         if left is not None and right is not None and sha256_file(left) != sha256_file(right):
-            yield f"each run recorded its own {what}"
+            yield said
 
 
 def _schedule(side: ComparedRun) -> Path | None:

@@ -10,7 +10,7 @@ from capsule.experiment.errors import CapsuleError
 from capsule.experiment.trace import Difference
 from capsule.verification.analysis.bisection import compare_dense
 from capsule.verification.analysis.causes import Facts, explain
-from capsule.verification.analysis.pin_differences import Change, Kind
+from capsule.verification.analysis.pin_differences import OWN_ORDER, Change, Kind
 from capsule.verification.analysis.trace_alignment import TraceAlignment
 from capsule.verification.content.ulp import distance
 from capsule.verification.verdict import (
@@ -127,7 +127,13 @@ def test_results_of_neither_kind_are_not_explained():
 def test_what_honest_runs_may_differ_in_is_said():
     facts = Facts(parting("loss"), (), (), circumstances=("a was resumed", "b was resumed"))
     (cause,) = explain(facts)
-    assert cause.evidence[-1] == "two honest runs may differ: a was resumed; b was resumed"
+    said = "two honest runs may differ: a was resumed; b was resumed; 'capsule diagnose'"
+    assert cause.evidence[-1].startswith(said)
+
+
+def test_two_runs_that_recorded_their_orders_may_have_two():
+    (cause,) = explain(Facts(parting("schedule"), (), (), circumstances=(OWN_ORDER, "other")))
+    assert (cause.name, cause.evidence[-1]) == ("actor-order", OWN_ORDER)
 
 
 def test_the_same_facts_in_another_spelling_are_no_lone_records():
