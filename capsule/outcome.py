@@ -25,6 +25,8 @@ from capsule.machine.devices import Device
 _KILLED = 137  # exit status after SIGKILL
 PROGRAM_FAILED, OTHER_GPU = "CAP-T302", "CAP-E048"
 MAX_READ_BYTES = 1 << 20
+SHOWN_LINES = 8  # of the output of a program that failed
+MAX_LINE_CHARACTERS = 300  # of each
 MAX_SHOWN_EVENTS = 10  # of those that came since the last poll
 Document = TypeVar("Document", bound=Model)
 
@@ -36,6 +38,18 @@ FIXES = {
     "disk-full": "Raise limits.disk_mb, lower trainer.replay_capacity, or free disk space: a run "
     f"leaves the last {RESERVE_BYTES >> 20} MiB of a disk to the machine.",
 }
+
+
+class EndedError(CapsuleError):
+    """An execution ended without a result and without a report (CAP-E010).
+
+    Attributes:
+        reason: Why, as :class:`capsule.engine.interface.Exit` has it.
+    """
+
+    def __init__(self, message: str, reason: str, *, fix: str) -> None:
+        super().__init__("CAP-E010", message, fix=fix)
+        self.reason = reason
 
 
 def check_run_directory(run_directory: Path) -> None:
@@ -193,10 +207,10 @@ def outcome(
         raise _with_evidence(failure, ended)
     result = run_directory / contract.RESULT
     if ended.reason != "exited" or ended.status != 0 or not result.exists():
-        raise CapsuleError(
-            "CAP-E010",
+        raise EndedError(
             f"training ended with status {ended.status} ({how_ended(ended)}); "
             f"last output: {''.join(last_lines(run_directory / contract.LOG, 1))!r}",
+            ended.reason,
             fix=_fix_of(ended, run_directory),
         )
     return result_of(spec, run_directory)
@@ -249,10 +263,22 @@ def reported_failure(run_directory: Path) -> CapsuleError | None:
         )
     log = run_directory / contract.LOG
     if report.code == PROGRAM_FAILED:
-        lines = "".join(f"\n  {line}" for line in last_lines(log, 8))
+        lines = "".join(f"\n  {line}" for line in _program_lines(log, report))
         fix = f"Correct the program. Its whole output is in {log}."
         return CapsuleError(report.code, f"{report.message}{at}{lines}", fix=fix)
     return CapsuleError(report.code, report.message + at, fix=report.fix)
+
+
+def _program_lines(log: Path, report: contract.Failure) -> list[str]:
+    """Return the last lines of a program's output, without those of the report that follows it."""
+    own = [
+        line[:MAX_LINE_CHARACTERS]
+        for line in f"{report.code} {report.message}\n{report.fix}".splitlines()
+    ]
+    lines = last_lines(log, SHOWN_LINES + len(own), MAX_LINE_CHARACTERS)
+    if lines[-len(own) :] == own:
+        lines = lines[: -len(own)]
+    return lines[-SHOWN_LINES:]
 
 
 def result_of(spec: Spec, run_directory: Path) -> contract.Result | contract.ProgramResult:

@@ -177,6 +177,10 @@ def test_a_failure_of_the_training_side_has_the_status_of_its_code(tmp_path):
         f"  line {number}" for number in range(12, 20)
     ]
     assert str(tmp_path / contract.LOG) in error.fix
+    # The training side ends the log with its report, which the message begins with.
+    with (tmp_path / contract.LOG).open("a") as log:
+        log.write("CAP-T302 it failed\nRepair it.\n")
+    assert failed("CAP-T302").message == error.message
 
 
 FIRST = "GPU-11111111-0000-4000-8000-000000000001"

@@ -32,7 +32,7 @@ from capsule.host.errors import CapsuleError, ExitCode
 from capsule.host.wording import counted
 from capsule.machine.kind import MachineKind
 
-CLOCKS_APART = timedelta(days=1)  # how far the clock of a verifier may be ahead
+CLOCKS_APART = timedelta(days=1)  # how far the clock of another machine may be ahead
 
 
 @dataclass(frozen=True)

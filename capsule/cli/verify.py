@@ -122,6 +122,7 @@ def command(
         limits=parse_limits(limits or []),
         data=parse_places(data or []),
         required=grade,
+        signs=sign is not None,
     )
     # An unusable key or place must be found now, not after hours of re-execution.
     signing_key = None

@@ -234,7 +234,7 @@ def first_difference(
             return Difference(present.step, "end", None, *more)
         # Heads cover the bytes of the lines, so the same facts in another spelling differ as well.
         if left.head != right.head:
-            names = sorted(left.values.keys() | right.values.keys() - set(COMPONENTS))
+            names = sorted(left.values.keys() | right.values.keys())
             return compare_records(left, right, [*COMPONENTS, *names])
     return None
 

@@ -59,7 +59,7 @@ def divergence_lines(found: Divergence) -> Iterator[tuple[str, str]]:
             text = f"{explanation.what}: {explanation.a} / {explanation.b}; {explanation.why}"
             yield "possible reason", text
         left = len(found.explanations) - MAX_EXPLANATIONS
-        yield from _more(left, "difference of the locks", "differences of the locks")
+        yield from _more(left, "difference of pins or machines", "differences of pins or machines")
 
 
 def _place(found: Divergence) -> Iterator[tuple[str, str]]:

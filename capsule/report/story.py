@@ -124,7 +124,10 @@ def _of_report(name: str, report: Report) -> str:
     parts = [here.get("cpu.name"), here.get("gpu.name"), here.get("os")]
     machine = ", ".join(part for part in parts if part and part not in ("unknown", "none"))
     place = f" on {machine}" if machine else ""
-    return f"{name}, mode {report.mode}{place}: {report.verdict}, {report.summary}{_cause(report)}."
+    summary = report.summary.partition("\n")[0]  # the output of a failed program follows
+    said = f"{report.verdict}, {summary}{_cause(report)}."
+    remedy = "" if report.error is None else f" {report.error['fix']}"
+    return f"{name}, mode {report.mode}{place}: {said}{remedy}"
 
 
 def _cause(report: Report) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from capsule.host.wording import counted
+from capsule.outcome import PROGRAM_FAILED, SHOWN_LINES
 from capsule.report.divergence import divergence_lines, show_lines
 from capsule.report.returns import returns_rows
 from capsule.report.text import print_line, printable
@@ -40,6 +41,7 @@ TAIL = 3  # of them: an error, a blank one, the verdict
 MAX_ROWS = 7
 FEW_ROWS = 3  # where there is an analysis to be read
 MAX_CELL = 28
+GAPS = 6  # characters between the four columns
 MAX_DIFFERENCES = 2
 MAX_PATHS = 3
 MAX_FILES = 3
@@ -49,7 +51,8 @@ MAX_PARTS = 2
 def show_report(report: Report, console: Console) -> None:
     """Print a verification report: facts first, then the verdict and what to do about it."""
     # Lines are counted, so each takes one: cells of the table are cut, and no line is wrapped.
-    room = MAX_LINES - TAIL
+    summary, output = _summary(report)
+    room = MAX_LINES - TAIL - len(output)
     if report.environment:
         room -= _show_environment(report, console)
     lines = [*_facts(report), *_differences(report)]
@@ -61,9 +64,20 @@ def show_report(report: Report, console: Console) -> None:
     console.print()
     console.print(report.verdict, style=_STYLES[report.verdict], end="", markup=False)
     cause = "" if report.error is None else f"{report.error['code']}: "
-    print_line(console, f"  {cause}{printable(report.summary)}")
+    print_line(console, f"  {cause}{printable(summary)}")
+    for line in output:
+        print_line(console, f"  {printable(line)}")
     if report.error is not None:
         print_line(console, f"fix: {printable(report.error['fix'])}")
+
+
+def _summary(report: Report) -> tuple[str, list[str]]:
+    """Return the verdict's reason, and the output of a program that failed, line by line."""
+    if report.error is None or report.error["code"] != PROGRAM_FAILED:
+        return report.summary, []
+    summary, *output = report.summary.split("\n")
+    # The program is not trusted, so its lines must stay apart from those of the report.
+    return summary, [line.strip() for line in output[:SHOWN_LINES]]
 
 
 def _facts(report: Report) -> list[tuple[str, str]]:
@@ -254,8 +268,13 @@ def _show_environment(report: Report, console: Console) -> int:
     differing.sort(key=lambda row: EFFECTS.index(row.effect))
     shown = differing[: MAX_ROWS if report.divergence is None else FEW_ROWS]
     table = Table(box=None, pad_edge=False, header_style="bold")
+    # On a narrow terminal, values are cut, and no names.
+    names = max((len(row.field) for row in shown), default=0) + max(map(len, EFFECTS))
+    left = (console.width - names - GAPS) // 2
+    widths = {"recorded": left, "here": left}
     for name in ("machine", "recorded", "here", "effect"):
-        table.add_column(name, overflow="ellipsis", no_wrap=True, max_width=MAX_CELL)
+        width = max(1, min(MAX_CELL, widths.get(name, MAX_CELL)))
+        table.add_column(name, overflow="ellipsis", no_wrap=True, max_width=width)
     for row in shown:
         cells = (row.field, row.recorded, row.here, row.effect)
         table.add_row(*(printable(str(cell)) for cell in cells))

@@ -23,14 +23,13 @@ from capsule.image.cache import Cache
 from capsule.machine.compare import check_requirements, expected_of_unknown, gpu_warning
 from capsule.machine.fingerprint import Fingerprint, take_fingerprint
 from capsule.study.results import MemberResult, StudyResults
-from capsule.verification.analysis.comparison import compare_claims
 from capsule.verification.execution.admission import (
     check_code,
     check_unconfined,
 )
 from capsule.verification.execution.grading import (
-    BITWISE,
     beyond_arithmetic,
+    bitwise,
     inconsistent,
     judge_difference,
 )
@@ -140,8 +139,8 @@ def _compared(
 ) -> VerifiedMember:
     name = result.identity.name
     # Not the claim ids, which also differ if only one of the machines has namespaces for the run.
-    if not compare_claims(claims, found):
-        return VerifiedMember(name, *BITWISE)
+    if (same := bitwise(claims, found, spec)) is not None:
+        return VerifiedMember(name, *same)
     # Without the image, bits may differ because of the libraries of this machine.
     if claims.image is not None and found.image is None:
         return VerifiedMember(

@@ -38,6 +38,7 @@ from capsule.verification.analysis.divergence import compare_sides
 from capsule.verification.analysis.runs import ComparedRun, open_side
 from capsule.verification.execution.admission import check_gpu_host, check_unconfined
 from capsule.verification.execution.challenge import begin_before
+from capsule.verification.execution.remedies import for_a_verifier
 from capsule.verification.integrity.data import supplied_data
 from capsule.verification.integrity.layers import Name, supplied_layers
 from capsule.verification.verdict import Divergence
@@ -192,7 +193,7 @@ def _execute(
         )
     except CapsuleError as error:
         if error.exit_code not in _NOT_HERE:
-            raise
+            raise for_a_verifier(error) from error.__cause__
         raise CapsuleError(
             "CAP-V070",
             f"{side.name} cannot be executed here: {error}",

@@ -159,6 +159,8 @@ class AnalysisFinding:
         replica: What a whole run of a trainer gave, to be shown beside the recorded one.
         compared_steps: Step of the last trace record that both runs have; None for a program.
         statistics: Comparison of returns, where the bits of a whole run differ.
+        rejoined: Step of the last trace record that differs, if states differ and later records
+            are equal again.
     """
 
     first_difference: TraceDifference | None
@@ -166,6 +168,7 @@ class AnalysisFinding:
     replica: ReplicaResults | None
     compared_steps: int | None
     statistics: ReturnStatistics | None
+    rejoined: int | None = None
 
 
 @dataclass

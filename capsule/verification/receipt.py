@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import get_args
 
 from capsule.bundle.keys import PrivateKey
 from capsule.bundle.receipts import (
+    FIRST_YEAR,
     MAX_DIFFERENCE,
     MAX_SIGNERS,
     TIME_FORMAT,
@@ -19,6 +21,7 @@ from capsule.bundle.receipts import (
     make_statement,
     write_receipt,
 )
+from capsule.bundle.tally import CLOCKS_APART
 from capsule.host.errors import CapsuleError
 from capsule.verification.request import Mode
 from capsule.verification.verdict import Report
@@ -70,6 +73,42 @@ def require_execution(mode: Mode) -> None:
             "attest",
             fix="Remove --sign, or use --mode full, prefix:N or segments:N.",
         )
+
+
+def check_clock(finished: str, now: datetime) -> None:
+    """Check that the time of a receipt, which this machine's clock gives, can be right.
+
+    Args:
+        finished: When the recorded run ended, as its signer states it (ISO 8601).
+        now: The time of this machine's clock.
+
+    Raises:
+        CapsuleError: CAP-B176.
+    """
+    shown = now.strftime(TIME_FORMAT)
+    if now.year < FIRST_YEAR:
+        wrong = f"this machine's clock is at {shown}, and no receipt has a time before {FIRST_YEAR}"
+    elif _seconds(finished) > (now + CLOCKS_APART).timestamp():
+        wrong = (
+            f"this machine's clock is at {shown}, which is before the end of the run, {finished} "
+            "as the bundle states it"
+        )
+    else:
+        return
+    raise CapsuleError(
+        "CAP-B176",
+        f"--sign: {wrong}",
+        fix="Correct this machine's clock. If it is right, the clock of the bundle's signer was "
+        "wrong; then verify without --sign.",
+    )
+
+
+def _seconds(text: str) -> float:
+    """Return a time in seconds since 1970; one that is not a time came before every other."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        return -math.inf
 
 
 def sign_report(report: Report, key: PrivateKey, bundle: Path, path: Path | None) -> str:

@@ -229,6 +229,7 @@ class VerifyRequest:
         expected: What the verifier knows of the experiment from elsewhere.
         variation: What is changed in the surroundings of the re-execution, which are then read
             back, too; None: nothing, and they are not.
+        signs: Whether the verifier signs a receipt, whose time is that of this machine's clock.
     """
 
     bundle: Path
@@ -246,6 +247,7 @@ class VerifyRequest:
     sources: SourcesSpec = field(default_factory=SourcesSpec)
     expected: Expectation = field(default_factory=Expectation)
     variation: Variation | None = None
+    signs: bool = False
 
     def __post_init__(self) -> None:
         """Reject trusted keys beside the choice to do without any.

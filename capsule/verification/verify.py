@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 from capsule.bundle import run_bundle
 from capsule.bundle.archive import UntrustedError
@@ -46,6 +47,7 @@ from capsule.verification.findings import (
     VerificationFindings,
 )
 from capsule.verification.integrity.consistency import check_consistency
+from capsule.verification.receipt import check_clock
 from capsule.verification.request import VerifyRequest
 from capsule.verification.verdict import Grade, Judgement, Report
 
@@ -62,7 +64,8 @@ def verify(request: VerifyRequest, cache: Cache, reporter: Reporter) -> Report:
     machine cannot decide.
 
     Raises:
-        CapsuleError: The request itself is at fault (exit status 2); CAP-V007, it was interrupted.
+        CapsuleError: The request itself is at fault, or this machine's clock (exit status 2);
+            CAP-V007, it was interrupted.
     """
     started = time.monotonic()
     found = VerificationFindings(request.bundle.name, str(request.mode), request.required)
@@ -136,6 +139,8 @@ def _verify(
         found.trust = TrustFinding(bundle.authentic, bundle.signer.key, bundle.signers)
         require_trust(request, bundle)
         request.expected.check(lock, claims)
+        if request.signs:
+            check_clock(run.observations().finished, datetime.now(UTC))
         if request.mode.name == "integrity":
             nothing = isinstance(claims, ProgramClaims) and claims.nothing
             intact = INTACT if bundle.authentic else UNSIGNED

@@ -77,7 +77,7 @@ def different(subject) -> Report:
     return make_report(
         subject,
         "not-reproduced",
-        summary="the runs first differ at step 200, in loss",
+        summary="the runs first differ at step 200, in the loss",
         first_difference=TraceDifference(step=200, component="loss", claimed="aa", found="ab"),
         replica=ReplicaResults(
             evaluation=runs.evaluation(returns),

@@ -112,7 +112,7 @@ def test_differences_of_the_locks_explain_only_runs_that_differ():
     found = lines(explanations=explanations)
     assert found[0] == ("possible reason", "pin 0: 1 / 2; it may matter")
     assert len(found) == 6 + 1
-    assert found[-1] == ("", "and 2 more differences of the locks")
+    assert found[-1] == ("", "and 2 more differences of pins or machines")
     assert lines(equal=True, explanations=explanations) == []
 
 
@@ -178,7 +178,7 @@ def test_one_thing_is_written_in_the_singular():
     )
     assert lines(differences=differences)[-1] == ("", "and 1 more result")
     explanations = tuple(Explanation(what=f"pin {n}", a="1", b="2", why="y") for n in range(7))
-    assert lines(explanations=explanations)[-1] == ("", "and 1 more difference of the locks")
+    assert lines(explanations=explanations)[-1] == ("", "and 1 more difference of pins or machines")
 
 
 def test_other_operators_have_no_distance():

@@ -64,6 +64,14 @@ def test_the_headline_follows_from_every_report(bundles, saved, verdicts, tone, 
     assert sum(".json, mode full" in sentence for sentence in story.shown) == len(verdicts)
 
 
+def test_a_verification_that_failed_is_told_with_its_remedy(bundles, saved):
+    subject = read(bundles["dqn"])
+    error = {"code": "CAP-E010", "message": "no memory", "fix": "Free memory."}
+    failed = make_report(subject, "inconclusive").model_copy(update={"error": error})
+    story = told(bundles["dqn"], *saved(failed))
+    assert any(sentence.endswith(". Free memory.") for sentence in story.shown)
+
+
 def test_reports_are_said_to_be_unsigned(bundles, saved):
     story = told(bundles["dqn"], *saved(make_report(read(bundles["dqn"]))))
     assert any("they are not signed" in sentence for sentence in story.not_shown)

@@ -1,8 +1,10 @@
 """Verification reports on a terminal."""
 
+import io
 from typing import get_args
 
 import pytest
+from rich.console import Console
 
 from capsule.bundle.trust import Signer
 from capsule.entropy.ledger import Ledger, LedgerRow, compare_ledgers
@@ -77,7 +79,7 @@ def test_a_difference_is_told_with_step_component_and_both_values():
         bundle="run.capsule.tar",
         mode="full",
         verdict="not-reproduced",
-        summary="the runs first differ at step 8, in loss",
+        summary="the runs first differ at step 8, in the loss",
         integrity=True,
         authentic=True,
         signer="SHA256:abc",
@@ -92,6 +94,29 @@ def test_a_difference_is_told_with_step_component_and_both_values():
     assert "found   bb" in text
     assert "trace.head" in text
     assert text.rstrip().splitlines()[-1].startswith("not-reproduced")
+
+
+def test_a_narrow_terminal_cuts_values_and_no_names():
+    row = FactComparison(
+        field="cpu.usable_cores", recorded="x" * 40, here="y", effect="recorded-only", reason="r"
+    )
+    stream = io.StringIO()
+    show_report(verified(environment=(row,)), Console(file=stream, width=60))
+    line = next(each for each in stream.getvalue().splitlines() if each.startswith("cpu"))
+    assert line.split()[::3] == ["cpu.usable_cores", "recorded-only"]
+
+
+def test_the_output_of_a_failed_program_takes_its_own_lines():
+    error = {"code": "CAP-T302", "message": "m", "fix": "Look there."}
+    summary = "the program ended with status 1: python x\n  Traceback\nreproduced-bitwise  \x1b"
+    failed = verified().model_copy(update={"summary": summary, "error": error})
+    last = shown(failed.model_copy(update={"verdict": "inconclusive"})).rstrip().splitlines()[-4:]
+    assert last == [
+        "inconclusive  CAP-T302: the program ended with status 1: python x",
+        "  Traceback",
+        "  reproduced-bitwise  \N{REPLACEMENT CHARACTER}",
+        "fix: Look there.",
+    ]
 
 
 def test_every_signer_is_named_and_why_one_does_not_count():

@@ -2,25 +2,32 @@
 
 import base64
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from capsule.bundle.keys import load_public
 from capsule.bundle.receipts import Detail
-from capsule.bundle.trust import Signer
+from capsule.bundle.trust import Signer, TrustPolicy
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.evaluation import ToleranceSpec
+from capsule.image.cache import Cache
 from capsule.machine.kind import MachineKind
+from capsule.report.progress import SilentReporter
+from capsule.verification import verify as verification
 from capsule.verification.equivalence.returns import ReturnStatistics
 from capsule.verification.receipt import (
+    check_clock,
     check_receipt,
     require_execution,
     sign_report,
     signers_of,
     statement_of,
 )
-from capsule.verification.request import Mode
+from capsule.verification.request import Mode, VerifyRequest
 from capsule.verification.verdict import Report
 from tests.bundle.conftest import private_key
 
@@ -114,6 +121,42 @@ def test_a_mode_that_repeats_nothing_of_the_run_has_no_receipt(mode):
 @pytest.mark.parametrize("mode", ["full", "prefix:8", "segments:2", "segments:all"])
 def test_a_mode_that_executes_the_run_may_have_a_receipt(mode):
     require_execution(Mode.parse(mode))
+
+
+# --- the clock ------------------------------------------------------------------------------------
+
+NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("finished", ["2026-11-29T11:00:00+00:00", "2026-11-30T12:00:00Z", "now"])
+def test_a_clock_that_is_at_most_a_day_behind_may_date_a_receipt(finished):
+    check_clock(finished, NOW)
+
+
+@pytest.mark.parametrize(
+    ("finished", "now", "message"),
+    [
+        ("2026-11-30T12:00:01Z", NOW, "at 2026-11-29T12:00:00Z, which is before the end of"),
+        ("now", datetime(1970, 1, 1, tzinfo=UTC), "no receipt has a time before 2026"),
+    ],
+)
+def test_a_clock_that_is_wrong_dates_no_receipt(finished, now, message):
+    with pytest.raises(CapsuleError, match=message) as caught:
+        check_clock(finished, now)
+    assert (caught.value.code, caught.value.exit_code) == ("CAP-B176", ExitCode.USAGE)
+    assert "Correct this machine's clock" in caught.value.fix
+
+
+def test_the_clock_is_checked_before_anything_runs(tmp_path, monkeypatch):
+    corpus = Path(__file__).parents[1] / "corpus"
+    trust = TrustPolicy.of([load_public(corpus / "author.pub")])
+    request = VerifyRequest(corpus / "program.capsule.tar", trust, Mode.parse("integrity"))
+    before = Mock(wraps=datetime, now=lambda _zone: datetime(2026, 1, 1, tzinfo=UTC))
+    monkeypatch.setattr(verification, "datetime", before)
+    cache, reporter = Cache(tmp_path), SilentReporter()
+    assert verification.verify(request, cache, reporter).verdict == "intact"
+    with pytest.raises(CapsuleError, match="CAP-B176"):
+        verification.verify(replace(request, signs=True), cache, reporter)
 
 
 # --- statements -----------------------------------------------------------------------------------

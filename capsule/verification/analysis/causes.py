@@ -13,8 +13,13 @@ from typing import get_args
 
 from capsule.experiment.trace import Difference
 from capsule.host.wording import agreeing, counted
-from capsule.verification.analysis.pin_differences import Change, Family, Kind
-from capsule.verification.analysis.trace_alignment import STATES, TraceAlignment
+from capsule.verification.analysis.pin_differences import OWN_ORDER, Change, Family, Kind
+from capsule.verification.analysis.trace_alignment import TraceAlignment
+from capsule.verification.component_words import (
+    component_agreeing,
+    component_differs,
+    component_words,
+)
 from capsule.verification.content.parts import HARMLESS, Nature, Part
 from capsule.verification.content.ulp import Distance
 from capsule.verification.verdict import (
@@ -30,10 +35,17 @@ from capsule.verification.verdict import (
 ROUNDING = 1e-3  # relative difference of a loss up to which rounding may have grown within a record
 GIVEN = ("observations", "rewards", "terminals")  # by the environment
 RESULTS = ("streams", "checkpoints", "parameters", "evaluation", "steps", "episodes")
-TRAINED = 3  # of these are as they were when the trace ended
 COMPUTED = ("loss", "gradient", "parameters", "target", "optimizer")
 CAUSES_SHOWN = 2
 _EVIDENCE = 3  # changes named for one cause
+_OF_ONE_RUN = (
+    "the files of one run agree with each other: these were changed or damaged, or come from "
+    "several runs"
+)
+_UNKNOWN_REASON = (
+    "no difference between the locks or the machines is known, so the results were changed, a "
+    "machine made an error, or the run does not repeat itself, which 'capsule diagnose' finds out"
+)
 
 
 @dataclass(frozen=True)
@@ -44,6 +56,7 @@ class Facts:
         alignment: The alignment of their traces; None for your own programs.
         results: What differs beside the trace.
         changes: What differs in pins and machines.
+        circumstances: Why two honest runs may differ even if no change is known.
         contradictions: Statements of a side that contradict each other.
         loss: How far apart the losses are where they first differ.
         bisection: What dense records of both sides showed.
@@ -53,6 +66,7 @@ class Facts:
     alignment: TraceAlignment | None
     results: tuple[ComponentDifference, ...]
     changes: tuple[Change, ...]
+    circumstances: tuple[str, ...] = ()
     contradictions: tuple[str, ...] = ()
     loss: Distance | None = None
     bisection: Bisection | None = None
@@ -81,6 +95,12 @@ class Facts:
         """Return the changes of some kinds."""
         return [change for change in self.changes if change.kind in kinds]
 
+    @property
+    def may_differ(self) -> bool:
+        """Whether two honest runs may differ: for a change, or for what is not known of them."""
+        changed = any(change.kind != "recording" for change in self.changes)
+        return changed or bool(self.circumstances)
+
     def family(self) -> Family:
         """Return the kind of what differs first."""
         if not self.parts:
@@ -103,50 +123,35 @@ def explain(facts: Facts) -> tuple[Cause, ...]:
 
 def _tampering(facts: Facts) -> Cause | None:
     if facts.contradictions:
-        return _cause("tampering", "shown", *facts.contradictions)
-    alignment = facts.alignment
-    if alignment is None:
+        return _cause("tampering", "shown", *facts.contradictions, _OF_ONE_RUN)
+    # Whatever makes honest runs differ explains the rest, too. What is computed after the last
+    # record with tensors is in no trace, and rounding may make a state equal again.
+    if facts.alignment is None or facts.may_differ:
         return None
-    if alignment.first is None:
-        return _other_claims(facts)
-    altered = [name for name in STATES if name in alignment.intervals]
-    # A state that differed cannot become equal again whatever the pins are. Anything else can, if
-    # one of these differs.
-    explained = facts.of("seed", "environment", "schedule", "numerics", "machine", "code")
-    if not alignment.reconverged or (explained and not altered):
+    found = _other_results(facts) if facts.first is None else _lone_records(facts.alignment)
+    return None if found is None else _cause("tampering", "possible", found, _UNKNOWN_REASON)
+
+
+def _lone_records(alignment: TraceAlignment) -> str | None:
+    """Describe records that differ before others that are equal again, tensors included."""
+    if not (alignment.reconverged and alignment.intervals):
         return None
-    last = max(stop for intervals in alignment.intervals.values() for _, stop in intervals)
-    return _cause(
-        "tampering",
-        "shown" if altered else "likely",
+    return (
         f"{alignment.differing} of {counted(alignment.records, 'record')} "
         f"{agreeing(alignment.differing, 'differs', 'differ')}, in "
-        f"{_listed(list(alignment.intervals))}; after step {last} all records are equal again, "
-        "down to every parameter",
-        "once a state differs, what follows from it cannot become equal again"
-        if altered
-        else "no difference of locks or machines could explain a record that differs alone",
+        f"{_listed(list(alignment.intervals))}; after step {alignment.last_differing} all records "
+        "are equal again, down to every parameter"
     )
 
 
-def _other_claims(facts: Facts) -> Cause | None:
-    """Equal traces lead to equal results, unless these depend on something else as well."""
+def _other_results(facts: Facts) -> str | None:
+    """Describe the results that differ although the traces are equal."""
     names = [item.component for item in facts.results if item.component.startswith(RESULTS)]
-    if not names or facts.alignment is None:
+    if not names or facts.alignment is None or not facts.alignment.records:
         return None
-    # Equal traces leave no room for other checkpoints or streams. An evaluation may also depend on
-    # what is listed in judged.
-    trained = any(name.startswith(RESULTS[:TRAINED]) for name in names)
-    judged = facts.of("evaluation", "environment", "numerics", "machine", "code", "library")
     count = facts.alignment.records
     records = "the only trace record is" if count == 1 else f"all {count} trace records are"
-    return _cause(
-        "tampering",
-        "shown" if trained else "possible" if judged else "likely",
-        f"{records} equal, down to every parameter and random draw, but {_listed(names)} "
-        f"{agreeing(len(names), 'is', 'are')} not",
-        *([] if judged else ["no difference of locks or machines could explain that"]),
-    )
+    return f"{records} equal, but {_listed(names)} {agreeing(len(names), 'is', 'are')} not"
 
 
 def _other_seed(facts: Facts) -> Cause | None:
@@ -160,7 +165,7 @@ def _other_seed(facts: Facts) -> Cause | None:
         "other-seed",
         "shown" if begins else "possible",
         *_named(seeds),
-        f"{_listed(facts.parts[:1])} differ in {facts.place}"
+        f"{component_differs(facts.parts[0])} in {facts.place}"
         + (", the first of all" if first else ", and not before"),
     )
 
@@ -179,6 +184,7 @@ def _actor_order(facts: Facts) -> Cause | None:
             else ["the same unrolls are trained on, in another order"]
         ),
         *_named(facts.of("schedule")),
+        *(each for each in facts.circumstances if each == OWN_ORDER),
     )
 
 
@@ -222,12 +228,12 @@ def _arithmetic(facts: Facts) -> Cause | None:
 
 def _changed_program(facts: Facts) -> Cause | None:
     changed = facts.of("code", "library")
-    if not changed or not facts.parts:
+    evidence = _computed(facts) or ([_first(facts)] if facts.parts else [])
+    if not changed or not evidence:
         return None
     large = facts.loss is not None and facts.loss.relative > ROUNDING
     alone = not facts.of("settings", "numerics", "machine")
     certainty: Certainty = "likely" if _is_computed(facts) and (alone or large) else "possible"
-    evidence = _computed(facts) or [_first(facts)]
     return _cause("changed-code-or-library", certainty, *evidence, *_named(changed))
 
 
@@ -239,7 +245,12 @@ def _other_settings(facts: Facts) -> Cause | None:
 
 
 def _unexplained(facts: Facts) -> Cause:
-    if facts.changes:
+    if facts.circumstances:
+        hint = (
+            f"two honest runs may differ: {'; '.join(facts.circumstances)}; 'capsule diagnose' "
+            "says whether the run repeats at all"
+        )
+    elif facts.changes:
         hint = "what differs in locks and machines is listed; the evidence does not decide"
     else:
         hint = (
@@ -344,12 +355,18 @@ def _is_computed(facts: Facts) -> bool:
 
 def _computed(facts: Facts) -> list[str]:
     """Return the evidence that a network computed something else; empty if there is none."""
+    if not facts.parts:
+        # What follows the last record with tensors, such as the evaluation, is in no trace.
+        found = _other_results(facts)
+        return [] if found is None else [found]
     if not _is_computed(facts):
         if "actions" not in facts.parts or "schedule" in facts.parts:
             return []
         found = ["actions differ in the first differing record, maybe before what they led to"]
     else:
-        found = [f"in {facts.place} {facts.parts[0]} differs, but its inputs do not"]
+        part = facts.parts[0]
+        inputs = component_agreeing(part, "its", "their")
+        found = [f"in {facts.place} {component_differs(part)}, but {inputs} inputs do not"]
     if facts.loss is not None:
         size = f"{facts.loss.ulp:,} ulp" if facts.loss.ulp else "less than an ulp"
         word = "rounding" if facts.loss.relative <= ROUNDING else "more than rounding"
@@ -359,9 +376,11 @@ def _computed(facts: Facts) -> list[str]:
 
 def _first(facts: Facts) -> str:
     if facts.parts:
-        return f"the first difference is {facts.parts[0]} in {facts.place}"
+        return f"the first difference is in {component_words(facts.parts[0])}, in {facts.place}"
     names = [item.component for item in facts.results]
-    return f"{_listed(names)} differ" if names else "nothing differs in the results"
+    if not names:
+        return "nothing differs in the results"
+    return f"{_listed(names)} {agreeing(len(names), 'differs', 'differ')}"
 
 
 def _named(found: Sequence[Change]) -> list[str]:

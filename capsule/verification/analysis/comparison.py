@@ -7,8 +7,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from capsule.bundle.claims import NO_NAMESPACES, CheckpointClaim, Claims
+from capsule.bundle.claims import NO_NAMESPACES, CheckpointClaim, Claims, TrainingClaims
 from capsule.experiment import contract
+from capsule.experiment.spec import Spec
 from capsule.experiment.states import ResumeState
 from capsule.experiment.trace import BEGINNING, Difference, Mark, first_difference
 from capsule.verification.verdict import (
@@ -46,6 +47,23 @@ ORDER = (
 )
 
 
+# Flags by which libraries say what code they chose for the processor
+# (capsule.training.determinism.cpu).
+PROCESSOR_FLAGS = frozenset(
+    {
+        "mkl.branch",
+        "mkl.threads",
+        "mkl.vendor_check",
+        "nnpack.enabled",
+        "numerics.self_test",
+        "numpy.cpu_features",
+        "onednn.isa",
+        "openblas.core",
+        "torch.cpu_capability",
+    }
+)
+
+
 def compare_claims(claimed: Claims, found: Claims) -> tuple[ComponentDifference, ...]:
     """List the facts that differ, causes before effects, at most :data:`MAX_DIFFERENCES`.
 
@@ -57,6 +75,18 @@ def compare_claims(claimed: Claims, found: Claims) -> tuple[ComponentDifference,
         for claims in (claimed, found)
     )
     return compare_documents({n: left.get(n) for n in ORDER}, {n: right.get(n) for n in ORDER})
+
+
+def only_other_code(claimed: TrainingClaims, found: TrainingClaims, spec: Spec) -> bool:
+    """Tell whether claims differ, but only in the code that libraries chose for the processor.
+
+    Only the profile ``native`` leaves them this choice, which is no result.
+    """
+    if spec.cpu_numerics != "native" or not compare_claims(claimed, found):
+        return False
+    chosen = {name: value for name, value in claimed.flags.items() if name in PROCESSOR_FLAGS}
+    others = {name: value for name, value in found.flags.items() if name not in PROCESSOR_FLAGS}
+    return not compare_claims(claimed, found.model_copy(update={"flags": {**others, **chosen}}))
 
 
 def compare_documents(

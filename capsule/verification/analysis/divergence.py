@@ -17,6 +17,7 @@ from capsule.bundle.claims import (
 )
 from capsule.bundle.run_bundle import RecordedRun
 from capsule.experiment import contract
+from capsule.experiment.spec import RecordingSpec
 from capsule.host.errors import CapsuleError
 from capsule.machine.fingerprint import Fingerprint
 from capsule.verification.analysis.causes import Facts, explain
@@ -24,10 +25,11 @@ from capsule.verification.analysis.comparison import (
     compare_checkpoints,
     compare_claims,
     compare_documents,
+    only_other_code,
     trace_difference,
 )
 from capsule.verification.analysis.outputs import compare_outputs, recorded_outputs
-from capsule.verification.analysis.pin_differences import changes, ranked
+from capsule.verification.analysis.pin_differences import changes, circumstances, ranked
 from capsule.verification.analysis.runs import (
     ComparedRun,
     Training,
@@ -134,13 +136,14 @@ def compare_sides(
         prefix = a.training.evaluation is None or b.training.evaluation is None
         recordings = a.spec.recording, b.spec.recording
         alignment = align_traces(a.training.trace, b.training.trace, recordings, prefix=prefix)
-        left, right = _results(a.training, b.training, prefix=prefix)
+        left, right = _results(a.training, b.training, recordings, prefix=prefix)
         numbers = tuple(_numbers(alignment, a.training, b.training))
         checkpoint, tensors = _tensors(a.training, b.training)
     facts = Facts(
         alignment=alignment,
         results=compare_documents(left, right) if differences is None else differences,
         changes=changes(a, b),
+        circumstances=circumstances(a, b),
         contradictions=tuple(
             f"{side.name}: {each}" for side in (a, b) for each in side.contradictions
         ),
@@ -204,38 +207,47 @@ def analyse(
     """
     a = bundle_side(run, "the bundle")
     b = directory_side(directory, "the re-execution", run.lock, here)
-    report = compare_sides(a, b, compared.differences, compared.outputs).report()
+    comparison = compare_sides(a, b, compared.differences, compared.outputs)
+    report, alignment = comparison.report(), comparison.facts.alignment
     replica = None
     if b.training is not None and b.training.evaluation is not None:
         replica = ReplicaResults(evaluation=b.training.evaluation, divergence=report.map)
-    # Returns are compared only where claims differ: equal claims include equal returns.
+    # Returns are compared only where results differ: equal claims include equal returns.
     claims, found, statistics = run.claims, compared.claims if compared.differences else None, None
+    equal = report.equal
     if isinstance(claims, TrainingClaims) and isinstance(found, TrainingClaims):
         spec, claim_id = run.lock.spec, claims.claim_id()
-        statistics = compare_returns(spec, claim_id, claims.evaluation, found.evaluation)
+        equal = equal or only_other_code(claims, found, spec)
+        if not equal:
+            statistics = compare_returns(spec, claim_id, claims.evaluation, found.evaluation)
     return AnalysisFinding(
         first_difference=report.first,
-        divergence=None if report.equal else report,
+        divergence=None if equal else report,
         replica=replica,
         compared_steps=None if report.map is None else report.map.steps,
         statistics=statistics,
+        rejoined=None if alignment is None else alignment.rejoined,
     )
 
 
 def _results(
-    left: Training, right: Training, *, prefix: bool
+    left: Training,
+    right: Training,
+    recordings: tuple[RecordingSpec, RecordingSpec],
+    *,
+    prefix: bool,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return those results of two trainers' runs that can be compared."""
     a, b = left.results(), right.results()
-    if not prefix:
-        return a, b
-    # The streams and checkpoints of a prefix are those of its end.
-    steps = {each["step"] for each in a["checkpoints"]}
-    steps &= {each["step"] for each in b["checkpoints"]}
-    a, b = (
-        {"checkpoints": [item for item in each["checkpoints"] if item["step"] in steps]}
-        for each in (a, b)
-    )
+    # The streams of a prefix are those of its end. Checkpoints at other steps are no difference
+    # where one run wrote them more often, or further.
+    if prefix:
+        a, b = ({"checkpoints": each["checkpoints"]} for each in (a, b))
+    if prefix or recordings[0].checkpoint_interval != recordings[1].checkpoint_interval:
+        steps = {each["step"] for each in a["checkpoints"]}
+        steps &= {each["step"] for each in b["checkpoints"]}
+        for each in (a, b):
+            each["checkpoints"] = [item for item in each["checkpoints"] if item["step"] in steps]
     return a, b
 
 

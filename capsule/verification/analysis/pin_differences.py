@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
+from capsule.experiment.canonical import sha256_file
 from capsule.experiment.lock import Lock
 from capsule.machine.compare import compare
 from capsule.verification.analysis.comparison import MAX_DIFFERENCES, compare_documents
@@ -39,6 +41,8 @@ _WHY: Mapping[Kind, str] = {
     "recording": "it should not change a result",
 }
 _OTHER_DATA = "the runs read other data"
+OWN_ORDER = "each run recorded its own order of actors"
+_OTHER_ENTROPY = "programs get other randomness, or another time"
 _ENVIRONMENTS = frozenset({"ale-py", "gymnasium", "minatar"})
 _SECTIONS: Mapping[str, Kind] = {
     "accelerator": "numerics",
@@ -91,6 +95,39 @@ def changes(a: ComparedRun, b: ComparedRun) -> tuple[Change, ...]:
     return (*_seeds(a, b), *_spec(a, b), *_locks(a.lock, b.lock), *_runtime(a, b), *_machines(a, b))
 
 
+def circumstances(a: ComparedRun, b: ComparedRun) -> tuple[str, ...]:
+    """Say why two honest runs may differ, beside what :func:`changes` lists."""
+    return (*_unknown_machines(a, b), *_own_records(a, b))
+
+
+def _unknown_machines(*sides: ComparedRun) -> Iterator[str]:
+    for side in sides:
+        if side.fingerprint is None:
+            yield f"the machine of {side.name} is not known"
+        elif side.resumed:
+            # A fingerprint is of the machine that finished the run.
+            yield f"{side.name} was resumed, maybe on another machine"
+
+
+def _own_records(a: ComparedRun, b: ComparedRun) -> Iterator[str]:
+    """Name what each run recorded for itself: no lock determines it."""
+    for said, left, right in (
+        (
+            "each run recorded its own randomness of the operating system",
+            a.entropy,
+            b.entropy,
+        ),
+        ("each run recorded its own order of arrivals", a.arrivals, b.arrivals),
+        (OWN_ORDER, _schedule(a), _schedule(b)),
+    ):
+        if left is not None and right is not None and sha256_file(left) != sha256_file(right):
+            yield said
+
+
+def _schedule(side: ComparedRun) -> Path | None:
+    return None if side.training is None else side.training.schedule
+
+
 def ranked(found: tuple[Change, ...], family: Family) -> tuple[Explanation, ...]:
     """Order changes by how likely they explain a first difference of some family."""
     # Kinds without a rank come last, in the order of their declaration. index() finds the first
@@ -122,7 +159,8 @@ def _spec(a: ComparedRun, b: ComparedRun) -> Iterator[Change]:
         kind = _SECTIONS.get(section, "settings")
         if (section, field.partition(".")[0]) == ("trainer", "schedule"):
             kind = "schedule"
-        yield Change(kind, item.component, item.claimed, item.found)
+        why = _OTHER_ENTROPY if section == "entropy" else None
+        yield Change(kind, item.component, item.claimed, item.found, why)
 
 
 def _locks(a: Lock | None, b: Lock | None) -> Iterator[Change]:
@@ -193,8 +231,10 @@ def _machines(a: ComparedRun, b: ComparedRun) -> Iterator[Change]:
     if a.fingerprint is None or b.fingerprint is None:
         return
     for row in compare(a.fingerprint, b.fingerprint, a.spec):
-        if row.recorded != row.here:
-            kind: Kind = "machine" if row.effect in ("may differ", "gate") else "recording"
+        matters = row.effect in ("may differ", "gate")
+        # Equal facts matter, too: a relaxation, or a GPU that neither record names.
+        if matters or row.recorded != row.here:
+            kind: Kind = "machine" if matters else "recording"
             yield Change(kind, row.field, row.recorded, row.here, row.reason)
 
 

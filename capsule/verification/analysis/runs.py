@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from capsule.bundle import run_bundle
 from capsule.bundle.bundle import open_bundle
 from capsule.bundle.claims import read_document
+from capsule.bundle.events import event_lines
 from capsule.bundle.keys import PublicKey
 from capsule.bundle.run_bundle import RecordedRun
 from capsule.experiment import contract
@@ -67,6 +68,8 @@ class ComparedRun:
         training: None for a user program.
         outputs: None for a trainer of Capsule's own.
         entropy: The randomness that was recorded, if it was.
+        arrivals: The arrival log of a program, if it recorded one.
+        resumed: Whether an attempt resumed the run.
         contradictions: Statements of the run that contradict each other.
         recorded: Where it is from, if that is a bundle.
     """
@@ -79,6 +82,8 @@ class ComparedRun:
     training: Training | None = None
     outputs: contract.Outputs | None = None
     entropy: Path | None = None
+    arrivals: Path | None = None
+    resumed: bool = False
     contradictions: tuple[str, ...] = ()
     recorded: RecordedRun | None = None
 
@@ -124,6 +129,8 @@ def bundle_side(run: RecordedRun, name: str) -> ComparedRun:
         training=None if program else _bundled_training(run),
         outputs=bundle.read(outputs, contract.Outputs) if program else None,
         entropy=bundle.files.get(run_bundle.ENTROPY_PROFILE),
+        arrivals=bundle.files.get(run_bundle.ARRIVALS),
+        resumed=_resumed(bundle.open(run_bundle.RUN + contract.EVENTS)),
         recorded=run,
     )
 
@@ -156,6 +163,7 @@ def directory_side(
         training=None if program else _training_in(path),
         outputs=read_document(path / contract.OUTPUTS, contract.Outputs) if program else None,
         entropy=_present(path / contract.ENTROPY_PROFILE),
+        arrivals=_present(path / contract.ARRIVALS),
     )
 
 
@@ -198,6 +206,13 @@ def read_checkpoint_index(path: Path) -> contract.CheckpointIndex:
     if not (path / contract.CHECKPOINT_INDEX).exists():
         return contract.CheckpointIndex(checkpoints=())
     return read_document(path / contract.CHECKPOINT_INDEX, contract.CheckpointIndex)
+
+
+def _resumed(events: BinaryIO) -> bool:
+    """Tell whether a run reported that it was resumed."""
+    with events:
+        # In canonical JSON, no string contains this text: its quotation marks would be escaped.
+        return any(b'"kind":"resume"' in line for line in event_lines(events))
 
 
 def _present(path: Path) -> Path | None:

@@ -10,7 +10,8 @@ from capsule.experiment.spec import RecordingSpec
 from capsule.experiment.trace import COMPONENTS, Difference, Record, compare_records, read_trace
 from capsule.verification.verdict import DivergenceMap
 
-# All that comes later follows from these: they cannot differ once and be equal again.
+# All that comes later follows from these. If they differ once, hardly anything but a coincidence of
+# rounding makes them equal again.
 STATES = ("streams", "parameters", "target", "optimizer")
 # These mean the same whatever steps the records cover.
 _AT_A_STEP = frozenset({"parameters", "target", "optimizer"})
@@ -47,6 +48,17 @@ class TraceAlignment:
     def at_once(self) -> bool:
         """Whether the first records differ already."""
         return self.first is not None and self.last_equal == 0
+
+    @property
+    def last_differing(self) -> int:
+        """Step of the last record that differs in a component; 0 if none does."""
+        return max((stop for each in self.intervals.values() for _, stop in each), default=0)
+
+    @property
+    def rejoined(self) -> int | None:
+        """Step of the last differing record, if states differ and all are equal again later."""
+        altered = self.reconverged and any(name in self.intervals for name in STATES)
+        return self.last_differing if altered else None
 
     def map(self) -> DivergenceMap:
         """Return the intervals as reports have them."""

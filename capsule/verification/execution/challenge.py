@@ -36,6 +36,7 @@ from capsule.verification.analysis.comparison import (
     compare_states,
     compare_traces,
 )
+from capsule.verification.component_words import component_differs, component_words
 from capsule.verification.execution.reexecution import reexecution_folder
 from capsule.verification.execution.segment_states import (
     bad_state,
@@ -286,9 +287,8 @@ def _underivable(profiles: Sequence[StreamProfile], seed: int) -> Iterator[str]:
 def _repetition(one: Path, two: Path) -> Iterator[str]:
     """Name the place where the two executions differ."""
     if difference := first_difference(one, two):
-        yield (
-            f"the two executions first differ at step {difference.step}, in {difference.component}"
-        )
+        where = component_words(difference.component)
+        yield f"the two executions first differ at step {difference.step}, in {where}"
 
 
 def _recitation(recorded: Path, fresh: Path) -> Iterator[str]:
@@ -304,7 +304,8 @@ def _recitation(recorded: Path, fresh: Path) -> Iterator[str]:
         for left, right in records:
             value = right.values.get(component)
             if value is not None and value == left.values.get(component):
-                yield f"the record at step {right.step} has the {component} of the recorded run"
+                words = component_words(component)
+                yield f"the record at step {right.step} has {words} of the recorded run"
                 break
 
 
@@ -325,10 +326,12 @@ def judge_challenge(
         relaxed: Relaxations of the spec with which a machine may not repeat its own bits.
     """
     # This comes first: segments that an image recites are worth nothing.
-    found = fresh.contradictions if relaxed else (*fresh.contradictions, *fresh.unrepeated)
-    if found:
+    if fresh.contradictions:
         recites = "the image does not compute from the seed that it is given"
-        return Judgement("not-reproduced", f"{recites}: {found[0]}")
+        return Judgement("not-reproduced", f"{recites}: {fresh.contradictions[0]}")
+    if fresh.unrepeated and not relaxed:
+        differs = "the image does not give the same results twice, although the spec requires it"
+        return Judgement("not-reproduced", f"{differs}: {fresh.unrepeated[0]}")
     # A segment that differs is judged as a prefix is: no relaxation excuses other bits.
     different = () if challenge is None else [each for each in challenge.segments if not each.equal]
     if challenge is not None and different:
@@ -367,9 +370,10 @@ def _difference(different: Sequence[ReexecutedSegment], among: str) -> str:
     if segment.first_difference is not None:
         first = segment.first_difference
         name = f" ({first.name})" if first.name else ""
-        what = f"first differs at step {first.step}, in {first.component}{name}"
+        what = f"first differs at step {first.step}, in {component_words(first.component)}{name}"
     else:
-        what = f"has the recorded trace, but ends with another {segment.differences[0].component}"
+        differs = component_differs(segment.differences[0].component)
+        what = f"has the recorded trace, but at its end {differs}"
     differ = agreeing(len(different), "differs", "differ")
     return (
         f"{len(different)} of the executed segments ({among}) {differ}: the one from step "

@@ -7,17 +7,29 @@ from typing import Any
 from capsule.bundle.claims import NO_NAMESPACES, ProgramClaims, TrainingClaims
 from capsule.bundle.run_bundle import RecordedRun
 from capsule.experiment.evaluation import ToleranceSpec
+from capsule.experiment.spec import Spec
 from capsule.host.errors import CapsuleError
 from capsule.host.wording import counted
 from capsule.machine.compare import ExpectedGrade
+from capsule.verification.analysis.comparison import (
+    PROCESSOR_FLAGS,
+    compare_claims,
+    only_other_code,
+)
 from capsule.verification.analysis.outputs import COMPONENTS
+from capsule.verification.component_words import component_differs, component_words
 from capsule.verification.content.parts import HARMLESS
 from capsule.verification.equivalence.returns import ReturnStatistics, outcome_of
 from capsule.verification.findings import AnalysisFinding, ComparisonFinding, ExecutionFinding
 from capsule.verification.request import Mode
-from capsule.verification.verdict import Divergence, Grade, Judgement, OutputComparison
+from capsule.verification.verdict import Grade, Judgement, OutputComparison
 
 BITWISE = Judgement("reproduced-bitwise", "the re-execution reproduced every claim, bit for bit")
+OTHER_CODE = Judgement(
+    "reproduced-bitwise",
+    "every result is the same, bit for bit, although the libraries chose other code for this "
+    "processor",
+)
 
 # Claims that another processor or GPU cannot change; of flags and streams a part.
 _FIXED = (
@@ -30,21 +42,6 @@ _FIXED = (
     "flags",
     "streams",
     "schedule",
-)
-# Flags by which libraries say what code they chose for the processor
-# (capsule.training.determinism.cpu).
-PROCESSOR_FLAGS = frozenset(
-    {
-        "mkl.branch",
-        "mkl.threads",
-        "mkl.vendor_check",
-        "nnpack.enabled",
-        "numerics.self_test",
-        "numpy.cpu_features",
-        "onednn.isa",
-        "openblas.core",
-        "torch.cpu_capability",
-    }
 )
 
 
@@ -76,11 +73,13 @@ def judge(
     judgement = judge_training(mode, executed, compared, analysed)
     if not compared.differences or not isinstance(found, TrainingClaims):
         return judgement
+    if (same := bitwise(claims, found, run.lock.spec)) is not None:
+        return same
     return grade_replica(
         judgement.summary,
         expected,
         run.lock.spec.evaluation.tolerance,
-        inconsistent(analysed.first_difference, analysed.divergence)
+        inconsistent(analysed.first_difference, analysed.rejoined)
         or beyond_arithmetic(claims, found),
         analysed.statistics,
     )
@@ -103,7 +102,7 @@ def judge_program(claims: ProgramClaims, found: ComparisonFinding) -> Judgement:
         where = "" if first.where is None else f", at {first.where}"
         return Judgement("not-reproduced", f"the outputs first differ in {first.path}{where}")
     if others:
-        differs = f"the outputs are equal, but {others[0].component} differs"
+        differs = f"the outputs are equal, but {component_differs(others[0].component)}"
         return Judgement("not-reproduced", differs)
     if outputs is not None:
         return Judgement("reproduced-content", _same_content(outputs))
@@ -124,6 +123,13 @@ def _same_content(outputs: OutputComparison) -> str:
     return f"the content of every output was reproduced, but not every bit: {differ} only in {what}"
 
 
+def bitwise(claimed: TrainingClaims, found: TrainingClaims, spec: Spec) -> Judgement | None:
+    """Judge a whole re-execution whose every result is the recorded one; None of any other."""
+    if not compare_claims(claimed, found):
+        return BITWISE
+    return OTHER_CODE if only_other_code(claimed, found, spec) else None
+
+
 def judge_training(
     mode: Mode, executed: ExecutionFinding, compared: ComparisonFinding, analysed: AnalysisFinding
 ) -> Judgement:
@@ -131,11 +137,11 @@ def judge_training(
     first = analysed.first_difference
     if first is not None:
         name = f" ({first.name})" if first.name else ""
-        where = f"the runs first differ at step {first.step}, in {first.component}{name}"
-        return Judgement("not-reproduced", where)
+        where = f"in {component_words(first.component)}{name}"
+        return Judgement("not-reproduced", f"the runs first differ at step {first.step}, {where}")
     if compared.differences:
-        differs = f"the traces are equal, but {compared.differences[0].component} differs"
-        return Judgement("not-reproduced", differs)
+        differs = component_differs(compared.differences[0].component)
+        return Judgement("not-reproduced", f"the traces are equal, but {differs}")
     if mode.steps is None:
         return BITWISE
     # How far it went is what the run itself wrote down, and may be less than it was asked for.
@@ -205,22 +211,25 @@ def judge_difference(
     return None
 
 
-def inconsistent(first: object | None, divergence: Divergence | None) -> str | None:
-    """Return why the claims cannot come from a run like the recorded one; None if they can.
+def inconsistent(first: object | None, rejoined: int | None) -> str | None:
+    """Return why a tolerance does not apply to a pair of traces; None if it does.
 
-    The arithmetic of another machine shows in the trace, where every update is recorded. Claims
-    that differ although the traces are equal have another origin, and so have differences that
-    the analysis takes for tampering.
+    The arithmetic of another machine shows in the trace, where every update is recorded, and its
+    differences spread. Other results beside equal traces, or a record that differs alone, may have
+    another origin.
 
     Args:
         first: The first trace record that differs, if one does.
-        divergence: The analysis of the difference.
+        rejoined: Step of the last one, if later records are equal again.
     """
     if first is None:
-        return "equal traces lead to equal results, whatever the machine"
-    causes = () if divergence is None else divergence.causes
-    tampering = next((cause for cause in causes if cause.name == "tampering"), None)
-    return None if tampering is None else "; ".join(tampering.evidence)
+        return "the traces are equal, and a tolerance applies only where they differ"
+    if rejoined is not None:
+        return (
+            f"the records after step {rejoined} are equal again, and a tolerance applies only "
+            "where differences last"
+        )
+    return None
 
 
 def beyond_arithmetic(claimed: TrainingClaims, found: TrainingClaims) -> str | None:
@@ -232,7 +241,9 @@ def beyond_arithmetic(claimed: TrainingClaims, found: TrainingClaims) -> str | N
     """
     left, right = _fixed(claimed), _fixed(found)
     name = next((name for name in _FIXED if left[name] != right[name]), None)
-    return None if name is None else f"no other arithmetic explains that {name} differs"
+    if name is None:
+        return None
+    return f"{component_differs(name)}, which other arithmetic does not explain"
 
 
 def _fixed(claims: TrainingClaims) -> dict[str, Any]:

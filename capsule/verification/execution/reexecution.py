@@ -33,6 +33,7 @@ from capsule.host.owner import temporary_folder
 from capsule.host.reporter import Reporter
 from capsule.image.data.places import FoundData
 from capsule.verification.content.times import Span
+from capsule.verification.execution.remedies import for_a_verifier
 from capsule.verification.findings import ExecutionFinding
 from capsule.verification.variation import CONTROL, Variation
 from capsule.verification.verdict import RunSurroundings
@@ -159,7 +160,8 @@ def reexecution_folder(note: Callable[[str], None]) -> Iterator[Path]:
         note: Called with a message if it cannot be removed.
 
     Raises:
-        CapsuleError: CAP-V049 in the place of such an error.
+        CapsuleError: CAP-V049 in the place of such an error; any other one with the remedy that a
+            verifier has.
     """
     # A task may open its folder to all on this machine, and leave a setuid program in it for them;
     # the folder around it is closed.
@@ -167,8 +169,9 @@ def reexecution_folder(note: Callable[[str], None]) -> Iterator[Path]:
         with temporary_folder("capsule-verify-", note=note) as closed:
             yield closed / "run"
     except CapsuleError as error:
+        known = for_a_verifier(error)
         if error.exit_code in _BLAMING and error.code.startswith(_OF_A_RUN):
             raise CapsuleError(
-                "CAP-V049", f"of the re-execution: {error}", fix=error.fix
+                "CAP-V049", f"of the re-execution: {error}", fix=known.fix
             ) from error
-        raise
+        raise known from error.__cause__

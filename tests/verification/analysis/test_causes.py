@@ -1,6 +1,7 @@
 """The rules for classes of causes on made-up facts, and the comparison of dense records."""
 
 import json
+from typing import get_args
 
 import pytest
 
@@ -9,7 +10,7 @@ from capsule.experiment.errors import CapsuleError
 from capsule.experiment.trace import Difference
 from capsule.verification.analysis.bisection import compare_dense
 from capsule.verification.analysis.causes import Facts, explain
-from capsule.verification.analysis.pin_differences import Change
+from capsule.verification.analysis.pin_differences import OWN_ORDER, Change, Kind
 from capsule.verification.analysis.trace_alignment import TraceAlignment
 from capsule.verification.content.ulp import distance
 from capsule.verification.verdict import (
@@ -85,15 +86,59 @@ def test_what_was_asked_for_comes_before_how_it_was_computed():
     assert found == [("other-settings", "likely"), ("changed-code-or-library", "possible")]
 
 
-def test_equal_traces_and_other_results():
-    equal = TraceAlignment(records=9, steps=36)
-    judged = (ComponentDifference(component="evaluation.points[0]", claimed="1", found="2"),)
-    learned = (ComponentDifference(component="checkpoints[0].digest", claimed="1", found="2"),)
-    assert name(equal, results=judged) == [("tampering", "likely")]
-    assert name(equal, change("library"), results=judged) == [("tampering", "possible")]
-    assert name(equal, change("library"), results=learned) == [("tampering", "shown")]
+EQUAL = TraceAlignment(records=9, steps=36)
+JUDGED = (ComponentDifference(component="evaluation.points[0]", claimed="1", found="2"),)
+LEARNED = (ComponentDifference(component="checkpoints[0].digest", claimed="1", found="2"),)
+LONE = TraceAlignment(
+    first=Difference(4, "optimizer", "w", "1", "2"),
+    intervals={"optimizer": [(4, 4)]},
+    records=9,
+    differing=1,
+    reconverged=True,
+)
+
+
+@pytest.mark.parametrize(("alignment", "results"), [(EQUAL, JUDGED), (EQUAL, LEARNED), (LONE, ())])
+def test_only_without_any_honest_reason_may_results_have_been_changed(alignment, results):
+    (cause,) = explain(Facts(alignment=alignment, results=results, changes=(change("recording"),)))
+    assert (cause.name, cause.certainty) == ("tampering", "possible")
+    assert "or the run does not repeat itself" in cause.evidence[-1]
+    for kind in set(get_args(Kind)) - {"recording"}:
+        named = name(alignment, change(kind), results=results)
+        assert "tampering" not in dict(named), kind
+    named = name(alignment, results=results, circumstances=("the machine of a is not known",))
+    assert named == [("unexplained", None)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "class_"), [("machine", "arithmetic"), ("library", "changed-code-or-library")]
+)
+def test_results_that_are_in_no_trace_may_be_computed_otherwise(kind, class_):
+    assert name(EQUAL, change(kind), results=JUDGED) == [(class_, "possible")]
+
+
+def test_results_of_neither_kind_are_not_explained():
     outside = (ComponentDifference(component="flags.threads", claimed="1", found="2"),)
-    assert name(equal, results=outside) == [("unexplained", None)]
+    assert name(EQUAL, results=outside) == [("unexplained", None)]
+    # Traces without a common record show nothing.
+    assert name(TraceAlignment(), results=LEARNED) == [("unexplained", None)]
+
+
+def test_what_honest_runs_may_differ_in_is_said():
+    facts = Facts(parting("loss"), (), (), circumstances=("a was resumed", "b was resumed"))
+    (cause,) = explain(facts)
+    said = "two honest runs may differ: a was resumed; b was resumed; 'capsule diagnose'"
+    assert cause.evidence[-1].startswith(said)
+
+
+def test_two_runs_that_recorded_their_orders_may_have_two():
+    (cause,) = explain(Facts(parting("schedule"), (), (), circumstances=(OWN_ORDER, "other")))
+    assert (cause.name, cause.evidence[-1]) == ("actor-order", OWN_ORDER)
+
+
+def test_the_same_facts_in_another_spelling_are_no_lone_records():
+    spelt = TraceAlignment(first=Difference(4, "format", None, None, None), reconverged=True)
+    assert name(spelt) == [("unexplained", None)]
 
 
 def test_without_evidence_nothing_is_named():

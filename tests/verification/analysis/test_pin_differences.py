@@ -13,7 +13,12 @@ from capsule.experiment.lock import LockedData, LockedProject
 from capsule.experiment.spec import Spec
 from capsule.machine.fingerprint import Cpu, Fingerprint, OperatingSystem
 from capsule.machine.gpu import Driver
-from capsule.verification.analysis.pin_differences import Change, changes, ranked
+from capsule.verification.analysis.pin_differences import (
+    Change,
+    changes,
+    circumstances,
+    ranked,
+)
 from capsule.verification.analysis.runs import ComparedRun, Training
 from tests.bundle.locks import debian, make_lock, wheel
 
@@ -244,6 +249,40 @@ def test_streams_that_begin_with_another_key_are_named_with_their_seeds():
     b = side(training=training(noise=2, minibatch=5, new=6))
     assert found(a, b) == [("seed", "stream minibatch", "seed 1", "seed 5")]
     assert found(a, side()) == []
+
+
+# --- circumstances --------------------------------------------------------------------------------
+
+
+def test_a_relaxation_or_an_unnamed_gpu_matters_although_both_sides_have_it():
+    a = side(spec=spec_of(determinism={"algorithms": "warn"}), fingerprint=MACHINE)
+    assert found(a, a) == [("machine", "determinism.algorithms", "warn", "warn")]
+
+
+def test_a_machine_that_is_not_known_may_be_another_one():
+    known = side(fingerprint=MACHINE)
+    assert circumstances(known, known) == ()
+    assert circumstances(known, side()) == ("the machine of run is not known",)
+    resumed = replace(known, resumed=True)
+    assert circumstances(known, resumed) == ("run was resumed, maybe on another machine",)
+
+
+def test_what_each_run_records_for_itself_may_differ(tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.write_text("1")
+    other.write_text("2")
+
+    def known(path):
+        records = {"entropy": path, "arrivals": path}
+        trained = replace(training(), schedule=path)
+        return side(fingerprint=MACHINE, training=trained, **records)
+
+    assert circumstances(known(one), known(one)) == circumstances(known(one), known(None)) == ()
+    assert circumstances(known(one), known(other)) == (
+        "each run recorded its own randomness of the operating system",
+        "each run recorded its own order of arrivals",
+        "each run recorded its own order of actors",
+    )
 
 
 # --- ranks ----------------------------------------------------------------------------------------

@@ -369,7 +369,7 @@ def test_a_poisoned_replay_memory_is_found_where_the_segment_before_ends(forks, 
         "state.replay/rewards.bin",
     ]
     _, summary = judge_challenge(result, FreshSeed(steps=1, seed=1, keys=6), ())
-    assert "has the recorded trace, but ends with another state.trainer.replay.digest" in summary
+    assert "has the recorded trace, but at its end the state to resume from differs" in summary
 
 
 def with_other_frames(files, folder):
@@ -551,7 +551,9 @@ def test_an_image_with_randomness_of_its_own_is_found(run_of, opened, forks):
     assert fresh.unrepeated[0].startswith("the two executions first differ at step")
     grade, summary = judge_challenge(None, fresh, ())
     assert grade == "not-reproduced"
-    assert "does not compute from the seed" in summary
+    # Hardware that makes errors looks the same, so that nothing is said of the seed.
+    assert "does not give the same results twice" in summary
+    assert "seed" not in summary
 
 
 def test_a_relaxed_run_that_does_not_repeat_its_bits_is_not_accused():

@@ -5,14 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from capsule.engine.interface import Exit
 from capsule.experiment import contract
 from capsule.experiment.trace import read_trace
 from capsule.host.errors import IMAGE_CODES, CapsuleError, ExitCode
-from capsule.outcome import reported_failure
+from capsule.outcome import outcome, reported_failure
 from capsule.verification.analysis.divergence import compare_sides
 from capsule.verification.analysis.runs import directory_side
 from capsule.verification.content.tensor_comparison import compare_tensors
 from capsule.verification.execution.reexecution import reexecution_folder
+from tests.verification.runs import Machine
 
 
 def test_a_reexecution_has_a_folder_that_only_the_verifier_may_enter(tmp_path, monkeypatch):
@@ -76,3 +78,62 @@ def test_what_a_reexecution_left_convicts_no_bundle(tmp_path):
     with pytest.raises(CapsuleError) as caught, reexecution_folder(print):
         raise CapsuleError("CAP-B108", "of the bundle", fix="")
     assert caught.value.exit_code == ExitCode.TAMPERED
+
+
+@pytest.mark.parametrize(
+    ("reason", "remedy"),
+    [
+        ("out-of-memory", "use a machine with more of it; remove --limit memory_mb"),
+        ("timed-out", "remove --limit minutes"),
+        ("disk-full", "set TMPDIR to a folder on a disk with more of it"),
+        ("exited", "the files of the re-execution are not kept"),
+    ],
+)
+def test_the_remedy_for_a_failed_reexecution_is_one_that_a_verifier_has(reason, remedy, tmp_path):
+    (tmp_path / contract.LOG).write_text("the last line\n")
+    with pytest.raises(CapsuleError) as caught, reexecution_folder(print):
+        outcome(SimpleNamespace(trainer=None), tmp_path, Exit(137, reason))
+    error = caught.value
+    assert (error.code, error.exit_code) == ("CAP-E010", ExitCode.TRAINING_FAILED)
+    assert "the last line" in error.message
+    assert remedy in error.fix
+    # Neither the lock nor the files of the re-execution are the verifier's to change or to read.
+    for impossible in ("Raise", "resume", "trainer.", contract.LOG):
+        assert impossible not in error.fix
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        ("CAP-E006", "capsule doctor"),
+        ("CAP-T116", "--gpu"),
+        ("CAP-T302", "send the report to the signer"),
+        ("CAP-T131", "TMPDIR"),
+        ("CAP-T331", "memory"),
+        ("CAP-R114", "--limit minutes"),
+    ],
+)
+def test_remedies_of_coded_failures_are_a_verifiers_too(code, remedy):
+    with pytest.raises(CapsuleError) as caught, reexecution_folder(print):
+        raise CapsuleError(code, "it failed", fix="Resume the run; see output.log.")
+    assert (caught.value.code, caught.value.message) == (code, "it failed")
+    assert remedy in caught.value.fix
+    with pytest.raises(CapsuleError, match="CAP-M001") as caught, reexecution_folder(print):
+        raise CapsuleError("CAP-M001", "no GPU", fix="Use a machine with one.")
+    assert caught.value.fix == "Use a machine with one."
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("verification")  # they share runs
+def test_a_failed_reexecution_is_no_difference(verified, honest_bundle):
+    class Short(Machine):
+        def run(self, task, **options):
+            super().run(task, **options)
+            (task.run_directory / contract.RESULT).unlink()
+            return Exit(137, "out-of-memory")
+
+    report = verified(honest_bundle, machine=Short())
+    assert report.verdict == "inconclusive"
+    assert (report.differences, report.first_difference, report.divergence) == ((), None, None)
+    assert report.error["code"] == "CAP-E010"
+    assert "--limit memory_mb" in report.error["fix"]
