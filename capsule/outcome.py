@@ -36,7 +36,7 @@ FIXES = {
     "or lower trainer.replay_capacity.",
     "timed-out": "Raise limits.minutes; the run can be resumed with 'capsule run --resume'.",
     "disk-full": "Raise limits.disk_mb, lower trainer.replay_capacity, or free disk space: a run "
-    f"leaves the last {RESERVE_BYTES >> 20} MiB of a disk to the machine.",
+    f"never uses the last {RESERVE_BYTES >> 20} MiB of a disk.",
 }
 
 

@@ -380,7 +380,7 @@ def _seconds(path: Path, *, program: bool) -> float:
 def steps_text(spec: Spec) -> str:
     """Describe how much is to be done, as far as a spec says that."""
     if isinstance(spec.trainer, CommandTrainer):
-        return "the program decides"
+        return "determined by the program"
     trainer, evaluation = spec.training().trainer, spec.evaluation
     # The final network is evaluated, too, after a shorter interval where necessary.
     evaluations = -(-trainer.total_steps // evaluation.interval) + evaluation.initial

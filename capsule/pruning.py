@@ -100,7 +100,7 @@ class Pruning:
         for engine, images in self.images:
             for image in images:
                 if not engine.remove(image):
-                    note(f"{engine.engine} keeps {image.id}, which a container has")
+                    note(f"{engine.engine} keeps {image.id}, which a container uses")
         for place in {folder.parent for folder, _ in self.folders}:
             # All other places are in the cache, which no process of any machine uses now.
             remove_abandoned(place, anywhere=place != Path(tempfile.gettempdir()))

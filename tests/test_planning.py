@@ -139,7 +139,7 @@ def test_a_time_is_that_of_a_finished_run_of_the_same_lock(place, monkeypatch):
 
 
 def test_a_program_does_not_say_how_many_steps_it_takes():
-    assert steps_text(runs.make_lock(runs.PROGRAM).spec) == "the program decides"
+    assert steps_text(runs.make_lock(runs.PROGRAM).spec) == "determined by the program"
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def test_everything_is_deleted_but_images_that_a_container_has_by_now(tmp_path, 
     ).delete(notes.append)
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
     assert engine.removed == ["a"]
-    assert notes == ["docker keeps b, which a container has"]
+    assert notes == ["docker keeps b, which a container uses"]
 
 
 def test_folders_stay_if_they_were_not_chosen(temporary):

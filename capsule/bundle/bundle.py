@@ -442,7 +442,7 @@ def changed(path: str) -> CapsuleError:
 
 def _unreadable(message: str) -> CapsuleError:
     return CapsuleError(
-        "CAP-B142", message, fix="Let the run finish, leave its directory alone, and pack again."
+        "CAP-B142", message, fix="Let the run finish, do not change its directory, and pack again."
     )
 
 

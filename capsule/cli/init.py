@@ -51,7 +51,7 @@ def command(
     except FileExistsError:
         raise CapsuleError(
             "CAP-S005",
-            f"{path} already exists and was left as it is",
+            f"{path} already exists and was not changed",
             fix="Choose another file name.",
         ) from None
     except OSError as error:

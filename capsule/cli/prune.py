@@ -28,23 +28,23 @@ def command(
         bool,
         option(
             "--all",
-            "Also delete what was downloaded, which its source may no longer have: packages, "
-            "package indexes, the source trees of programs and data sets.",
+            "Also delete data that may not be available again: packages, package indexes, the "
+            "source trees of programs and data sets.",
         ),
     ] = False,
     older_than: Annotated[
         str | None,
-        option("--older-than AGE", "Only delete files of the cache unused for, e.g., 12h or 30d."),
+        option("--older-than AGE", "Delete only files of the cache unused for, e.g., 12h or 30d."),
     ] = None,
     keep_size: Annotated[
         str | None,
-        option("--keep-size SIZE", "Only delete until the cache has at most, e.g., 500M or 5G."),
+        option("--keep-size SIZE", "Delete only until the cache has at most, e.g., 500M or 5G."),
     ] = None,
     only: Annotated[
         Literal["all", "cache", "images", "folders"],
         option(
             "--only WHERE",
-            "Only the cache, only images and containers, or only folders; default: all.",
+            "Restrict the command to one place: cache, images (with containers) or folders.",
         ),
     ] = "all",
     dry_run: Annotated[
@@ -55,17 +55,17 @@ def command(
 ) -> None:
     """Free disk space in the cache and in container engines.
 
-    What can be deleted is shown with its size before you are asked. Without options, that is
-    everything that Capsule makes again when it is needed, without any download: layers,
-    environments, unpacked images and bytecode in the cache, Capsule's images that no container
-    has, and containers and temporary folders of killed processes. With --older-than or
-    --keep-size, images of engines stay, as engines do not tell when they were last used.
+    The command shows what can be deleted, with sizes, and asks for confirmation. By default, it
+    deletes only data that Capsule can make again without a download: layers, environments,
+    unpacked images and bytecode in the cache, Capsule's images that no container uses, and
+    containers and temporary folders of killed processes. With --older-than or --keep-size, images
+    of engines are kept, because engines do not report when an image was last used.
 
     Examples:
         # Show what can be deleted.
         capsule prune --dry-run
 
-        # Delete what was not used for a month, downloads included.
+        # Delete everything that was not used for a month, including downloads.
         capsule prune --all --older-than 30d --yes
     """
     from capsule.image.cache import Cache
@@ -152,7 +152,7 @@ def _agreed() -> bool:
     if not sys.stdin.isatty():
         raise CapsuleError(
             "CAP-I310",
-            "nothing was deleted, as there is no terminal to ask on",
+            "nothing was deleted, because confirmation requires a terminal",
             fix="Add --yes to delete without asking, or --dry-run.",
         )
     # With err=True alone, click still writes the space after the question to standard output, where

@@ -61,7 +61,7 @@ def command(
     """Check a bundle, execute its run again, and compare.
 
     The bundle's signature and contents are checked first. Then its image is rebuilt and its run
-    is executed again on this machine. The report says what is equal and what is not.
+    is executed again on this machine. The report states which results are equal.
 
     Examples:
         # Check, rebuild, execute the whole run again and compare bit for bit.

@@ -240,11 +240,9 @@ class ContainerEngine:
             for left in self._abandoned():
                 try:
                     left()
-                    progress("removed what a killed Capsule process left behind")
+                    progress("removed the remains of a killed Capsule process")
                 except APIError as error:  # another Capsule may be removing it
-                    progress(
-                        f"cannot remove what a killed Capsule left behind: {error.explanation}"
-                    )
+                    progress(f"cannot remove the remains of a killed Capsule: {error.explanation}")
 
     def count_abandoned(self) -> int:
         """Return how many containers and networks :meth:`remove_abandoned` would remove.
@@ -507,8 +505,8 @@ def _checked_id(found: EngineImage | None, image: Image, engine: str) -> str:
         "CAP-E004",
         f"{engine} does not contain the image {image.config_digest} as it was loaded"
         + ("" if found is None else f": it has {found.id} with {found.attrs['RootFS']}"),
-        fix=f"Remove what {engine} holds as {image.reference} and build again; if it persists, "
-        "its image store is damaged.",
+        fix=f"Remove the image {image.reference} from {engine} and build again. If the error "
+        f"persists, the image store of {engine} is damaged.",
     )
 
 

@@ -93,8 +93,8 @@ class ProcessEngine:
         self._encloses = refusal is None
         if refusal is not None:
             progress(
-                "this machine gives a task no namespaces of its own, so it shares /tmp, process "
-                f"numbers and the network: a declared relaxation ({refusal})"
+                "this machine allows no separate namespaces, so the run shares its /tmp, process "
+                f"numbers and network: a declared relaxation ({refusal})"
             )
 
     def run(self, task: Task, *, on_poll: Callable[[], None], poll_seconds: float) -> Exit:

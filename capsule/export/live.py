@@ -257,6 +257,6 @@ def parse_target(target: str) -> tuple[_Opener, Path]:
             "CAP-P206",
             f"--metrics {target!a} is not tensorboard:FOLDER, csv:FILE, mlflow:FOLDER or "
             "wandb:FOLDER",
-            fix="Write for example --metrics tensorboard:logs",
+            fix="Write, for example, --metrics tensorboard:logs.",
         )
     return _OPENERS[form], Path(place)

@@ -224,7 +224,7 @@ def _check_size(lock: Lock) -> None:
     if size >= MAX_LOCK_BYTES:  # the file has a line break, too
         raise CapsuleError(
             "CAP-L204",
-            f"the lock would have {counted(size, 'byte')}, and {MAX_LOCK_BYTES:,} is too many: the "
+            f"the lock would have {counted(size, 'byte')}, more than {MAX_LOCK_BYTES:,}: the "
             "source tree has too many files with too long paths",
             fix="Exclude files with code.files, or have git ignore them.",
         )

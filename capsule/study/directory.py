@@ -173,7 +173,7 @@ class StudyDirectory:
         if path.exists() and read_lock(path).digest() != member.lock:
             raise CapsuleError(
                 "CAP-Y007",
-                f"member {member.name} was run with another lock than the study now gives it",
+                f"member {member.name} was run with another lock than the study now has for it",
                 fix=f"Choose another --output, or delete {path.parent} to run it again.",
             )
 

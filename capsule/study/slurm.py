@@ -40,7 +40,7 @@ PROGRAMS = Programs(
     on="slurm",
     absent="Run the command on a login node of the cluster, or choose another --on.",
     failed="Correct what the message names, then add --resume. Partition, account and the like are "
-    "set by SBATCH_PARTITION, SBATCH_ACCOUNT, ...; 'resources' of the study says how much each "
+    "set by SBATCH_PARTITION, SBATCH_ACCOUNT, ...; 'resources' of the study states what each "
     "member needs.",
 )
 
@@ -53,7 +53,7 @@ ENDED = frozenset(
 )
 USUAL_REASONS = frozenset({"", "Priority", "Resources"})  # for which a job is pending
 FIXES = {
-    "TIMEOUT": "Raise resources.minutes of the study, or add --resume as often as it takes: a run "
+    "TIMEOUT": "Raise resources.minutes of the study, or add --resume as often as necessary: a run "
     "continues from its last checkpoint.",
     "OUT_OF_MEMORY": "Raise resources.memory_mb of the study, then add --resume.",
 }

@@ -423,7 +423,7 @@ def test_the_next_capsule_removes_the_container_of_a_killed_one_and_no_other(
     open_engine(engine.name, progress=notes.append)
     assert containers_of(engine, run_directory) == []
     # Any other Capsule on this machine may have been faster.
-    assert set(notes) <= {"removed what a killed Capsule process left behind"}
+    assert set(notes) <= {"removed the remains of a killed Capsule process"}
 
 
 def test_a_container_that_was_made_and_not_started_is_removed_too(engine, run, make_task):

@@ -130,6 +130,12 @@ def test_a_fix_begins_with_a_capital_letter_or_is_a_command():
     ] == []
 
 
+@pytest.mark.parametrize("code", ENTRIES)
+def test_the_cause_and_the_fix_of_a_code_are_sentences(code):
+    for text in (ENTRIES[code].cause, ENTRIES[code].fix):
+        assert re.fullmatch(r"[A-Z`].*\.", text)
+
+
 @pytest.mark.slow
 def test_the_host_side_imports_the_error_type_from_its_own_table():
     for path in PACKAGE.rglob("*.py"):

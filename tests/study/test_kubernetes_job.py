@@ -208,7 +208,7 @@ def test_a_template_may_say_what_capsule_says(study, options, tmp_path):
         (
             "metadata:\n",
             "metadata:\n  generateName: m-\n",
-            "generateName is 'm-', but it has to be absent",
+            "generateName is 'm-', but it must be absent",
         ),
         (
             "spec:\n",

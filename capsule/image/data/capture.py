@@ -93,7 +93,7 @@ def _captured(
         raise CapsuleError(
             "CAP-L301",
             f"data.{name} has neither path nor url",
-            fix=f"Say where the data set is: data.{name}.path, or data.{name}.url.",
+            fix=f"State where the data set is, in data.{name}.path or data.{name}.url.",
         )
     _check_expected(name, spec, listing)
     return listing, place, address

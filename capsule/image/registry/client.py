@@ -269,6 +269,6 @@ class Repository(HttpClient):
     def _other_bytes(self, wanted: str, found: str) -> CapsuleError:
         return CapsuleError(
             "CAP-I404",
-            f"{self._reference.registry} gives {found} for {wanted}",
+            f"{self._reference.registry} returns {found} for {wanted}",
             fix="Do not use this registry, or push the image again.",
         )

@@ -110,7 +110,7 @@ def capture_project(
     # git lists a file with a merge conflict several times, and tracked files that are gone as well.
     names = [name for name in sorted(set(listed)) if tree.takes(name) and tree.holds(name)]
     if not names:
-        raise _rejected("CAP-L203", f"{tree.root} holds no file that code.files chooses")
+        raise _rejected("CAP-L203", f"{tree.root} contains no file that code.files selects")
     if len(names) > MAX_FILES:
         raise _too_large(tree, f"{len(names):,} files, more than {MAX_FILES:,}")
     sha256, size = _archive(tree, names, cache)
@@ -451,7 +451,7 @@ _FIXES = {
     "CAP-L201": "Name the folder of the program in code.path, relative to the spec.",
     "CAP-L202": "Install git and make 'git status' work there, or move the tree out of the "
     "repository.",
-    "CAP-L203": "Correct code.path or code.files; files that git ignores are not taken.",
+    "CAP-L203": "Correct code.path or code.files; files that git ignores are excluded.",
 }
 
 

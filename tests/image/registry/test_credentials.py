@@ -52,7 +52,7 @@ def test_a_helper_that_fails_is_named(helper, monkeypatch, script, reason):
     with pytest.raises(CapsuleError, match=reason) as raised:
         find_login("example.org")
     assert raised.value.code == "CAP-I403"
-    assert "docker-credential-tests gives no login for example.org" in raised.value.message
+    assert "docker-credential-tests returns no login for example.org" in raised.value.message
 
 
 def test_without_a_home_directory_the_variable_is_named(no_home, monkeypatch):
