@@ -25,6 +25,7 @@ from capsule.host.owner import remove_abandoned, temporary_folder
 
 # Of os.link() on a file system without hard links, such as FAT.
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
+_SCRATCH = "."  # prefix of the names of temporary folders, which are hidden
 # Shells pass '>(command)' as a pipe in /dev/fd.
 _DEVICE_FOLDERS = frozenset({"/dev", "/dev/fd", "/dev/pts", "/proc/self/fd"})
 
@@ -222,8 +223,9 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
         parent.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:  # it is a file; the output itself does not exist
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(parent)) from error
-    remove_abandoned(parent)
-    with temporary_folder(".", parent, require_lock=False) as folder:
+    # The other folders there may be those of containers that still run (open_engine).
+    remove_abandoned(parent, prefix=_SCRATCH)
+    with temporary_folder(_SCRATCH, parent, require_lock=False) as folder:
         yield folder
 
 

@@ -123,7 +123,9 @@ def _held(folder: Path, *, require_lock: bool) -> tuple[Path, int | None] | None
     return None
 
 
-def remove_abandoned(parent: Path | None = None, *, anywhere: bool = False) -> None:
+def remove_abandoned(
+    parent: Path | None = None, *, anywhere: bool = False, prefix: str = ""
+) -> None:
     """Remove folders of this user that :func:`temporary_folder` made for a process that is gone.
 
     What cannot be removed stays for the next time.
@@ -132,18 +134,21 @@ def remove_abandoned(parent: Path | None = None, *, anywhere: bool = False) -> N
         parent: Where to look; the system's folder for temporary files by default.
         anywhere: Whether to remove those of other machines, too. The caller knows that no process
             there uses ``parent``.
+        prefix: Of the names of those to remove.
     """
-    for folder in abandoned(parent, anywhere=anywhere):
+    for folder in abandoned(parent, anywhere=anywhere, prefix=prefix):
         with suppress(OSError):
             remove_folder(folder)
 
 
-def abandoned(parent: Path | None = None, *, anywhere: bool = False) -> Iterator[Path]:
+def abandoned(
+    parent: Path | None = None, *, anywhere: bool = False, prefix: str = ""
+) -> Iterator[Path]:
     """Yield the folders that :func:`remove_abandoned` removes; each is held while it is yielded."""
     if not FOLDERS_OPEN:
         return
     where = Path(tempfile.gettempdir()) if parent is None else parent
-    for folder in where.glob(f"*{HELD if anywhere else _suffix()}"):
+    for folder in where.glob(f"{prefix}*{HELD if anywhere else _suffix()}"):
         try:
             # No link: another user could put one into /tmp that leads to a folder of this user.
             descriptor = os.open(folder, _FOLDER | os.O_NOFOLLOW)

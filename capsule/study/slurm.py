@@ -61,8 +61,10 @@ FIXES = {
 _JOB = re.compile(r"\d+(;[^\s/]+)?")
 _ELEMENT = re.compile(r"(\d+)\|([A-Z_]+)\|(.*)")
 _MAX_ARRAY_SIZE = re.compile(r"^MaxArraySize\s*=\s*(\d+)", re.MULTILINE)
-# The variables of the environment that Capsule reads.
-_READ = re.compile(r"CAPSULE_\w+|XDG_(CACHE|CONFIG)_HOME|(DOCKER|CONTAINER)_HOST|TMPDIR")
+# The variables that Capsule reads on the nodes (docs/configuration.md).
+_READ = re.compile(
+    r"CAPSULE_\w+|XDG_(CACHE|CONFIG)_HOME|DOCKER_(HOST|CONTEXT|CONFIG)|CONTAINER_HOST|TMPDIR"
+)
 _FORGOTTEN = "Invalid job id specified"  # what squeue says of a job that ended some time ago
 _SCRIPT = """\
 #!/bin/bash

@@ -24,6 +24,7 @@ from capsule.host.outputs import (
     write_new,
     write_output,
 )
+from capsule.host.owner import temporary_folder
 
 
 def contents(folder):
@@ -263,6 +264,15 @@ def test_the_next_output_removes_what_a_killed_process_left(tmp_path, kind):
     assert list(left.iterdir())
     written(tmp_path / "another")
     assert contents(tmp_path) == {"another": b"content"}
+
+
+def test_an_output_does_not_remove_other_folders_of_killed_processes(tmp_path):
+    """The container of a killed process may still write there."""
+    with temporary_folder("capsule-verify-", tmp_path) as left:
+        pass
+    left.mkdir()
+    written(tmp_path / "output")
+    assert left.exists()
 
 
 def test_an_unfinished_output_of_a_living_process_stays(tmp_path):
