@@ -83,10 +83,10 @@ def emulate_bare(spec: TrainingSpec, played: Sequence[int], asked: Any, done: An
         done.put(steps)
 
 
-def ale_of(environment: Any) -> ale_py.ALEInterface:
+def ale_of(environment: Any) -> Any:
     """Return ALE with a game, whose every action lasts as many frames as the spec says."""
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
-    game = ale_py.ALEInterface()
+    game: Any = ale_py.ALEInterface()
     game.setFloat("repeat_action_probability", 0.0)
     game.setInt("frame_skip", environment.frame_skip)
     game.loadROM(roms.get_rom_path(environment.game))

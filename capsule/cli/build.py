@@ -23,6 +23,7 @@ from capsule.cli.options import (
 if TYPE_CHECKING:
     from capsule.engine.interface import Engine
     from capsule.engine.select import EngineChoice
+    from capsule.image.assembly.assemble import Image
 
 _WITHOUT_DAEMON = ("bwrap", "apptainer")  # an image for these is only unpacked
 
@@ -72,6 +73,7 @@ def command(
                 "--archive: the plain-process engine makes no image",
                 fix="Add --engine bwrap, with which an image is built without an engine.",
             )
+        image: Image | None
         if chosen is None:
             image = execution.unpack_image(lock, cache, sources=sources, reporter=reporter)
         else:

@@ -74,10 +74,12 @@ def command(
     for name, value in given.items():
         if value is not None and only not in ("all", "cache"):
             raise no_effect(name, f"--only {only}", "It is for files of the cache.")
+    before = None if older_than is None else time.time() - _seconds(older_than)
+    keep = None if keep_size is None else _bytes(keep_size)
     cache = Cache()
     # A dry run writes nothing, not even the file on which processes lock the cache.
     with nullcontext() if dry_run else _held(cache):
-        pruning = _pruning(cache, only, older_than, keep_size, everything=everything)
+        pruning = _pruning(cache, only, before, keep, everything=everything)
     asks = bool(pruning.rows) and not dry_run and not yes
     if asks or not as_json:
         _show(pruning, err=as_json)
@@ -97,7 +99,7 @@ def _held(cache: Cache) -> AbstractContextManager[None]:
 
 
 def _pruning(
-    cache: Cache, only: str, older_than: str | None, keep_size: str | None, *, everything: bool
+    cache: Cache, only: str, before: float | None, keep: int | None, *, everything: bool
 ) -> Pruning:
     """Find what is to be deleted."""
     from capsule.image.cache_items import DERIVED, DOWNLOADED, cache_items, chosen
@@ -108,8 +110,6 @@ def _pruning(
         removable_images,
     )
 
-    before = None if older_than is None else time.time() - _seconds(older_than)
-    keep = None if keep_size is None else _bytes(keep_size)
     kinds = (*DERIVED, *DOWNLOADED) if everything else DERIVED
     unfiltered = before is None and keep is None
     return Pruning(

@@ -137,6 +137,13 @@ def test_a_cache_in_use_is_left_alone(cache):
     assert prune("--dry-run").exit_code == 0
 
 
+def test_a_malformed_age_is_found_before_the_cache_is_held(cache):
+    user = Cache()
+    user.folder("derived")  # which keeps others from deleting
+    done = prune("--older-than", "30")
+    assert "CAP-I310: --older-than '30' is not an age" in done.stderr
+
+
 def test_other_commands_do_not_wait_while_the_user_is_asked(cache, answer):
     asked = []
 

@@ -335,7 +335,11 @@ def _all_files(root: Path, below: str = "") -> Iterator[str]:
         with os.scandir(folder) as entries:
             found = sorted(entries, key=lambda entry: entry.name)
     except OSError as error:
-        raise _rejected("CAP-L201", f"{folder} cannot be read: {error.strerror}") from error
+        raise CapsuleError(
+            "CAP-L201",
+            f"code.path: {folder} cannot be read: {error.strerror}",
+            fix="Change the permissions of this folder, or move it out of the tree.",
+        ) from error
     for entry in found:
         name = f"{below}/{entry.name}" if below else entry.name
         if entry.is_dir(follow_symlinks=False):
