@@ -291,7 +291,7 @@ def read_passphrase(path: Path) -> str:
     # nor does any on Windows.
     if HAVE_OWNERS and stat.S_ISREG(facts.st_mode) and mode & 0o077:
         message = f"other users may read the passphrase in {path} (mode {mode:04o})"
-        raise CapsuleError("CAP-B137", message, fix=f"chmod 600 {path}")
+        raise CapsuleError("CAP-B137", message, fix=f"Run: chmod 600 {path}")
     try:
         passphrase = line.rstrip(b"\r\n").decode()
     except UnicodeDecodeError as error:
@@ -405,7 +405,7 @@ def _read(path: Path, *, private: bool) -> bytes:
         raise CapsuleError("CAP-B132", f"{path} is a public key, which cannot sign", fix=fix)
     if private and HAVE_OWNERS and mode & 0o077:
         message = f"other users may read the private key {path} (mode {mode:04o})"
-        raise CapsuleError("CAP-B137", message, fix=f"chmod 600 {path}")
+        raise CapsuleError("CAP-B137", message, fix=f"Run: chmod 600 {path}")
     if len(data) > _MAX_FILE:
         raise _not_private(path) if private else _not_public(path)
     return data

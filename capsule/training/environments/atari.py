@@ -274,7 +274,7 @@ def _load(game: str) -> Any:
         hint = f"Did you mean {near[0]!r}? " if near and near[0] != game else ""
         raise CapsuleError(
             "CAP-T212",
-            f"environment.game {game!r} is not a game this ale-py can play for one player",
+            f"environment.game {game!r} is not a one-player game of this ale-py",
             fix=f"{hint}Use a ROM name as ale-py spells it, such as 'breakout'.",
         )
     ale = ale_py.ALEInterface()

@@ -268,8 +268,7 @@ def _damaged(how: str) -> CapsuleError:
     return CapsuleError(
         "CAP-T211",
         f"the saved episode {how}",
-        fix="Resume the run in the image in which it was started. If it is the same image, report "
-        "a bug.",
+        fix="Resume the run in the image in which it began. If it fails there, report the error.",
     )
 
 

@@ -48,7 +48,7 @@ _FIX = (
 )
 _FINITE = (
     "Use an environment with Discrete, MultiDiscrete or MultiBinary actions, register one in "
-    "environment.modules that wraps this one, or run a program of your own (trainer.command)."
+    "environment.modules that wraps this one, or run your own program (trainer.command)."
 )
 
 
@@ -285,7 +285,7 @@ def _image_view(space: Space, entry: Entry) -> _View:
             f"environment.frames 'image': {f'the entry {entry.path!r}, ' if entry.keys else ''}"
             f"{entry.space}, is not a Box of uint8 [rows, columns, channels]",
             fix="Use frames: flat, or name the entry that is an image in environment.observation, "
-            "or several in environment.images" + (f": {', '.join(found)}" if found else "") + ".",
+            "or several in environment.images" + (f": {', '.join(found)}." if found else "."),
         )
 
     def frame(observation: Any) -> Frame:
@@ -348,13 +348,13 @@ def _seen_numbers(spec: GymnasiumEnvironment, size: int) -> NDArray[np.int64]:
             raise _misfit(
                 f"environment.masked_observations {index}: a flat observation of {spec.id} has "
                 f"{size} numbers",
-                fix=f"Use indices from 0 to {size - 1}.",
+                fix=f"Hide indices from 0 to {size - 1}.",
             )
     seen = np.setdiff1d(np.arange(size), np.array(spec.masked_observations, np.int64))
     if not len(seen):
         raise _misfit(
             f"environment.masked_observations hides all {size} numbers of the observations",
-            fix="Remove at least one index.",
+            fix="Remove at least one index, so that the agent sees a number.",
         )
     return seen
 

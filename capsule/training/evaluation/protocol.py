@@ -212,8 +212,7 @@ def generate_starts(
             f"only {len(reached)} of evaluation.candidates {spec.candidates} random starts survive "
             f"{spec.min_actions} to {spec.max_actions} actions; evaluation.starts {spec.starts} "
             "are needed",
-            fix="Lower evaluation.min_actions and evaluation.max_actions, or raise "
-            "evaluation.candidates.",
+            fix="Lower evaluation.min_actions and max_actions, or raise evaluation.candidates.",
         )
     # The values are negated, and the order is not reversed: so the stable sort has the earlier of
     # equal candidates first.

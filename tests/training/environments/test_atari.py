@@ -304,11 +304,7 @@ def test_frame_skips_other_than_four(skip):
 
 @pytest.mark.parametrize(
     ("game", "fix"),
-    [
-        ("breakot", "Did you mean 'breakout'? Use"),
-        ("combat", "Use a ROM name"),
-        ("zzz", "Use a ROM"),
-    ],
+    [("breakot", "Did you mean 'breakout'"), ("combat", "Use a ROM name"), ("zzz", "Use a ROM")],
 )
 def test_unknown_games_are_refused(game, fix):
     with pytest.raises(CapsuleError, match=f"CAP-T212 environment.game '{game}'") as refused:

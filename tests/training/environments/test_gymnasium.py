@@ -214,7 +214,7 @@ def test_hidden_numbers_are_left_out():
             "from 0 to 3",
         ),
         ({"masked_observations": (0, 1, 2, 3)}, "hides all 4 numbers", "Remove at least one"),
-        ({"observation": "image"}, "'image' is not an entry of Box", "Remove it."),
+        ({"observation": "image"}, "'image' is not an entry of Box", "Remove it"),
         (
             {"observation": "picture", "id": "MiniGrid-MemoryS7-v0", "modules": ("minigrid",)},
             "'picture' is not an entry of Dict",
