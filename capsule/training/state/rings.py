@@ -164,6 +164,6 @@ def require_checkpoint(found: str, expected: str, what: str) -> None:
     if found != expected:
         raise CapsuleError(
             "CAP-T223",
-            f"the replay files do not hold the {what}",
+            f"the replay files do not contain the {what}",
             fix="Start a new run directory: this one was changed or is incomplete.",
         )
