@@ -357,8 +357,8 @@ def _computed(facts: Facts) -> list[str]:
     """Return the evidence that a network computed something else; empty if there is none."""
     if not facts.parts:
         # What follows the last record with tensors, such as the evaluation, is in no trace.
-        found = _other_results(facts)
-        return [] if found is None else [found]
+        other = _other_results(facts)
+        return [] if other is None else [other]
     if not _is_computed(facts):
         if "actions" not in facts.parts or "schedule" in facts.parts:
             return []
