@@ -116,7 +116,7 @@ def test_one_reproduction_does_not_hide_another_that_failed(bundles, saved):
     subject = read(bundles["dqn"])
     reports = saved(*(make_report(subject, verdict, **bare) for verdict in verdicts))
     _, reader = page_of(bundles["dqn"], *reports)
-    assert "Every claim was reproduced" not in reader.words
+    assert "Every result was reproduced" not in reader.words
     assert "They do not differ in one execution (1.json), but another ended" in reader.words
 
 
@@ -142,7 +142,7 @@ def test_equal_runs_have_one_calm_line_and_no_map(bundles, saved):
         ("reproduced-prefix", "The runs do not differ in the part that was executed again"),
         ("not-reproduced", "The repetition ended before its results could be compared"),
         ("intact", "The run was not executed again"),
-        ("reproduced-bitwise", "The runs do not differ. Every claim was reproduced (1.json)."),
+        ("reproduced-bitwise", "The runs do not differ. Every result was reproduced (1.json)."),
     ],
 )
 def test_a_report_without_a_comparison_says_what_was_executed(bundles, saved, verdict, said):

@@ -223,7 +223,7 @@ def inconsistent(first: object | None, rejoined: int | None) -> str | None:
         rejoined: Step of the last one, if later records are equal again.
     """
     if first is None:
-        return "the traces are equal, and a tolerance applies only where they differ"
+        return "a tolerance applies only where the traces differ"
     if rejoined is not None:
         return (
             f"the records after step {rejoined} are equal again, and a tolerance applies only "
