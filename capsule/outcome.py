@@ -230,9 +230,9 @@ def _fix_of(ended: Exit, run_directory: Path) -> str:
     log = f"See {run_directory / contract.LOG}."
     if ended.reason == "exited" and ended.status == _KILLED:
         return (
-            f"{log} If the memory of the machine or of the batch job was used up ('dmesg' shows "
-            "it), lower limits.memory_mb below it or take more memory. Otherwise a user or a "
-            "service killed the run, which can be resumed with 'capsule run --resume'."
+            f"{log} Engines do not always report that memory ran out. If 'dmesg' shows it, raise "
+            "limits.memory_mb, or use a machine or a batch job with more memory. Otherwise a user "
+            "or a service killed the run, which can be resumed with 'capsule run --resume'."
         )
     return FIXES.get(ended.reason, log)
 

@@ -251,7 +251,7 @@ ANY = SimpleNamespace(trainer=None)  # a spec
         (
             Exit(137, "exited"),
             "status 137 (killed by SIGKILL, and nothing was observed that tells why);",
-            "If the memory of the machine",
+            "If 'dmesg' shows it, raise limits.memory_mb",
         ),
         (Exit(137, "timed-out"), "status 137 (timed-out);", "Raise limits.minutes"),
         (Exit(1, "exited"), "status 1 (exited);", "See "),

@@ -158,10 +158,16 @@ def test_a_task_may_have_another_host_name_and_fewer_processors(run):
 
 
 def test_too_much_memory_is_reported_as_such(run, engine):
-    ended, _ = run("busybox dd if=/dev/zero of=/dev/null bs=200M count=1", memory_mb=32)
-    assert ended.status == 137
+    reasons = []
+    # With cgroup version 1, Docker loses the kernel's event at times, and Podman often.
+    while "out-of-memory" not in reasons and len(reasons) < 20:
+        ended, _ = run("busybox dd if=/dev/zero of=/dev/null bs=200M count=1", memory_mb=32)
+        assert ended.status == 137
+        reasons.append(ended.reason)
+    assert set(reasons) <= {"exited", "out-of-memory"}
     if engine.name == "docker" or engine.describe()["cgroup"] == "2":
-        assert ended.reason == "out-of-memory"  # Podman cannot always tell with cgroup version 1
+        assert ended.reason == "out-of-memory"
+        assert ended.evidence == "the engine reports OOMKilled"
 
 
 def test_too_much_time_ends_a_task(run, time_is_up):

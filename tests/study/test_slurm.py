@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -209,6 +210,27 @@ def test_a_member_that_fails_by_itself_says_so_itself(cluster, study, options):
     Slurm(print, poll_seconds=0.2).run(study, [name], options, lambda: None)
     assert study.outcome(name).code.startswith("CAP-")
     assert study.outcome(name).code != "CAP-Y025"
+
+
+@pytest.mark.slow
+def test_slurm_finds_an_array_by_the_name_of_its_job(cluster, study, options, tmp_path):
+    names = tuple(study.missing())
+    wrapper = tmp_path / "bin" / "sbatch"
+    wrapper.parent.mkdir()
+    wrapper.write_text(f'#!/bin/sh\n{shutil.which("sbatch")} "$@" && kill -KILL $PPID\n')
+    wrapper.chmod(0o755)
+    submitter = os.fork()
+    if submitter == 0:
+        os.environ["PATH"] = f"{wrapper.parent}:{os.environ['PATH']}"
+        run(study, options)
+        os._exit(0)
+    assert os.WIFSIGNALED(os.waitpid(submitter, 0)[1])
+    assert not arrays_of(study)
+    Slurm(print)._recover(study)
+    (array,) = arrays_of(study)
+    assert array.members == names
+    assert set(array.elements()) == set(names)
+    slurm(*array.cancellation)
 
 
 @pytest.fixture
