@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from capsule.entropy import profile as profile_module
 from capsule.entropy.journal import FILE_NAME, Call, EntropyCall, Use
 from capsule.entropy.profile import (
     Profile,
@@ -90,6 +91,13 @@ def test_what_is_written_is_read(profile):
     assert parse(serialize(profile)) == profile
 
 
+@pytest.mark.parametrize("size", [32, 127, 128, 2**14 - 1, 2**14, 2**63, 2**64 - 1])
+def test_a_size_is_read_as_it_was_written_where_it_needs_another_byte(size):
+    call = Call(EntropyCall.GETRANDOM, "libc.so.6", size, b"x" * 32)
+    profile = Profile(62, (ThreadProfile("0", "0", (call,)),))
+    assert parse(serialize(profile)) == profile
+
+
 @given(position=st.integers(0, len(DATA) - 1), flip=st.integers(1, 255))
 def test_any_changed_byte_is_refused(position, flip):
     data = bytearray(DATA)
@@ -124,6 +132,14 @@ def test_noise_under_a_right_checksum_is_refused_or_read(noise):
         assert serialize(parse(data)) == data
     except CapsuleError as error:
         assert error.code == "CAP-R215"
+
+
+def test_a_profile_has_as_many_calls_as_a_journal_may_have_and_no_more(monkeypatch):
+    """Of all threads together; SAMPLE has three."""
+    monkeypatch.setattr(profile_module, "MAX_CALLS", 3)
+    assert parse(DATA) == SAMPLE
+    monkeypatch.setattr(profile_module, "MAX_CALLS", 2)
+    assert refused(DATA) == "CAP-R215"
 
 
 def test_foreign_files_are_named_so():

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from capsule.experiment import schedule_log
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.schedule_log import MAX_HEADER_BYTES, ScheduleLog, parse_schedule
 
@@ -285,6 +286,14 @@ def test_a_bomb_is_not_unpacked(claimed):
     header = json.loads(SMALL.document().partition(b"\n")[0])
     header |= {"batch": 2, "updates": claimed // 4, "actors": 2}
     assert peak_of(lambda: refused(line_of(header) + bomb)) < 8 << 20
+
+
+def test_a_log_has_as_many_unrolls_as_a_run_may_record_and_no_more(monkeypatch):
+    """SMALL has six, in three updates."""
+    monkeypatch.setattr(schedule_log, "MAX_RECORDED_UNROLLS", 6)
+    assert parse_schedule(SMALL.document()) == SMALL
+    monkeypatch.setattr(schedule_log, "MAX_RECORDED_UNROLLS", 5)
+    assert "claims 6 unrolls, more than 5" in refused(SMALL.document())
 
 
 def test_a_header_has_an_end():

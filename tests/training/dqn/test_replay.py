@@ -169,6 +169,12 @@ def test_too_few_entries_are_refused(text):
         replay.sample_indices(Stream("minibatch", 0), 1)
 
 
+def test_three_entries_are_enough_to_draw_from():
+    replay = memory()
+    add(replay, "...")
+    assert set(replay.sample_indices(Stream("minibatch", 0), 50).tolist()) == {0, 1}
+
+
 class Naive:
     """The same memory as plain lists: nothing is ever forgotten, everything is looked up."""
 
@@ -282,6 +288,15 @@ def test_the_digest_covers_the_shape_of_frames():
         for value in range(4):
             replay.append(np.full(shape, value, np.uint8), 0, 0.0, terminal=False)
     assert row.digest() != column.digest()
+
+
+@pytest.mark.parametrize("entry", range(4))
+def test_the_digest_covers_every_entry_of_a_memory_that_is_not_full(entry):
+    one, other = memory(), memory()
+    for replay in (one, other):
+        add(replay, "....")
+    other._frames[other._ring.at(entry)] ^= 1
+    assert one.digest() != other.digest()
 
 
 def test_the_digest_covers_live_entries_wherever_they_lie():

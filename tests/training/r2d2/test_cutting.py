@@ -60,6 +60,37 @@ def test_the_last_sequences_are_shorter_and_the_next_episode_begins_anew(closed,
     assert cutter.first == 8 + closed
 
 
+def test_the_least_layout_is_possible():
+    least = SequenceLayout(burn_in=0, trained=1, period=1, lookahead=1)
+    assert (least.rows, [step for step in range(4) if least.begins(step)]) == (2, [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("numbers", [(2, 4, 2, 1), (0, 1, 1, 1), (5, 4, 1, 3), (0, 4, 4, 1)])
+def test_no_more_sequences_are_open_than_there_is_room_for(numbers):
+    layout, most = SequenceLayout(*numbers), 0
+    cutter = EpisodeCutter(layout)
+    for number in range(50):
+        cutter.begin(number, np.zeros(1, np.float32))
+        most = max(most, len(cutter.states))
+        cutter.finish(number + 1, ended=number == 30)
+    assert layout.most_open - 1 <= most <= layout.most_open
+
+
+@pytest.mark.parametrize(("closed", "length"), [(False, 5), (True, 6)])
+def test_every_sequence_of_a_later_episode_is_counted_from_where_it_begins(closed, length):
+    cutter = EpisodeCutter(SMALL)
+    play(cutter, 0, 3, ended=True)
+    found = play(cutter, 3, 9, ended=not closed, closed=closed)
+    assert [ranges(each) for each in found if each] == [
+        [(3, 0, 2, 4, 5)],  # starts, before, fronts, steps, lengths
+        [(3, 0, 0, 6, 7)],
+        *([[(5, 2, 0, 6, 7)], [(7, 4, 0, 5, length)]] if closed else []),
+        *([] if closed else [[(5, 2, 0, 6, 7), (7, 4, 0, 5, length)]]),
+    ]
+    assert [len(each) for each in found].index(1) == 4
+    assert (cutter.first, cutter.opened, cutter.cut) == (12 + closed, 0, 0)
+
+
 def test_a_sequence_that_would_learn_nothing_new_is_not_made():
     for steps, sequences in ((1, 1), (4, 1), (5, 2), (6, 2), (7, 3)):
         found = play(EpisodeCutter(SMALL), 0, steps, ended=True)
