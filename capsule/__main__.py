@@ -1,5 +1,19 @@
-"""``python -m capsule``."""
+"""``python -m capsule``, and the program ``capsule``."""
 
-from capsule.cli.main import main
+import sys
 
-main()
+_INTERRUPTED = 130  # as ExitCode.INTERRUPTED, which is not imported yet
+
+
+def main() -> None:
+    """Import the command line and run it; an interruption of the imports is no traceback."""
+    try:
+        from capsule.cli.main import main as run
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.exit(_INTERRUPTED)
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -23,7 +23,6 @@ from capsule.cli.options import (
 if TYPE_CHECKING:
     from capsule.engine.interface import Engine
     from capsule.engine.select import EngineChoice
-    from capsule.image.assembly.assemble import Image
 
 _WITHOUT_DAEMON = ("bwrap", "apptainer")  # an image for these is only unpacked
 
@@ -73,13 +72,12 @@ def command(
                 "--archive: the plain-process engine makes no image",
                 fix="Add --engine bwrap, with which an image is built without an engine.",
             )
-        image: Image | None
-        if chosen is None:
-            image = execution.unpack_image(lock, cache, sources=sources, reporter=reporter)
-        else:
+        if chosen is not None:
             image = execution.prepare(
                 lock, chosen, cache, sources=sources, to_run=False, reporter=reporter
             )
+        else:
+            image = execution.unpack_image(lock, cache, sources=sources, reporter=reporter)
         if archive is not None and image is not None:
             save_archive(image, archive)
     if as_json:

@@ -120,9 +120,10 @@ def _fail(error: CapsuleError, *, as_json: bool) -> None:
 
     if os.environ.get("CAPSULE_DEBUG"):
         traceback.print_exc()
-    lines = [printable(line) for line in error.message.splitlines()]
-    typer.echo(f"{error.code}: " + "\n  ".join(lines), err=True)
-    typer.echo(f"fix: {printable(error.fix)}", err=True)
+    # Each line is cut alone: an error of a spec has a line, and a remedy, for each wrong field.
+    for label, text in ((error.code, error.message), ("fix", error.fix)):
+        lines = [printable(line) for line in text.strip("\n").split("\n")]
+        typer.echo(f"{label}: " + "\n  ".join(lines), err=True)
     if as_json:
         print_json(ErrorDocument.of(error).model_dump(by_alias=True))
     raise typer.Exit(error.exit_code)

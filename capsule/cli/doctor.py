@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import textwrap
 from contextlib import suppress
 from pathlib import Path
@@ -154,11 +155,13 @@ def _show(check: Check) -> None:
     """Print a check in at most 80 columns, and its remedy below it."""
     from capsule.report.text import printable
 
+    # Of a terminal without a size, such as a pipe, this is the second number.
+    columns = min(_COLUMNS, shutil.get_terminal_size((_COLUMNS, 24)).columns)
     lines = [f"{check.status:<{len(_INDENT)}}{printable(f'{check.name}: {check.found}')}"]
     if check.fix is not None:
         lines.append(f"{_INDENT}fix: {printable(check.fix)}")
     for line in lines:
         wrapped = textwrap.wrap(
-            line, _COLUMNS, subsequent_indent=_INDENT, drop_whitespace=True, break_on_hyphens=False
+            line, columns, subsequent_indent=_INDENT, drop_whitespace=True, break_on_hyphens=False
         )
         typer.echo("\n".join(wrapped or [line]))

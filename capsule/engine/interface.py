@@ -20,13 +20,10 @@ NATIVE = "{native}"  # the folder of the native parts
 EngineName = Literal["docker", "podman", "bwrap", "apptainer", "process"]
 # The remedy where neither Docker nor Podman is available.
 ENGINES_WITHOUT_DAEMON = (
-    "Engines that need neither a daemon nor root are --engine bwrap (apt-get install bubblewrap), "
-    "which gives no GPU to a run, and --engine apptainer (many clusters have it; otherwise "
-    "https://apptainer.org), which is not available to root."
+    "Without a daemon, use --engine bwrap (apt-get install bubblewrap; it gives no GPU to a run) "
+    "or --engine apptainer (https://apptainer.org; not as root)."
 )
-WITHOUT_CONTAINERS = (
-    f"{ENGINES_WITHOUT_DAEMON} --engine process needs none of these, and does not isolate the run."
-)
+WITHOUT_CONTAINERS = f"{ENGINES_WITHOUT_DAEMON} --engine process does not isolate the run."
 Progress = Callable[[str], None]
 
 

@@ -144,7 +144,7 @@ def rejected(document: YamlDocument, findings: Iterable[Wrong]) -> CapsuleError:
         field = dotted(wrong.path) or f"the {document.kind}"
         lines.append(f"{document.name}:{where}: {field}{wrong.message}")
         fixes.append(wrong.fix)
-    return CapsuleError("CAP-S003", "\n".join(lines), fix=" ".join(dict.fromkeys(fixes)))
+    return CapsuleError("CAP-S003", "\n".join(lines), fix="\n".join(dict.fromkeys(fixes)))
 
 
 def _explain(error: ValidationError, document: YamlDocument, model: type[Model]) -> Iterator[Wrong]:

@@ -60,6 +60,12 @@ def test_a_bad_spec_ends_with_status_2_and_no_traceback(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["s.yaml"]
 
 
+def test_each_remedy_of_a_spec_is_shown_whole(capsys):
+    fixes = [f"Remove section_{number}, or change trainer.command." for number in range(20)]
+    ended(CapsuleError("CAP-S003", "wrong", fix="\n".join(fixes)))
+    assert capsys.readouterr().err == "CAP-S003: wrong\nfix: " + "\n  ".join(fixes) + "\n"
+
+
 def test_a_coded_error_is_shown_with_its_fix_and_ends_with_the_status_of_its_code(capsys):
     assert ended(ERROR) == ExitCode.USAGE
     assert capsys.readouterr() == ("", "CAP-S003: a.b 7 is not a known key\nfix: Remove it.\n")

@@ -130,11 +130,13 @@ def test_only_a_problem_prevents_a_run(machine, status, code):
     assert checks_of(done) == {"Python": "ok", "disk": status}
 
 
-def test_a_remedy_is_below_its_check_and_no_line_is_longer_than_a_terminal(machine):
+def test_a_remedy_is_below_its_check_and_no_line_is_longer_than_a_terminal(machine, monkeypatch):
     machine(Check("disk", "problem", " ".join(["word"] * 40), " ".join(["fix-it"] * 40)))
     lines = doctor().stdout.splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith("problem    disk: word word")
+    monkeypatch.setenv("COLUMNS", "40")
+    assert max(map(len, doctor().stdout.splitlines())) <= 40
     remedy = next(number for number, line in enumerate(lines) if "fix: " in line)
     assert lines[remedy].startswith("           fix: fix-it")
     assert all(line.startswith(" " * 11) for line in lines[1:])

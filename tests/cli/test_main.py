@@ -4,12 +4,15 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from capsule import __version__
+from capsule.__main__ import main as program
 from capsule.cli import main
+from capsule.host.errors import ExitCode
 from tests.cli.conftest import SMALL, capsule
 from tests.command_lines import COMMANDS
 
@@ -135,6 +138,28 @@ def test_the_program_ends_with_the_status_of_the_command(call, tmp_path, monkeyp
     status, output, errors = call("init")
     assert (status, output) == (2, "")
     assert errors.startswith("CAP-S005: capsule.yaml already exists")
+
+
+class Interrupted:
+    """A finder of modules that is interrupted when the command line is imported."""
+
+    @staticmethod
+    def find_spec(name, _path=None, _target=None):
+        if name == "capsule.cli.main":
+            raise KeyboardInterrupt
+
+
+def test_an_interruption_of_the_imports_is_no_traceback(monkeypatch, capfd):
+    monkeypatch.delitem(sys.modules, "capsule.cli.main")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted, *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        program()
+    assert (ended.value.code, capfd.readouterr().err) == (ExitCode.INTERRUPTED, "interrupted\n")
+
+
+def test_the_program_is_the_module():
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert document["project"]["scripts"] == {"capsule": "capsule.__main__:main"}
 
 
 def test_the_output_of_the_program_may_be_lost(monkeypatch, tmp_path, capfd):

@@ -10,6 +10,7 @@ import pytest
 from capsule.engine.connection import addresses, connect, engine_name, is_rootless
 from capsule.engine.containers import ContainerEngine
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.report.text import printable
 from tests.engine.conftest import PODMAN, Rootless
 
 DOCKER = {"Version": "20.10.24", "Components": [{"Name": "Engine", "Version": "20.10.24"}]}
@@ -84,7 +85,7 @@ def test_a_context_that_is_not_supported_is_named(contexts, host, tls):
         addresses("docker", contexts(host, tls=tls))
     assert refusal.value.code == "CAP-E001"
     assert f"'desktop-linux' names {host}" in refusal.value.message
-    assert "--engine bwrap" in refusal.value.fix
+    assert "--engine bwrap" in printable(refusal.value.fix)
 
 
 def test_a_context_that_does_not_exist_or_cannot_be_read_is_named(contexts, monkeypatch, tmp_path):
@@ -108,6 +109,7 @@ def test_no_engine_names_the_socket_the_cause_and_the_fix(name, nothing_answers)
     assert f"{nothing_answers}: no such file or directory" in refusal.value.message
     for other in ("--engine bwrap", "install bubblewrap", "--engine apptainer", "--engine process"):
         assert other in refusal.value.fix
+    assert printable(refusal.value.fix) == refusal.value.fix  # a longer text is cut off
 
 
 def test_a_socket_that_nobody_listens_on(monkeypatch, tmp_path):
