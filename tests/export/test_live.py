@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from mlflow.tracking import MlflowClient
 
 from capsule.experiment.contract import OUTPUT_VARIABLE, STATE_VARIABLE, WORKSPACE, Event
 from capsule.export import mlflow as mlflow_store
@@ -313,6 +312,7 @@ def test_values_that_no_tool_has_a_place_for_are_dropped(form, tmp_path, directo
 def mlflow(tmp_path, monkeypatch):
     """Return a function that returns the only run of a file store, as MLflow reads it."""
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    from mlflow.tracking import MlflowClient  # takes longer than many modules of tests
 
     def read():
         client = MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())

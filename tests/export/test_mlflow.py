@@ -1,8 +1,6 @@
 """The file store, read by MLflow."""
 
 import pytest
-from mlflow.entities import ViewType
-from mlflow.tracking import MlflowClient
 
 from capsule.bundle.trust import TrustPolicy
 from capsule.export.mlflow import export_mlflow
@@ -16,6 +14,8 @@ NO_KEYS = TrustPolicy.of([])
 @pytest.fixture
 def client(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    from mlflow.tracking import MlflowClient  # takes longer than many modules of tests
+
     return lambda: MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
 
 
@@ -39,6 +39,8 @@ def test_mlflow_reads_metrics_settings_and_tags(tmp_path, client):
 def test_the_members_of_a_study_are_runs_of_one_experiment(tmp_path, client):
     runs = read_runs(STUDY, NO_KEYS)
     export_mlflow(runs, tmp_path / "mlruns")
+    from mlflow.entities import ViewType
+
     (experiment,) = client().search_experiments(view_type=ViewType.ALL)
     assert experiment.name == runs[0].lock.spec.name
     found = client().search_runs([experiment.experiment_id])

@@ -163,7 +163,7 @@ def kill_when_traced(directory, size, **options):
     while process.poll() is None:
         if trace.exists() and trace.stat().st_size >= size:
             break
-        time.sleep(0.001)
+        time.sleep(0.005)  # each look asks another process whether the run goes on
     process.kill()
     process.communicate()
 

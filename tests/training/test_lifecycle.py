@@ -160,7 +160,7 @@ def stopped_twice(directory):
         process = start_run(directory)
         while not trace.exists() or trace.stat().st_size <= size:
             assert process.poll() in (None, 0)
-            time.sleep(0.001)
+            time.sleep(0.005)
         process.send_signal(number)
         process.communicate(timeout=600)
         if process.returncode == 0:
