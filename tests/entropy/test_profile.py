@@ -14,6 +14,7 @@ from capsule.entropy.profile import (
     Profile,
     ThreadProfile,
     check_consumed,
+    check_room,
     merge,
     parse,
     serialize,
@@ -93,9 +94,15 @@ def test_what_is_written_is_read(profile):
 
 @pytest.mark.parametrize("size", [32, 127, 128, 2**14 - 1, 2**14, 2**63, 2**64 - 1])
 def test_a_size_is_read_as_it_was_written_where_it_needs_another_byte(size):
+    written = serialize(profile_of(size))
+    assert parse(written) == profile_of(size)
+    more_bytes = -(-size.bit_length() // 7) - 1  # of seven bits each
+    assert len(written) == len(serialize(profile_of(32))) + more_bytes
+
+
+def profile_of(size):
     call = Call(EntropyCall.GETRANDOM, "libc.so.6", size, b"x" * 32)
-    profile = Profile(62, (ThreadProfile("0", "0", (call,)),))
-    assert parse(serialize(profile)) == profile
+    return Profile(62, (ThreadProfile("0", "0", (call,)),))
 
 
 @given(position=st.integers(0, len(DATA) - 1), flip=st.integers(1, 255))
@@ -107,7 +114,7 @@ def test_any_changed_byte_is_refused(position, flip):
 
 @given(size=st.integers(0, len(DATA) - 1))
 def test_a_cut_off_profile_is_refused(size):
-    assert refused(DATA[:size]) in {"CAP-R211", "CAP-R214"}
+    assert refused(DATA[:size]) == ("CAP-R211" if size < len(b"CAPSPROF") else "CAP-R214")
 
 
 def test_a_longer_profile_is_refused():
@@ -149,8 +156,8 @@ def test_foreign_files_are_named_so():
 
 @pytest.mark.parametrize("version", [1, 3])
 def test_another_version_is_named_so(version):
-    data = sealed(struct.pack("<8s2H", b"CAPSPROF", version, 62) + b"\0\0")
-    assert refused(data) == "CAP-R212"
+    header = struct.pack("<8s2H", b"CAPSPROF", version, 62)
+    assert refused(sealed(header + b"\0\0")) == refused(header) == "CAP-R212"
 
 
 def test_the_file_of_a_profile_is_the_documented_one():
@@ -231,6 +238,11 @@ def test_a_full_journal_is_no_profile(tmp_path):
     assert code_of(merge, recorded_run(tmp_path, failed=2)) == "CAP-R203"
 
 
+def test_only_a_full_journal_had_no_room(tmp_path):
+    check_room(recorded_run(tmp_path))
+    assert code_of(check_room, recorded_run(tmp_path, failed=2)) == "CAP-R203"
+
+
 def test_two_threads_of_one_path_are_refused(tmp_path):
     second = CALL + len(call_record(0))
     third = second + len(thread_record())
@@ -266,6 +278,18 @@ def test_a_replay_that_was_given_fewer_bytes_is_named_so(tmp_path):
     with pytest.raises(CapsuleError, match="thread 0 was given 8 of 9 bytes") as caught:
         check_consumed(replayed(tmp_path), Profile(62, (thread,)))
     assert caught.value.code == "CAP-R222"
+
+
+def test_a_replay_of_a_part_may_leave_some_over(tmp_path):
+    profile = parse(merge(recorded_run(tmp_path)))
+    write_journal(tmp_path)
+    assert check_consumed(tmp_path, profile, partial=True) == ()
+
+
+def test_a_replay_that_had_no_room_to_write_all_of_it_down_is_named_so(tmp_path):
+    profile = parse(merge(recorded_run(tmp_path)))
+    write_journal(tmp_path, thread_record(calls=1), failed=2)
+    assert code_of(check_consumed, tmp_path, profile) == "CAP-R203"
 
 
 def test_threads_with_derived_bytes_are_told(tmp_path):

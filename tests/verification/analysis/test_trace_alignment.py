@@ -85,6 +85,12 @@ def test_other_intervals_leave_the_tensors_to_compare(aligned):
     assert (alignment.first.component, alignment.first.name) == ("parameters", "w")
 
 
+def test_records_in_which_nothing_can_be_compared_do_not_count_as_equal(aligned):
+    coarse = RecordingSpec(trace_interval=8, tensor_interval=8)
+    alignment = aligned(steps=20, recordings=(EVERY, coarse))
+    assert (alignment.first, alignment.records, alignment.last_equal) == (None, 2, 16)
+
+
 def test_a_loss_that_is_none_is_not_measured(aligned):
     assert aligned({8: {"loss": {"last": "0xnone"}}}).losses is None
 
