@@ -8,8 +8,8 @@ installed in another virtual environment, as for ``dqn.py``. ``--competitors`` a
 torch learner, and Sample Factory (``competitors.py``), from a virtual environment that has both.
 All of their settings take turns first, and the fastest of each takes part in the comparison.
 
-The emulators, the actors and the learner of Capsule also take part alone (``impala_parts.py``),
-which shows the speed that the whole could have at best.
+ALE alone, and the emulators, the actors and the learner of Capsule alone, also take part
+(``impala_parts.py``), which shows the speed that the whole could have at best.
 
 Every contender stands still, with its processes, while it is not its turn (``turns.py``), and
 ratios are medians over the rounds. ``--gpu`` adds the asynchronous trainer with its learner on an
@@ -80,7 +80,7 @@ class Contender:
 
 
 CAPSULE = ("lockstep", "asynchronous", "recording")
-PARTS = ("emulators", "actors", "learner")  # functions of impala_parts.py
+PARTS = ("ale", "emulators", "actors", "learner")  # functions of impala_parts.py
 COMPETITORS = ("envpool", "envpool_alone", "sample_factory")  # functions of competitors.py
 
 
@@ -92,7 +92,8 @@ QUEUES = tuple(
     for threads in (1, 2)
 )
 A2C = Contender("stable-baselines3, A2C", "a2c", actors=BATCH)
-EMULATORS, ACTING, LEARNING = (Contender(f"capsule, {part} alone", part) for part in PARTS)
+ALE = Contender("ALE alone", "ale")
+EMULATORS, ACTING, LEARNING = (Contender(f"capsule, {part} alone", part) for part in PARTS[1:])
 POOL_ALONE = Contender("EnvPool alone", "envpool_alone", settings={"num_envs": ACTORS})
 
 
@@ -148,7 +149,7 @@ def compare(options: argparse.Namespace) -> None:
         print(gpu.speed_table(take_turns(processes, options.rounds), "frames/s"))
         return
     rivals = [*QUEUES, *([A2C] if options.baseline else [])]
-    others = [EMULATORS, ACTING, LEARNING]
+    others = [ALE, EMULATORS, ACTING, LEARNING]
     if options.competitors:
         rivals += [fastest(settings, options) for settings in (POOLS, FACTORIES)]
         others.append(POOL_ALONE)
@@ -215,6 +216,7 @@ def ceiling(speeds: Mapping[str, Sequence[float]]) -> str:
     return (
         f"ceiling of actors and learner on the same processors: {statistics.median(best):.0f}, "
         f"of which the trainer has {median_ratio(whole, best):.1%}; "
+        f"of ALE's own speed it has {median_ratio(whole, speeds[ALE.name]):.1%}; "
         f"of the emulators' speed it has {median_ratio(whole, speeds[EMULATORS.name]):.1%}, "
         f"and its actors {median_ratio(speeds[ACTING.name], speeds[EMULATORS.name]):.1%}"
     )

@@ -1,4 +1,4 @@
-"""The parts of Capsule's IMPALA by themselves, for ``impala.py``: emulators, actors, learner.
+"""The parts of Capsule's IMPALA by themselves, for ``impala.py``: ALE, emulators, actors, learner.
 
 Each yields the number of steps of a segment, as the whole trainer does. The processors that the
 trainer shares between actors and learner are all given to the part. So if frames cost ``1 / a`` in
@@ -8,13 +8,15 @@ the actors and ``1 / l`` in the learner, both together make ``1 / (1 / a + 1 / l
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count, cycle
 from typing import TYPE_CHECKING, Any
 
+import ale_py
 import numpy as np
 import torch
+from ale_py import roms
 from learners import make_context
 from plain_impala import BATCH, UNROLL
 
@@ -42,17 +44,53 @@ if TYPE_CHECKING:
     from capsule.training.trainer import TrainerContext
 
 
+def ale(segment: int, spec: TrainingSpec, workers: int) -> Iterator[int]:
+    """Step the games of ALE at random, and nothing else, in a process for each of ``workers``."""
+    return in_processes(emulate_bare, segment, spec, workers)
+
+
 def emulators(segment: int, spec: TrainingSpec, workers: int) -> Iterator[int]:
     """Step the games with their preprocessing at random, in a process for each of ``workers``."""
+    return in_processes(emulate, segment, spec, workers)
+
+
+def in_processes(
+    play: Callable[..., None], segment: int, spec: TrainingSpec, workers: int
+) -> Iterator[int]:
+    """Let processes step their games as often as a segment has steps, and yield that number."""
     context = multiprocessing.get_context("fork")
     asked, done = context.SimpleQueue(), context.SimpleQueue()
     for number in range(workers):
         played = range(number, trainer_of(spec).actors, workers)
-        context.Process(target=emulate, args=(spec, played, asked, done), daemon=True).start()
+        context.Process(target=play, args=(spec, played, asked, done), daemon=True).start()
     while True:
         for _ in range(segment // UNROLL):
             asked.put(UNROLL)
         yield sum(done.get() for _ in range(segment // UNROLL))
+
+
+def emulate_bare(spec: TrainingSpec, played: Sequence[int], asked: Any, done: Any) -> None:
+    """Be a process of :func:`ale`: step a game as often as asked, each game in turn."""
+    games = [ale_of(spec.environment) for _ in played]
+    noise = np.random.default_rng(played[0])
+    for game in cycle(games):
+        steps = asked.get()
+        codes = game.getMinimalActionSet()
+        for action in noise.integers(len(codes), size=steps).tolist():
+            game.act(codes[action])
+            if game.game_over():
+                game.reset_game()
+        done.put(steps)
+
+
+def ale_of(environment: Any) -> Any:
+    """Return ALE with a game, whose every action lasts as many frames as the spec says."""
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    game: Any = ale_py.ALEInterface()
+    game.setFloat("repeat_action_probability", 0.0)
+    game.setInt("frame_skip", environment.frame_skip)
+    game.loadROM(roms.get_rom_path(environment.game))
+    return game
 
 
 def emulate(spec: TrainingSpec, played: Sequence[int], asked: Any, done: Any) -> None:

@@ -55,7 +55,7 @@ _PROGRAMS = {
 }
 # The headers of PKCS#8, which 'capsule keygen' writes. Keys of other programs are not touched.
 _PRIVATE = (b"-----BEGIN PRIVATE KEY-----", b"-----BEGIN ENCRYPTED PRIVATE KEY-----")
-_RESET = "Reset the GPU ('nvidia-smi --gpu-reset') or restart; replace it if this comes again."
+_RESET = "Reset the GPU ('nvidia-smi --gpu-reset') or restart; replace it if this happens again."
 _HIDDEN = 0o077  # what others may not do with a private key
 
 
@@ -215,7 +215,7 @@ def check_gpus() -> Iterator[Check]:
         named = ", ".join(f"{each.name} ({each.compute_capability})" for each in devices)
         yield _given(f"{named}; driver {driver.version}", devices)
     else:
-        found = f"none of {len(gpus)} gives itself to runs; driver {driver.version}"
+        found = f"none of {len(gpus)} can be given to runs; driver {driver.version}"
         yield Check("GPU", "warning", found, f"Change {VISIBLE}, or see 'nvidia-smi -L'.")
     for gpu in gpus:
         if gpu.name is None:
@@ -295,7 +295,9 @@ def check_temporary() -> Check:
     wanted, used = os.environ.get("TMPDIR"), tempfile.gettempdir()
     if wanted and Path(wanted).absolute() != Path(used).absolute():
         found = f"TMPDIR is {wanted}, which cannot be used; {used} is used instead"
-        return Check("temporary files", "warning", found, "capsule doctor --fix, or unset TMPDIR.")
+        return Check(
+            "temporary files", "warning", found, "Run 'capsule doctor --fix', or unset TMPDIR."
+        )
     return Check("temporary files", "ok", used)
 
 
@@ -355,8 +357,8 @@ def check_key(path: Path) -> Check:
     except CapsuleError as error:
         return Check(name, "warning", error.message, f"Restore {public} from the private key.")
     if HAVE_OWNERS and mode & _HIDDEN:
-        found = f"others may read it (mode {mode:04o})"
-        return Check(name, "problem", found, f"capsule doctor --fix, or: chmod 600 {path}")
+        found = f"other users may read it (mode {mode:04o})"
+        return Check(name, "problem", found, f"Run 'capsule doctor --fix', or: chmod 600 {path}")
     return Check(name, "ok", fingerprint)
 
 
@@ -392,7 +394,9 @@ def gpu_check(test: GpuSelfTest | str) -> Check:
 def no_torch() -> Check:
     """Return the check of numerics where this Python cannot test them."""
     found = "this Python has no torch; every run tests its profile when it starts"
-    return Check("numerics", "unchecked", found, "pip install 'capsule-rl[train]' to test it here.")
+    return Check(
+        "numerics", "unchecked", found, "Run: pip install 'capsule-rl[train]' to test it here."
+    )
 
 
 def repair(keys: Sequence[Path]) -> Iterator[str]:
@@ -414,7 +418,7 @@ def repair(keys: Sequence[Path]) -> Iterator[str]:
         # A file of another user is left to its owner, even by root.
         if facts.st_uid == os.geteuid() and facts.st_mode & _HIDDEN:
             path.chmod(0o600)
-            yield f"closed {path} to others (mode 0600)"
+            yield f"removed other users' access to {path} (mode 0600)"
 
 
 def _made(folder: Path, mode: int) -> Iterator[str]:

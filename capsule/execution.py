@@ -35,6 +35,7 @@ from capsule.experiment.variables import environment_variables
 from capsule.host.errors import CapsuleError
 from capsule.host.reporter import Reporter
 from capsule.image.assembly.assemble import Image, assemble
+from capsule.image.assembly.unpack import unpacked_root
 from capsule.image.cache import Cache
 from capsule.image.closure import check_packages
 from capsule.image.data.places import FoundData
@@ -49,6 +50,7 @@ from capsule.outcome import (
     GpuCheck,
     check_earlier_attempt,
     check_run_directory,
+    how_ended,
     outcome,
     read_checked,
     reported_failure,
@@ -258,6 +260,21 @@ def build_image(
     debian = () if "base" in supplied else lock.image.debian
     _obtain(lock, cache, sources, project, reporter, debian)
     return assemble(lock, cache, supplied=supplied, progress=reporter.note)
+
+
+def unpack_image(lock: Lock, cache: Cache, *, sources: SourcesSpec, reporter: Reporter) -> Image:
+    """Prepare an image for bubblewrap or Apptainer on a machine that has neither.
+
+    A machine with the engine that shares the cache finds the unpacked image there. Bytecode, which
+    the image's own interpreter makes, is left to that machine.
+
+    Raises:
+        CapsuleError: As :func:`build_image` and
+            :func:`capsule.image.assembly.unpack.unpacked_root`.
+    """
+    image = build_image(lock, cache, sources=sources, reporter=reporter)
+    unpacked_root(image, cache, reporter.note)
+    return image
 
 
 def _obtain(
@@ -491,7 +508,8 @@ def film(
         raise CapsuleError(
             "CAP-E047",
             f"the program that plays the evaluation ended with status {ended.status} "
-            f"({ended.reason}); last output: {''.join(last_lines(directory / contract.LOG, 1))!r}",
+            f"({how_ended(ended)}); "
+            f"last output: {''.join(last_lines(directory / contract.LOG, 1))!r}",
             fix=FIXES.get(
                 ended.reason,
                 "If there is no such module, the training code in the "

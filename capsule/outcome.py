@@ -22,6 +22,7 @@ from capsule.host.errors import IMAGE_CODES, CapsuleError
 from capsule.host.reporter import Reporter
 from capsule.machine.devices import Device
 
+_KILLED = 137  # exit status after SIGKILL
 PROGRAM_FAILED, OTHER_GPU = "CAP-T302", "CAP-E048"
 MAX_READ_BYTES = 1 << 20
 SHOWN_LINES = 8  # of the output of a program that failed
@@ -31,10 +32,11 @@ Document = TypeVar("Document", bound=Model)
 
 # What to do about an execution that the engine ended, by its reason.
 FIXES = {
-    "out-of-memory": "Raise limits.memory_mb, or lower trainer.replay_capacity.",
+    "out-of-memory": "Raise limits.memory_mb (and the memory of the batch job, if there is one), "
+    "or lower trainer.replay_capacity.",
     "timed-out": "Raise limits.minutes; the run can be resumed with 'capsule run --resume'.",
     "disk-full": "Raise limits.disk_mb, lower trainer.replay_capacity, or free disk space: a run "
-    f"leaves the last {RESERVE_BYTES >> 20} MiB of a disk to the machine.",
+    f"never uses the last {RESERVE_BYTES >> 20} MiB of a disk.",
 }
 
 
@@ -202,16 +204,49 @@ def outcome(
             + ("; the program starts over, as trainer.resumable is false." if restarts else "."),
         )
     if (failure := reported_failure(run_directory)) is not None:
-        raise failure
+        raise _with_evidence(failure, ended)
     result = run_directory / contract.RESULT
     if ended.reason != "exited" or ended.status != 0 or not result.exists():
         raise EndedError(
-            f"training ended with status {ended.status} ({ended.reason}); "
+            f"training ended with status {ended.status} ({how_ended(ended)}); "
             f"last output: {''.join(last_lines(run_directory / contract.LOG, 1))!r}",
             ended.reason,
-            fix=FIXES.get(ended.reason, f"See {run_directory / contract.LOG}."),
+            fix=_fix_of(ended, run_directory),
         )
     return result_of(spec, run_directory)
+
+
+def how_ended(ended: Exit) -> str:
+    """Return how a task ended, for messages: only what was observed."""
+    if ended.evidence:
+        return f"{ended.reason}: {ended.evidence}"
+    if ended.reason == "exited" and ended.status == _KILLED:
+        return "killed by SIGKILL, and nothing was observed that tells why"
+    return ended.reason
+
+
+def _fix_of(ended: Exit, run_directory: Path) -> str:
+    """Return what to do about a task that ended too early."""
+    log = f"See {run_directory / contract.LOG}."
+    if ended.reason == "exited" and ended.status == _KILLED:
+        return (
+            f"{log} If the memory of the machine or of the batch job was used up ('dmesg' shows "
+            "it), lower limits.memory_mb below it or take more memory. Otherwise a user or a "
+            "service killed the run, which can be resumed with 'capsule run --resume'."
+        )
+    return FIXES.get(ended.reason, log)
+
+
+def _with_evidence(failure: CapsuleError, ended: Exit) -> CapsuleError:
+    """Return an error that the training side left, with what explains it."""
+    if ended.reason != "out-of-memory":
+        return failure
+    first, line_end, output = failure.message.partition("\n")
+    return CapsuleError(
+        failure.code,
+        f"{first} ({how_ended(ended)}){line_end}{output}",
+        fix=f"{FIXES[ended.reason]} {failure.fix}",
+    )
 
 
 def reported_failure(run_directory: Path) -> CapsuleError | None:

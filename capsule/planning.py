@@ -13,8 +13,8 @@ from capsule.bundle.reproducing import what_ran
 from capsule.engine.connection import answering_engines, engine_errors
 from capsule.experiment import contract
 from capsule.experiment.lock import Lock, LockedWheel, without_sources
-from capsule.experiment.spec import SourcesSpec, Spec, relaxations
-from capsule.experiment.trainers import CommandTrainer, ImpalaTrainer
+from capsule.experiment.spec import AtariEnvironment, SourcesSpec, Spec, relaxations
+from capsule.experiment.trainers import AlgorithmTrainer, CommandTrainer, ImpalaTrainer
 from capsule.host.errors import CapsuleError
 from capsule.host.folders import free_bytes
 from capsule.host.owner import temporary_folder
@@ -46,7 +46,10 @@ from capsule.report.text import bytes_text
 if TYPE_CHECKING:
     from docker import DockerClient
 
+_ATARI_FRAME = 84 * 84  # bytes; those of other suites are known only when the run starts
 _WHERE = {"cache": "in the cache", "folder": "in local folders", "download": "to download"}
+
+_UNMEASURED = "not estimated: no finished run of this lock was found"
 
 Origin = Literal["the lock file", "the lock file beside the spec", "the package indexes"]
 Progress = Callable[[str], None]
@@ -68,6 +71,31 @@ class PlannedPackage(NamedTuple):
     bytes: int | None
 
 
+class MeasuredRun(NamedTuple):
+    """A finished run of a lock.
+
+    Attributes:
+        seconds: The time that it took.
+        bundle_bytes: The size of its bundle.
+    """
+
+    seconds: float
+    bundle_bytes: int
+
+
+class KeptStates(NamedTuple):
+    """The states that a run keeps for challenges.
+
+    Attributes:
+        number: Their number.
+        least_bytes: What the replay memory adds to all of them at least, before compression; 0 if
+            this is not known. The tensors of each state come on top.
+    """
+
+    number: int
+    least_bytes: int
+
+
 class RunPlan(NamedTuple):
     """The costs of building and running a spec.
 
@@ -80,7 +108,7 @@ class RunPlan(NamedTuple):
         image: Identity of the image; None if it is known only once the image is built.
         engines: The engines that answer, and whether each has the image already.
         free: Free bytes where the cache is, and where runs are written.
-        measured: Finished runs of this very lock, with the seconds that each took.
+        measured: Finished runs of this very lock.
     """
 
     spec: Spec
@@ -91,7 +119,7 @@ class RunPlan(NamedTuple):
     image: str | None
     engines: dict[str, bool]
     free: tuple[int, int]
-    measured: dict[str, float]
+    measured: dict[str, MeasuredRun]
 
     @property
     def packages(self) -> tuple[PlannedPackage, ...]:
@@ -119,6 +147,9 @@ class RunPlan(NamedTuple):
         if not self.engines:
             yield "engine", "no container engine answers; runs would be plain processes"
         yield "disk", self._disk()
+        if (states := kept_states(self.spec)) is not None:
+            yield "states", self._states(states)
+        yield "bundle", self._bundle()
         yield "time", self._time()
 
     @property
@@ -133,6 +164,7 @@ class RunPlan(NamedTuple):
 
     def document(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
+        states = kept_states(self.spec)
         return {
             "schema": "capsule/plan/v1",
             "name": self.spec.name,
@@ -145,7 +177,11 @@ class RunPlan(NamedTuple):
             "relaxations": list(relaxations(self.spec)),
             "limits": self.spec.limits.model_dump(),
             "free_bytes": {"cache": self.free[0], "runs": self.free[1]},
-            "measured_seconds": self.measured,
+            "states": None if states is None else states._asdict(),
+            "measured_seconds": {name: run.seconds for name, run in self.measured.items()},
+            "measured_bundle_bytes": {
+                name: run.bundle_bytes for name, run in self.measured.items()
+            },
             "spec": self.spec.model_dump(mode="json", by_alias=True),
         }
 
@@ -163,11 +199,30 @@ class RunPlan(NamedTuple):
             f"directory (limits.disk_mb); free: {cache} at the cache, {runs} at the runs"
         )
 
+    def _states(self, states: KeptStates) -> str:
+        kept = f"{counted(states.number, 'state')} for 'verify --challenge'"
+        if not states.least_bytes:
+            return f"{kept}; their size is known only from a finished run"
+        size = bytes_text(states.least_bytes)
+        text = f"{kept}: before compression, at least {size}, and the tensors of each"
+        if states.least_bytes > self.spec.limits.disk_mb << 20:
+            text += (
+                ", which is more than limits.disk_mb allows: raise it or "
+                "recording.checkpoint_interval, or set recording.segment_states to false"
+            )
+        return text
+
+    def _bundle(self) -> str:
+        if not self.measured:
+            return _UNMEASURED
+        name, run = max(self.measured.items(), key=lambda each: each[1].bundle_bytes)
+        return f"{bytes_text(run.bundle_bytes)} as measured in {name}"
+
     def _time(self) -> str:
         if not self.measured:
-            return "not estimated: no finished run of this lock was found"
-        name, seconds = min(self.measured.items(), key=lambda each: each[1])
-        return f"{seconds:,.0f} s as measured in {name}, possibly on another machine"
+            return _UNMEASURED
+        name, run = min(self.measured.items(), key=lambda each: each[1].seconds)
+        return f"{run.seconds:,.0f} s as measured in {name}, possibly on another machine"
 
 
 def make_plan(
@@ -302,17 +357,18 @@ def _has(client: DockerClient, image: str) -> bool:
     return False
 
 
-def _measured(runs: Path, lock: Lock | None) -> Iterator[tuple[str, float]]:
-    """Yield finished runs of a lock, with the seconds that each took."""
+def _measured(runs: Path, lock: Lock | None) -> Iterator[tuple[str, MeasuredRun]]:
+    """Yield finished runs of a lock, by their folders."""
     if lock is None or not runs.is_dir():
         return
     for run in find_runs(runs):
-        if run.state == "finished" and run.lock is not None and run.lock.digest() == lock.digest():
+        if run.bundle is not None and run.lock is not None and run.lock.digest() == lock.digest():
             path = run.path / WORK / contract.RESULT
             # A finished run is kept as its bundle, and its working folder may have been deleted.
-            with suppress(CapsuleError):
+            with suppress(CapsuleError, FileNotFoundError):
                 program = isinstance(lock.spec.trainer, CommandTrainer)
-                yield str(run.path), _seconds(path, program=program)
+                seconds = _seconds(path, program=program)
+                yield str(run.path), MeasuredRun(seconds, run.bundle.stat().st_size)
 
 
 def _seconds(path: Path, *, program: bool) -> float:
@@ -324,7 +380,7 @@ def _seconds(path: Path, *, program: bool) -> float:
 def steps_text(spec: Spec) -> str:
     """Describe how much is to be done, as far as a spec says that."""
     if isinstance(spec.trainer, CommandTrainer):
-        return "the program decides"
+        return "determined by the program"
     trainer, evaluation = spec.training().trainer, spec.evaluation
     # The final network is evaluated, too, after a shorter interval where necessary.
     evaluations = -(-trainer.total_steps // evaluation.interval) + evaluation.initial
@@ -336,6 +392,29 @@ def steps_text(spec: Spec) -> str:
         f"{counted(evaluation.starts, 'start')}, a checkpoint every "
         f"{counted(spec.recording.checkpoint_interval, 'step')}"
     )
+
+
+def kept_states(spec: Spec) -> KeptStates | None:
+    """Return the states that a run keeps; None if it keeps none."""
+    if isinstance(spec.trainer, CommandTrainer) or not spec.recording.segment_states:
+        return None
+    training, interval = spec.training(), spec.recording.checkpoint_interval
+    trainer = training.trainer
+    population = trainer.population if isinstance(trainer, ImpalaTrainer) else None
+    # No segment begins at the last checkpoint, which is that of the last step.
+    number = (trainer.total_steps - 1) // interval
+    # A state adds the steps since the one before, as far as the replay memory still has them.
+    steps = number * min(interval, _remembered_steps(trainer))
+    frame = _ATARI_FRAME if isinstance(training.environment, AtariEnvironment) else 0
+    members = 1 if population is None else population.members
+    return KeptStates(number, members * steps * frame)
+
+
+def _remembered_steps(trainer: AlgorithmTrainer) -> int:
+    """Return how many agent steps the replay memory has at most."""
+    if not isinstance(trainer, ImpalaTrainer):
+        return trainer.replay_capacity
+    return 0 if trainer.replay is None else trainer.replay.capacity * trainer.unroll_length
 
 
 def _places(packages: Sequence[PlannedPackage]) -> str:

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from capsule.engine.connection import answering_engines
+from capsule.engine.containers import ContainerEngine
 from capsule.engine.images import EngineImage, EngineImages
 from capsule.host.owner import abandoned, remove_abandoned
 from capsule.image.cache import Cache
 from capsule.image.cache_items import CacheItem, disk_bytes, scratch_folders
 
+CONTAINERS = "containers of killed processes in {engine}"
 IMAGES = "images in {engine}"
 FOLDERS = "folders of killed processes"
 
@@ -44,11 +46,13 @@ class Pruning:
         items: Items of the cache.
         images: Images of each engine that answers.
         folders: Temporary folders of processes that were killed, with their sizes.
+        containers: How many containers and networks of such processes each engine has.
     """
 
     items: Sequence[CacheItem] = ()
     images: Sequence[tuple[EngineImages, Sequence[EngineImage]]] = ()
     folders: Sequence[tuple[Path, int]] = ()
+    containers: Sequence[tuple[ContainerEngine, int]] = ()
 
     @property
     def rows(self) -> list[Row]:
@@ -61,6 +65,11 @@ class Pruning:
             Row(IMAGES.format(engine=engine.engine), len(images), engine.freed(images))
             for engine, images in self.images
             if images
+        ]
+        # Their root is read-only, so they take no disk space worth mentioning.
+        rows += [
+            Row(CONTAINERS.format(engine=engine.name), number, 0)
+            for engine, number in self.containers
         ]
         if self.folders:
             rows.append(Row(FOLDERS, len(self.folders), sum(size for _, size in self.folders)))
@@ -77,7 +86,8 @@ class Pruning:
         """Delete everything. The caller has the cache exclusively.
 
         Args:
-            note: Told about each image that a container has by now.
+            note: Told about each image that a container has by now, and each container or network
+                of a killed process.
 
         Raises:
             OSError: A file cannot be deleted.
@@ -85,10 +95,12 @@ class Pruning:
         """
         for item in self.items:
             item.delete()
+        for container_engine, _ in self.containers:
+            container_engine.remove_abandoned(progress=note)
         for engine, images in self.images:
             for image in images:
                 if not engine.remove(image):
-                    note(f"{engine.engine} keeps {image.id}, which a container has")
+                    note(f"{engine.engine} keeps {image.id}, which a container uses")
         for place in {folder.parent for folder, _ in self.folders}:
             # All other places are in the cache, which no process of any machine uses now.
             remove_abandoned(place, anywhere=place != Path(tempfile.gettempdir()))
@@ -99,6 +111,14 @@ def removable_images() -> Iterator[tuple[EngineImages, list[EngineImage]]]:
     for _, client in answering_engines():
         found = EngineImages(client)
         yield found, found.removable()
+
+
+def abandoned_containers() -> Iterator[tuple[ContainerEngine, int]]:
+    """Yield the engines that have containers or networks of killed processes, and how many."""
+    for _, client in answering_engines():
+        engine = ContainerEngine(client)
+        if number := engine.count_abandoned():
+            yield engine, number
 
 
 def abandoned_folders(cache: Cache) -> list[tuple[Path, int]]:

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The main job, start to end: DQN on Atari Breakout becomes an image, a run, a signed bundle and a
-# verdict. Then an agent that a few seconds are enough for learns Catch, and a picture of it is made.
-# Every command is shown as you would type it. May be interrupted and repeated: whatever
-# was fetched or built stays, and a run that was cut short is continued.
+# This script shows Capsule from start to end: it builds an image for DQN on Atari Breakout, trains,
+# signs the bundle and verifies it. Then an agent learns the game Catch in a few seconds, and the
+# script makes a picture of it. It prints every command as you would type it. You can interrupt and
+# repeat the script: it keeps everything that was fetched or built, and resumes an interrupted run.
 #
 # usage: bash examples/breakout.sh
 set -euo pipefail
@@ -23,7 +23,7 @@ step() {
 [ -e "$key" ] || step capsule keygen "$key"
 step capsule build "$spec"
 
-# A run directory with state and without a bundle was cut short.
+# A run directory with a state and without a bundle belongs to an interrupted run.
 unfinished=
 for directory in "$runs"/dqn-breakout-small-*/; do
   if [ -d "$directory/work/state" ] && ! compgen -G "$directory/*.capsule.tar" >/dev/null; then
@@ -38,7 +38,7 @@ fi
 
 bundles=("$runs"/dqn-breakout-small-*/*.capsule.tar)
 bundle=${bundles[-1]}
-# A bundle's code runs without a container only if the command says so. This code is your own.
+# The code of a bundle runs without a container only with this option. Here, the code is your own.
 where=()
 if tar -xOf "$bundle" claims.json | grep -qF '"engine=process"'; then where=(--engine process); fi
 step capsule verify "$bundle" --key "$key.pub" "${where[@]}"

@@ -4,14 +4,15 @@
 # Start Docker and wait until it answers. Leaves its process id in .cache/dockerd.pid.
 start_docker() {
   if [ -d /run/systemd/system ]; then
-    systemctl start docker && docker_answers 30
+    systemctl start docker && docker_answers 300
     return
   fi
   mount_cgroups
   : >.cache/dockerd.log
-  # Kernels and file systems differ in what they can overlay; vfs always works, slowly.
+  # Kernels and file systems differ in what they can overlay; vfs always works, slowly. The default
+  # has a second attempt, because dockerd gives its containerd only 15 seconds to start.
   local storage
-  for storage in "" vfs; do
+  for storage in "" "" vfs; do
     start_dockerd ${storage:+--storage-driver="$storage"} && return
   done
   printf 'setup: Docker does not start; see .cache/dockerd.log:\n' >&2
@@ -36,8 +37,10 @@ is_mount_point() {
 start_dockerd() {
   printf 'setup: starting Docker (log: .cache/dockerd.log)\n' >&2
   start_daemon dockerd dockerd --iptables=false --ip6tables=false --bridge=none "$@"
-  docker_answers 60 && return
+  docker_answers 300 && return
+  # The next dockerd would refuse to start beside it.
   kill "$(cat .cache/dockerd.pid)" 2>/dev/null || true
+  wait "$(cat .cache/dockerd.pid)" || true
   rm -f .cache/dockerd.pid
   return 1
 }
@@ -49,7 +52,7 @@ start_podman() {
   rm -f /run/podman/podman.sock
   # Its monitors leave a file called "oom" where they were started.
   start_daemon podman env --chdir=/run/podman podman system service --time 0 unix:///run/podman/podman.sock
-  podman_answers 30 && return
+  podman_answers 300 && return
   printf 'Podman does not start; see .cache/podman.log:\n' >&2
   tail -n 3 .cache/podman.log >&2
   return 1

@@ -1,7 +1,7 @@
 # ruff: noqa: INP001
 """Write docs/errors.md from the codes in capsule/host/errors.txt.
 
-To be run after every change of them; a test compares.
+Run this script after every change of the codes; a test compares the page with its output.
 
 usage: python scripts/errors_page.py
 """
@@ -53,7 +53,8 @@ def page() -> str:
     """Return the page: a table for each room."""
     rows = {code: (str(int(entry[0])), *entry[1:]) for code, entry in ENTRIES.items()}
     for code, finding in findings.CATALOGUE.items():
-        rows[code] = ("", finding.title, "see [diagnose.md](diagnose.md)")
+        cause = f"{finding.title[0].upper()}{finding.title[1:]}."
+        rows[code] = ("", cause, "See [diagnose.md](diagnose.md).")
     parts = [HEAD]
     for letter, title in ROOMS.items():
         parts += [f"\n## {title}\n", FINDINGS if letter == "D" else "", COLUMNS]

@@ -149,7 +149,7 @@ def rows_of(study: StudyBundle, facts: dict[str, dict[str, Any]]) -> Iterator[Se
             f"{scores[0].step:,}",
             str(len(scores)),
             interval_of(scores),
-            f"{max(score.summary.mean for score in scores):.4g}",
+            rounded(max(score.summary.mean for score in scores), 4),
             f"{fmean(each['seconds'] for each in ran) / 3600:.2g}",
             "; ".join(sorted(machines)),
             ", ".join(sorted({f"`{each['commit']}`" for each in ran})),
@@ -165,7 +165,12 @@ def interval_of(scores: Sequence[Score]) -> str:
     else:
         means, number = [score.summary.mean for score in scores], len(scores)
         mean, deviation = fmean(means), stdev(means)
-    return f"{mean:.4g} ± {NORMAL_95 * deviation / number**0.5:.2g}"
+    return f"{rounded(mean, 4)} ± {rounded(NORMAL_95 * deviation / number**0.5, 2)}"
+
+
+def rounded(number: float, digits: int) -> str:
+    """Return a number with so many significant digits, and without an exponent if it is large."""
+    return f"{float(f'{number:.{digits}g}'):,.15g}"
 
 
 def written(page: str) -> str:

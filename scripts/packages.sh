@@ -13,10 +13,26 @@ install_debian_packages() {
       trap 'rm -f "$policy"' EXIT
     fi
     keep_certificates
-    apt-get -qq update
-    apt-get -qq install -y --no-install-recommends "$@" >/dev/null 2>.cache/apt.log ||
-      { cat .cache/apt.log >&2; exit 1; }
+    patiently update_and_install "$@"
   )
+}
+
+update_and_install() {
+  local apt=(apt-get -qq -o DPkg::Lock::Timeout=600 -o Acquire::Retries=5)
+  { "${apt[@]}" update && "${apt[@]}" install -y --no-install-recommends "$@"; } \
+    >/dev/null 2>.cache/apt.log || { cat .cache/apt.log >&2; return 1; }
+}
+
+# Run a command until it succeeds, four times at most: another apt may have the locks of the lists,
+# and a mirror may be unavailable for a moment.
+patiently() {
+  local pause
+  for pause in 10 30 60; do
+    "$@" && return
+    printf 'setup: failed; another attempt follows in %s seconds\n' "$pause" >&2
+    sleep "$pause"
+  done
+  "$@"
 }
 
 # The package ca-certificates replaces the bundle that it finds; one that was put there by hand

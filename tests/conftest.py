@@ -4,15 +4,16 @@ import functools
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 import typer.testing
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # A shell starts what it has in the background with SIGINT ignored, nohup ignores SIGHUP, and
 # programs pass that on. Tests interrupt programs and themselves, wherever they run; a handler is
@@ -27,8 +28,10 @@ for ignored, handler in (
 # The keys of whoever runs the tests sign nothing here, and are trusted by nothing.
 os.environ["CAPSULE_CONFIG"] = "/dev/null/none"
 
-# A timing is never a test: a slow machine must not fail a property.
-settings.register_profile("capsule", deadline=None)
+# A timing is never a test: a slow machine must not fail a property. Each run tests the same
+# examples, and "pytest --hypothesis-profile random" tests others.
+settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("capsule", settings.get_profile("random"), derandomize=True)
 settings.load_profile("capsule")
 
 
@@ -112,12 +115,36 @@ def one_processor():
         os.sched_setaffinity(0, usable)
 
 
+def free_port():
+    """Return a port of the loopback interface that no other process uses.
+
+    It is below the ports that the kernel chooses itself, for servers and for connections: these
+    could be in use before the caller's server begins.
+    """
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
 def wait_until(condition, seconds=600.0):
     """Wait until a condition is true, and fail after many seconds."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "what is waited for did not happen"
         time.sleep(0.02)
+
+
+def caught(attempt, folder):
+    """Call a function with a new folder until it returns something, and return that.
+
+    On a busy machine, a run may end before the test has stopped it. The function returns None then.
+    """
+    for number in range(10):
+        if (found := attempt(folder / f"attempt-{number}")) is not None:
+            return found
+    pytest.fail("each run ended before the test had stopped it")
 
 
 @pytest.fixture

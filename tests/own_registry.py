@@ -1,13 +1,12 @@
 """A registry of this machine: Debian's docker-registry, on the loopback interface."""
 
 import json
-import socket
 import subprocess
 from contextlib import contextmanager
 
 import requests
 
-from tests.conftest import wait_until
+from tests.conftest import free_port, wait_until
 
 # Of the name "alice" and the password "secret", by bcrypt.
 HTPASSWD = "alice:$2b$04$GsvWOKD0y2DSo9eqURByKOeSRa1YrTldHioLQV4CC3l5eMh1KpLcK\n"
@@ -22,9 +21,7 @@ def running_registry(folder, *, password=False, certificate=None):
         password: Ask alice for her password.
         certificate: Files of a certificate and its key, for HTTPS.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        host = f"127.0.0.1:{free.getsockname()[1]}"
+    host = f"127.0.0.1:{free_port()}"
     folder.mkdir()
     (folder / "htpasswd").write_text(HTPASSWD)
     config = {
@@ -46,7 +43,8 @@ def running_registry(folder, *, password=False, certificate=None):
     ):
         try:
             scheme = "http" if certificate is None else "https"
-            wait_until(lambda: answers(f"{scheme}://{host}/v2/"))
+            wait_until(lambda: process.poll() is not None or answers(f"{scheme}://{host}/v2/"))
+            assert process.poll() is None, (folder / "log").read_text()
             yield host
         finally:
             process.terminate()
@@ -54,7 +52,7 @@ def running_registry(folder, *, password=False, certificate=None):
 
 def answers(address):
     try:
-        requests.get(address, timeout=10)
+        requests.get(address, timeout=600)
     except requests.exceptions.SSLError:  # it answers, with a certificate of its own
         return True
     except (requests.ConnectionError, requests.Timeout):

@@ -235,3 +235,50 @@ def test_what_an_earlier_attempt_wrote_of_its_gpu_does_not_stop_a_resumed_one(tm
     told_of(tmp_path, contract.gpu_identity(SECOND))
     with pytest.raises(CapsuleError, match="CAP-E048"):
         check.poll()
+
+
+ANY = SimpleNamespace(trainer=None)  # a spec
+
+
+@pytest.mark.parametrize(
+    ("ended", "message", "fix"),
+    [
+        (
+            Exit(137, "out-of-memory", evidence="the engine reports OOMKilled"),
+            "status 137 (out-of-memory: the engine reports OOMKilled);",
+            "Raise limits.memory_mb",
+        ),
+        (
+            Exit(137, "exited"),
+            "status 137 (killed by SIGKILL, and nothing was observed that tells why);",
+            "If the memory of the machine",
+        ),
+        (Exit(137, "timed-out"), "status 137 (timed-out);", "Raise limits.minutes"),
+        (Exit(1, "exited"), "status 1 (exited);", "See "),
+    ],
+)
+def test_how_a_run_ended_says_only_what_was_observed(tmp_path, ended, message, fix):
+    with pytest.raises(CapsuleError) as caught:
+        outcome(ANY, tmp_path, ended)
+    assert caught.value.code == "CAP-E010"
+    assert message in caught.value.message
+    assert fix in caught.value.fix
+    assert ("limits.memory_mb" in caught.value.fix) == ("memory" in fix)
+
+
+def test_a_failure_that_is_explained_by_the_memory_says_so(tmp_path):
+    report = contract.Failure(
+        code="CAP-T302", message="it was ended by signal 9", fix="", step=None
+    )
+    (tmp_path / contract.LOG).write_text("last line\n")
+    (tmp_path / contract.FAILURE).write_bytes(report.document())
+    with pytest.raises(CapsuleError) as caught:
+        outcome(ANY, tmp_path, Exit(1, "out-of-memory", evidence="the engine reports OOMKilled"))
+    assert caught.value.code == "CAP-T302"
+    assert caught.value.message == (
+        "it was ended by signal 9 (out-of-memory: the engine reports OOMKilled)\n  last line"
+    )
+    assert caught.value.fix.startswith("Raise limits.memory_mb")
+    with pytest.raises(CapsuleError) as caught:
+        outcome(ANY, tmp_path, Exit(1, "exited"))
+    assert "memory" not in caught.value.message + caught.value.fix

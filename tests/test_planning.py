@@ -15,7 +15,7 @@ from capsule.host.spec_file import parse_spec
 from capsule.image.cache import Cache
 from capsule.image.lockfile import lock_path, write_lock
 from capsule.image.resolution.wheels import ResolvedWheel
-from capsule.planning import make_plan, steps_text
+from capsule.planning import kept_states, make_plan, steps_text
 from tests.report import runs
 from tests.report.test_inspection import CORPUS
 
@@ -126,17 +126,20 @@ def test_a_time_is_that_of_a_finished_run_of_the_same_lock(place, monkeypatch):
         folder = place / "runs" / name
         (folder / WORK).mkdir(parents=True)
         write_lock(folder / LOCK, document)
-        (folder / f"{name}-01234567.capsule.tar").touch()
+        (folder / f"{name}-01234567.capsule.tar").write_bytes(bytes(2_000))
         (folder / WORK / contract.RESULT).write_bytes(
             contract.Result(**result, seconds=seconds).document()
         )
     found = plan(place / "dqn.lock.json")
-    assert found.measured == {str(place / "runs" / "same"): 81.5}
-    assert "82 s as measured in" in dict(found.rows)["time"]
+    assert found.measured == {str(place / "runs" / "same"): (81.5, 2_000)}
+    rows = dict(found.rows)
+    assert "82 s as measured in" in rows["time"]
+    assert "2.0 KiB as measured in" in rows["bundle"]
+    assert rows["states"].startswith("1 state for 'verify --challenge'; their size")
 
 
 def test_a_program_does_not_say_how_many_steps_it_takes():
-    assert steps_text(runs.make_lock(runs.PROGRAM).spec) == "the program decides"
+    assert steps_text(runs.make_lock(runs.PROGRAM).spec) == "determined by the program"
 
 
 @pytest.mark.parametrize(
@@ -155,6 +158,42 @@ def test_the_steps_of_a_population_are_those_of_each_member():
     trainer = ImpalaTrainer(algorithm="impala", population=PopulationSpec(members=3))
     spec = parse_spec(SPEC.encode(), "planned.yaml").model_copy(update={"trainer": trainer})
     assert steps_text(spec).startswith("50,000,000 agent steps of each of 3 members, ")
+
+
+KEEPING = """\
+schema: capsule/spec/v1
+name: keeping
+environment: {suite: atari, game: breakout}
+trainer: {algorithm: dqn, total_steps: 1000000, replay_capacity: 60000}
+recording: {checkpoint_interval: 250000, segment_states: true}
+"""
+FRAME = 84 * 84
+
+
+@pytest.mark.parametrize(
+    ("overrides", "states"),
+    [
+        ([], (3, 3 * 60_000 * FRAME)),
+        (["recording.checkpoint_interval=50000"], (19, 19 * 50_000 * FRAME)),
+        (["trainer.total_steps=1000004"], (4, 4 * 60_000 * FRAME)),
+        (["recording.segment_states=false"], None),
+        (
+            ["environment={suite: gymnasium, id: CartPole-v1}", "trainer.network=mlp"],
+            (3, 0),
+        ),
+    ],
+)
+def test_the_states_that_a_run_keeps_are_planned(overrides, states):
+    assert kept_states(parse_spec(KEEPING.encode(), "s.yaml", overrides)) == states
+
+
+@pytest.mark.parametrize(("replay", "steps"), [("null", 0), ("{unrolls: 1, capacity: 30}", 600)])
+def test_an_actor_critic_keeps_the_frames_of_its_replay_memory(replay, steps):
+    trainer = f"{{algorithm: impala, actors: 32, total_steps: 396800, replay: {replay}}}"
+    intervals = "{trace_interval: 19840, tensor_interval: 19840, checkpoint_interval: 198400"
+    given = [f"trainer={trainer}", f"recording={intervals}, segment_states: true}}"]
+    spec = parse_spec(KEEPING.encode(), "s.yaml", [*given, "evaluation.interval=198400"])
+    assert kept_states(spec) == (1, steps * FRAME)
 
 
 @pytest.mark.network

@@ -1,11 +1,13 @@
 """Items of the cache, images and folders that are counted by kind, and deleted together."""
 
+from unittest.mock import Mock
+
 import pytest
 
-from capsule.host.owner import temporary_folder
+from capsule.host.owner import temporary_folder, this_process
 from capsule.image.cache import Cache
 from capsule.image.cache_items import CacheItem
-from capsule.pruning import Pruning, Row, abandoned_folders
+from capsule.pruning import Pruning, Row, abandoned_containers, abandoned_folders
 
 
 class Engine:
@@ -103,6 +105,36 @@ def test_rows_count_each_kind_and_skip_what_is_not_there(tmp_path):
     }
 
 
+class ContainerEngine:
+    """An engine with containers of killed processes."""
+
+    name = "docker"
+
+    def remove_abandoned(self, *, progress):
+        progress("removed")
+
+
+def test_containers_of_killed_processes_are_counted_and_removed():
+    notes, pruning = [], Pruning(containers=[(ContainerEngine(), 2)])
+    assert pruning.rows == [Row("containers of killed processes in docker", 2, 0)]
+    pruning.delete(notes.append)
+    assert notes == ["removed"]
+
+
+def test_only_engines_with_such_containers_are_found(monkeypatch):
+    owner = this_process()
+    gone = f"{owner.rpartition('/')[0]}/0"  # another process had the number of this one
+    clients = []
+    for label in (owner, gone):
+        client = Mock(**{"version.return_value": {"Version": "27.0"}})
+        client.networks.list.return_value = []
+        client.containers.list.return_value = [Mock(labels={"capsule.owner": label})]
+        clients.append(("docker", client))
+    monkeypatch.setattr("capsule.pruning.answering_engines", lambda: iter(clients))
+    ((_, number),) = abandoned_containers()
+    assert number == 1
+
+
 def test_without_anything_there_are_no_rows():
     assert (Pruning().rows, Pruning().document()) == ([], {"bytes": 0, "kinds": {}})
 
@@ -118,7 +150,7 @@ def test_everything_is_deleted_but_images_that_a_container_has_by_now(tmp_path, 
     ).delete(notes.append)
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
     assert engine.removed == ["a"]
-    assert notes == ["docker keeps b, which a container has"]
+    assert notes == ["docker keeps b, which a container uses"]
 
 
 def test_folders_stay_if_they_were_not_chosen(temporary):

@@ -39,6 +39,12 @@ def test_the_table_of_agents_is_that_of_the_signed_files():
     assert gallery.written(page) == page, "run: python scripts/gallery.py table"
 
 
+def test_scores_are_rounded_without_exponents():
+    found = [gallery.rounded(*each) for each in ((27_176.7, 4), (1_449.0, 2), (-0.04999, 2))]
+    assert found == ["27,180", "1,400", "-0.05"]
+    assert gallery.rounded(9_999.6, 4) == "10,000"
+
+
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.parent.name)
 def test_studies_are_signed_agree_with_themselves_and_are_listed(path):
     study = opened(path)

@@ -74,3 +74,32 @@ def test_an_old_python_is_named(checkout):
     done = set_up(checkout, TOO_OLD="1")
     assert done.returncode == 1
     assert "Python 3.11.2 is too old; Python 3.11 or newer is required" in done.stderr
+
+
+PACKAGES = """
+source "$1"
+mkdir -p .cache
+apt-get() { echo "apt-get $*" >>called; [ "$(grep -c update called)" -gt "$FAILURES" ]; }
+sleep() { echo "sleep $*" >>called; }
+patiently update_and_install one two
+"""
+
+
+def install(folder, failures):
+    command = ["bash", "-euo", "pipefail", "-c", PACKAGES, "bash", SCRIPT.with_name("packages.sh")]
+    done = subprocess.run(command, cwd=folder, env={**os.environ, "FAILURES": str(failures)})
+    return done.returncode, (folder / "called").read_text().splitlines()
+
+
+def test_packages_are_installed_as_soon_as_apt_can(tmp_path):
+    status, called = install(tmp_path, failures=2)
+    assert status == 0
+    assert [line for line in called if "sleep" in line] == ["sleep 10", "sleep 30"]
+    assert called[-1].endswith(" install -y --no-install-recommends one two")
+    assert "DPkg::Lock::Timeout" in called[-1]
+
+
+def test_an_apt_that_never_can_is_an_error(tmp_path):
+    status, called = install(tmp_path, failures=9)
+    assert status == 1
+    assert sum("update" in line for line in called) == 4

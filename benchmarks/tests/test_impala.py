@@ -289,7 +289,7 @@ def test_contenders_differ_by_what_their_names_say():
 
 
 def test_processes_stand_still_when_it_is_not_their_turn(monkeypatch):
-    with subprocess.Popen(["sleep", "60"]) as process:
+    with subprocess.Popen(["sleep", "6000"]) as process:
         monkeypatch.setattr(impala.multiprocessing, "active_children", lambda: [process])
 
         def state():
@@ -307,8 +307,9 @@ def test_processes_stand_still_when_it_is_not_their_turn(monkeypatch):
 def test_processor_time_is_that_of_all_processes(monkeypatch):
     this = SimpleNamespace(pid=os.getpid())
     monkeypatch.setattr(impala.multiprocessing, "active_children", lambda: [this])
-    alone = time.process_time()
-    assert impala.processor_seconds() == pytest.approx(2 * alone, abs=0.2)
+    before, found, after = time.process_time(), impala.processor_seconds(), time.process_time()
+    # The kernel counts the time of other processes in hundredths of a second.
+    assert 2 * before - 0.05 <= found <= 2 * after + 0.05
 
 
 def test_a_stopwatch_counts_what_methods_take(monkeypatch):
@@ -318,8 +319,9 @@ def test_a_stopwatch_counts_what_methods_take(monkeypatch):
             return "slept"
 
     watch = impala.Stopwatch((Sleeper, "sleep"))
+    began = time.perf_counter()
     assert Sleeper().sleep(0.02) == "slept"
-    assert 0.02 <= watch.seconds < 5
+    assert 0.02 <= watch.seconds <= time.perf_counter() - began
 
 
 def test_the_table_of_costs_by_hand():

@@ -12,7 +12,7 @@ import numpy as np
 import plain_impala
 import pytest
 import torch
-from plain_impala import BATCH, UNROLL, WARM_UP
+from plain_impala import BATCH, FRAMES, UNROLL, WARM_UP
 
 UPDATE = BATCH * UNROLL
 
@@ -139,6 +139,21 @@ def test_an_emulator_process_steps_its_games_in_turn_as_often_as_asked(monkeypat
     assert stepped == [0] * 5 + [1] * 2 + [0] * 300
 
 
+def test_a_process_of_ale_steps_its_games_in_turn_as_often_as_asked(monkeypatch):
+    made, done, make = [], [], impala_parts.ale_of
+
+    def make_kept(environment):
+        made.append(make(environment))
+        return made[-1]
+
+    monkeypatch.setattr(impala_parts, "ale_of", make_kept)
+    queue = argparse.Namespace(put=done.append)
+    with pytest.raises(EOFError):
+        impala_parts.emulate_bare(impala.spec_of(small_contender()), [1, 3], Asked(5, 2, 9), queue)
+    assert done == [5, 2, 9]
+    assert [game.getFrameNumber() for game in made] == [FRAMES * (5 + 9), FRAMES * 2]
+
+
 @pytest.fixture
 def watched(monkeypatch):
     """The batches that were collected from actors, and the losses of the updates made."""
@@ -192,9 +207,11 @@ def test_the_ceiling_by_hand():
         impala.LEARNING.name: [600.0, 300.0, 600.0],
         impala.ASYNCHRONOUS.name: [150.0, 160.0, 170.0],
         impala.EMULATORS.name: [600.0, 640.0, 680.0],
+        impala.ALE.name: [300.0, 320.0, 340.0],
     }
     text = impala.ceiling(speeds)
     assert ": 200, of which the trainer has 80.0%" in text
+    assert "of ALE's own speed it has 50.0%" in text
     assert "emulators' speed it has 25.0%, and its actors 50.0%" in text
 
 

@@ -311,11 +311,11 @@ def _compare(found: bytes, name: str, size: int) -> None:
         return
     reject_wrapped(found)
     if not any(found):
-        raise tampered("CAP-B104", f"the archive ends where {name} must stand")
+        raise tampered("CAP-B104", f"the archive ends before {name}")
     pairs = zip(_FIELDS, _LAYOUT.unpack(found), _LAYOUT.unpack(expected), strict=True)
     field, is_, must = next((field, a, b) for field, a, b in pairs if a != b)
     if field == "name":
-        raise tampered("CAP-B107", f"member {name} must stand where {_name_in(found)} stands")
+        raise tampered("CAP-B107", f"{_name_in(found)} is in the place of member {name}")
     raise tampered(
         "CAP-B107", f"header field {field!r} of {name} is {_show(is_)}, must be {_show(must)}"
     )

@@ -8,10 +8,8 @@ bundle file meanwhile does not matter.
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader
@@ -40,6 +38,7 @@ from capsule.bundle.trust import KeySignature, Signer, TrustPolicy
 from capsule.experiment.canonical import MAX_DOCUMENT_BYTES, open_regular, sha256_hex
 from capsule.experiment.fields import Model
 from capsule.host.errors import CapsuleError, coded
+from capsule.host.outputs import open_output
 from capsule.host.owner import temporary_folder
 
 _M = TypeVar("_M", bound=Model)
@@ -211,7 +210,9 @@ def pack(
     ]
     members += [(file.path, file.size, _data(files[file.path].source)) for file in manifest.files]
     _require_acceptable(manifest, archive.size_of(size for _, size, _ in members), limits)
-    with _appearing(destination) as stream:
+    what = f"cannot write the bundle {str(destination)!a}"
+    fix = "Choose a folder you may write to, with enough free space."
+    with coded("CAP-B143", what, fix=fix), open_output(destination) as stream:
         try:
             written = archive.write(stream, members)
         except EOFError as error:
@@ -426,31 +427,6 @@ def _open_source(path: Path) -> BufferedReader:
         raise _unreadable(f"cannot read {str(path)!r}: {error.strerror}") from error
 
 
-@contextmanager
-def _appearing(destination: Path) -> Iterator[BinaryIO]:
-    """Give a stream whose content becomes ``destination`` at the end, or leaves no trace."""
-    what = f"cannot write the bundle {str(destination)!a}"
-    fix = "Choose a folder you may write to, with enough free space."
-    with coded("CAP-B143", what, fix=fix):
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        # In the same folder, because a rename is atomic within one file system only.
-        handle, name = tempfile.mkstemp(dir=destination.parent, prefix=f".{destination.name}.")
-        temporary = Path(name)
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                yield stream
-                stream.flush()
-                # Synced before the rename: after a crash the name must not lead to an incomplete
-                # bundle.
-                os.fsync(stream.fileno())
-            # mkstemp makes a file for its owner alone, but a bundle is made to be passed on.
-            temporary.chmod(0o644)
-            temporary.replace(destination)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-
-
 def changed(path: str) -> CapsuleError:
     """Return the error of a file whose content is not what the claims of its run state.
 
@@ -466,7 +442,7 @@ def changed(path: str) -> CapsuleError:
 
 def _unreadable(message: str) -> CapsuleError:
     return CapsuleError(
-        "CAP-B142", message, fix="Let the run finish, leave its directory alone, and pack again."
+        "CAP-B142", message, fix="Let the run finish, do not change its directory, and pack again."
     )
 
 

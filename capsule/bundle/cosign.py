@@ -9,7 +9,7 @@ from typing import NamedTuple
 from capsule.bundle import sshsig
 from capsule.bundle.bundle import open_bundle
 from capsule.host.errors import coded
-from capsule.host.folders import write_new
+from capsule.host.outputs import write_new
 
 
 class Signed(NamedTuple):

@@ -198,7 +198,7 @@ def unseal(envelope: DsseEnvelope, keys: Sequence[PublicKey]) -> tuple[bytes, Pu
     signer = next((key for key in keys if key.verify(raw, message)), None)
     claimed = signature.keyid
     if signer is None and claimed in {key.fingerprint for key in keys}:
-        raise tampered("CAP-B122", f"the signature is not one of {claimed} over this statement")
+        raise tampered("CAP-B122", f"the signature of this statement was not made by {claimed}")
     if signer is not None and signer.fingerprint != claimed:
         raise tampered("CAP-B123", f"{signer.fingerprint} signed, but {claimed} is named as signer")
     # Anyone can negate the s of an ECDSA signature without having the key, and would get another

@@ -36,7 +36,7 @@ def verify(data: bytes, message: bytes, identity: str, issuer: str) -> None:
         raise CapsuleError(
             "CAP-B158",
             "--keyless requires the sigstore package, which is not installed",
-            fix="pip install 'capsule-rl[sigstore]'",
+            fix="Run: pip install 'capsule-rl[sigstore]'",
         ) from error
     logging.getLogger("sigstore").setLevel(logging.ERROR)  # it warns of being offline
     try:
@@ -46,8 +46,8 @@ def verify(data: bytes, message: bytes, identity: str, issuer: str) -> None:
     except Exception as error:  # an untrusted file in another project's parsers
         raise UntrustedError(
             "CAP-B159",
-            f"the keyless signature is not one of {identity!a} over this bundle's manifest: "
+            f"the keyless signature of this bundle's manifest was not made by {identity!a}: "
             f"{str(error)[:200]!a}",
-            fix="Check identity and issuer; the signature must be over manifest.json of this very "
-            "bundle, with its proof of inclusion in the log.",
+            fix="Check identity and issuer; the signature must be one of manifest.json of this "
+            "very bundle, with its proof of inclusion in the log.",
         ) from error

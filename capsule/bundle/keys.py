@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import shlex
 import stat
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,10 +24,10 @@ from capsule.bundle.algorithms import (
     P256_ORDER,
     Algorithm,
 )
-from capsule.experiment.canonical import open_regular, write_atomic
+from capsule.experiment.canonical import open_regular
 from capsule.experiment.files import HAVE_OWNERS
 from capsule.host.errors import CapsuleError, coded
-from capsule.host.folders import write_new
+from capsule.host.outputs import write_new
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -190,15 +191,31 @@ def generate(
     # A line break in the comment would end the one line of the public file.
     public = replace(_public_half(key.public_key()), comment=" ".join(comment.split()))
     beside = path.with_name(path.name + ".pub")
-    # lexists, because a dangling link takes the name, too.
-    for target in (path, beside):
-        if os.path.lexists(target):
-            raise CapsuleError("CAP-B135", f"{target} exists already", fix="Choose another name.")
+    _require_free(path, beside)
     fix = "Choose a folder you may write to."
     with coded("CAP-B135", f"cannot write the key {path}", fix=fix):
         _write_secret(path, secret)
         _write_beside(path, beside, public)
     return public
+
+
+def _require_free(path: Path, beside: Path) -> None:
+    """Reject a new key whose files exist, if only one of them.
+
+    Raises:
+        CapsuleError: CAP-B135.
+    """
+    # lexists, because a dangling link takes the name, too.
+    for target in (path, beside):
+        if os.path.lexists(target):
+            fix = "Choose another name."
+            if target == path and path.is_file() and not os.path.lexists(beside):
+                fix += (
+                    f" If {path} is your key and only {beside} is missing: "
+                    f"{shlex.join(['openssl', 'pkey', '-in', str(path), '-pubout'])} "
+                    f"> {shlex.quote(str(beside))}"
+                )
+            raise CapsuleError("CAP-B135", f"{target} exists already", fix=fix)
 
 
 def load_private(path: Path, passphrase: str | None = None) -> PrivateKey:
@@ -273,8 +290,8 @@ def read_passphrase(path: Path) -> str:
     # The descriptor's mode, since the path may lead elsewhere by now. A pipe's mode says nothing,
     # nor does any on Windows.
     if HAVE_OWNERS and stat.S_ISREG(facts.st_mode) and mode & 0o077:
-        message = f"others may read the passphrase in {path} (mode {mode:04o})"
-        raise CapsuleError("CAP-B137", message, fix=f"chmod 600 {path}")
+        message = f"other users may read the passphrase in {path} (mode {mode:04o})"
+        raise CapsuleError("CAP-B137", message, fix=f"Run: chmod 600 {path}")
     try:
         passphrase = line.rstrip(b"\r\n").decode()
     except UnicodeDecodeError as error:
@@ -378,14 +395,17 @@ def _read(path: Path, *, private: bool) -> bytes:
     with coded("CAP-B131", f"cannot read the key {path}", fix=fix), open_regular(path) as stream:
         mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
         data = stream.read(_MAX_FILE + 1)
+    if private and not data:
+        fix = f"Delete it, and make a key: {shlex.join(['capsule', 'keygen', str(path)])}"
+        raise CapsuleError("CAP-B132", f"the key {path} is empty", fix=fix)
     # This comes before the mode, because chmod would not make a public key one that can sign.
     if private and (b"PUBLIC KEY-----" in data or data.startswith(_OPENSSH_PUBLIC)):
         likely = f"; its file is probably {path.with_suffix('')}" if path.suffix == ".pub" else ""
         fix = f"Give the private key{likely}."
         raise CapsuleError("CAP-B132", f"{path} is a public key, which cannot sign", fix=fix)
     if private and HAVE_OWNERS and mode & 0o077:
-        message = f"others may read the private key {path} (mode {mode:04o})"
-        raise CapsuleError("CAP-B137", message, fix=f"chmod 600 {path}")
+        message = f"other users may read the private key {path} (mode {mode:04o})"
+        raise CapsuleError("CAP-B137", message, fix=f"Run: chmod 600 {path}")
     if len(data) > _MAX_FILE:
         raise _not_private(path) if private else _not_public(path)
     return data
@@ -412,7 +432,7 @@ def _write_secret(path: Path, secret: bytes) -> None:
 def _write_beside(path: Path, beside: Path, public: PublicKey) -> None:
     """Write the public half, or take the private half back."""
     try:
-        write_atomic(beside, public.openssh().encode())
+        write_new(beside, public.openssh().encode())
     except BaseException:
         path.unlink()
         raise

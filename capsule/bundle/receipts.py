@@ -26,10 +26,11 @@ from capsule.bundle.envelope import (
     seal,
 )
 from capsule.bundle.keys import PrivateKey
-from capsule.experiment.canonical import check_output, sha256_hex, write_output
+from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.evaluation import ToleranceSpec
 from capsule.experiment.fields import Model
 from capsule.host.errors import coded
+from capsule.host.outputs import check_output, write_output
 from capsule.machine.kind import MachineKind
 
 MAX_RECEIPT = 1 << 16  # bytes; a receipt has about two thousand

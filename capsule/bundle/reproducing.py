@@ -32,17 +32,17 @@ Install Capsule from a package index, or from a wheel or a clone of its reposito
     pip install capsule-rl
     capsule verify BUNDLE.capsule.tar --key SIGNER.pub{places}
 
-That checks the signature, compares this machine with the recorded one, rebuilds the image from the
-packages that `spec/lock.json` names, runs it again and compares every claim.
+The second command checks the signature, compares this machine with the recorded one, rebuilds the
+image from the packages that `spec/lock.json` names, runs it again and compares every claim.
 
 ## Without Capsule
 
-Unpack, and check that the files are the ones that were signed:
+Unpack the bundle, and check that its files are the ones that were signed:
 
     mkdir bundle && tar -xf BUNDLE.capsule.tar -C bundle && cd bundle
     sha256sum --strict -c SHA256SUMS
 
-`signatures/run.sigstore.json` is a Sigstore bundle (v0.3) holding a DSSE envelope around an
+`signatures/run.sigstore.json` is a Sigstore bundle (v0.3) with a DSSE envelope around an
 in-toto statement about `manifest.json` and `SHA256SUMS`; any verifier of that format can check it
 with the signer's public key.
 """
@@ -69,24 +69,25 @@ store print the manifest digest instead).
 _DATA = """
 ## Data sets
 
-The run read these besides its image. `data/NAME.json` lists every path of a data set, with the size
-and the SHA-256 of every file; the digest of that file names the data set.
+In addition to its image, the run read these data sets. `data/NAME.json` lists every path of a data
+set, with the size and the SHA-256 of every file; the digest of that file identifies the data set.
 
 {sets}
 {where}"""
 
 _CARRIED = """\
-This bundle carries them. To unpack one into a folder of its name:
+This bundle contains them. To unpack one into a folder with its name:
 
     mkdir NAME && zstd -dc data/NAME.tar.zst | tar -x -C NAME
 """
 
 _ELSEWHERE = """\
-This bundle does not carry them. `observations.json` has the address of each that was downloaded.
+This bundle does not contain them. `observations.json` lists the addresses of those that were
+downloaded.
 """
 
 _COMPARE = """
-Compare. The two files of each pair must be equal, byte for byte:
+Compare the results. The two files of each pair must be equal, byte for byte:
 
     cmp run/trace.jsonl again/trace.jsonl
     cmp run/checkpoints.json again/checkpoints.json
@@ -113,7 +114,7 @@ _NOTHING = """
 """
 
 _WITHOUT_ARCHIVE = """
-This bundle does not carry the whole image. `capsule build spec/lock.json --archive image.tar`
+This bundle does not contain the whole image. `capsule build spec/lock.json --archive image.tar`
 builds it from the packages that `spec/lock.json` names with SHA-256 digests, and writes an archive
 for `docker load`; it contains the image whose config digest is `{config}`.
 

@@ -74,7 +74,7 @@ def verify(data: bytes, message: bytes, namespace: str = NAMESPACE) -> PublicKey
     # Not key.verify(): that one is for envelopes, which the key of a token cannot sign.
     if not key.algorithm.verify(key.raw, found.signature, signed):
         raise tampered(
-            "CAP-B153", f"the SSH signature is not one of {key.fingerprint} over this file"
+            "CAP-B153", f"the SSH signature of this file was not made by {key.fingerprint}"
         )
     return key
 
@@ -100,7 +100,7 @@ def sign_by_ssh_keygen(message: bytes, key: Path, namespace: str = NAMESPACE) ->
         # wrong.
         done = subprocess.run(command, input=message, stdout=subprocess.PIPE, check=False)
     except FileNotFoundError as error:
-        raise _not_signed("ssh-keygen is not there", "Install OpenSSH's client.") from error
+        raise _not_signed("ssh-keygen is not installed", "Install OpenSSH's client.") from error
     if done.returncode != 0:
         raise _not_signed(
             f"ssh-keygen did not sign with {str(key)!a}, for the reason above",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +20,13 @@ from capsule.cli.options import (
     option,
 )
 
+if TYPE_CHECKING:
+    from capsule.engine.interface import Engine
+    from capsule.engine.select import EngineChoice
+    from capsule.image.assembly.assemble import Image
+
+_WITHOUT_DAEMON = ("bwrap", "apptainer")  # an image for these is only unpacked
+
 
 @guarded
 def command(
@@ -33,9 +41,10 @@ def command(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Build the image of a spec for a container engine.
+    """Build the image of a spec for an engine.
 
-    The spec is locked first if it has no current lock.
+    The spec is locked first if it has no current lock. With '--engine bwrap' and '--engine
+    apptainer', the engine need not be installed: a login node can build for compute nodes.
 
     Examples:
         # Build the image of ./capsule.yaml.
@@ -45,7 +54,6 @@ def command(
         capsule build specs/dqn-cartpole.yaml --archive image.tar
     """
     from capsule import execution
-    from capsule.engine.select import open_engine
     from capsule.host.errors import CapsuleError
     from capsule.host.outputs import require_file
     from capsule.image.assembly.assemble import save_archive
@@ -57,17 +65,21 @@ def command(
     cache = Cache()
     with open_reporter(quiet=quiet) as reporter:
         lock, sources = locked(spec, overrides, cache, progress=reporter.note)
-        chosen = open_engine(engine, progress=reporter.note)
-        if archive is not None and chosen.name == "process":
+        chosen = _open(engine, reporter.note)
+        name = engine if chosen is None else chosen.name
+        if archive is not None and name == "process":
             raise CapsuleError(
                 "CAP-E049",
                 "--archive: the plain-process engine makes no image",
-                fix="Add --engine bwrap, which needs bubblewrap but no daemon, or use a container "
-                "engine.",
+                fix="Add --engine bwrap, with which an image is built without an engine.",
             )
-        image = execution.prepare(
-            lock, chosen, cache, sources=sources, to_run=False, reporter=reporter
-        )
+        image: Image | None
+        if chosen is None:
+            image = execution.unpack_image(lock, cache, sources=sources, reporter=reporter)
+        else:
+            image = execution.prepare(
+                lock, chosen, cache, sources=sources, to_run=False, reporter=reporter
+            )
         if archive is not None and image is not None:
             save_archive(image, archive)
     if as_json:
@@ -84,7 +96,7 @@ def command(
             {
                 "schema": "capsule/built/v1",
                 "lock": lock.digest(),
-                "engine": chosen.name,
+                "engine": name,
                 "image": identity,
             }
         )
@@ -93,4 +105,20 @@ def command(
     typer.echo(f"image     {image.config_digest if image else 'none (plain process)'}")
     if image is not None:
         typer.echo(f"name      {image.reference}")
-    typer.echo(f"next: capsule run {shell_word(spec)}", err=True)
+    chosen_again = "" if engine == "auto" else f" --engine {engine}"
+    where = ", on a machine that has this engine" if chosen is None else ""
+    typer.echo(f"next: capsule run {shell_word(spec)}{chosen_again}{where}", err=True)
+
+
+def _open(choice: EngineChoice, note: Callable[[str], None]) -> Engine | None:
+    """Open the engine; None if this machine lacks it and can build for machines that have it."""
+    from capsule.engine.select import open_engine
+    from capsule.host.errors import CapsuleError
+
+    try:
+        return open_engine(choice, progress=note)
+    except CapsuleError as error:
+        if error.code != "CAP-E001" or choice not in _WITHOUT_DAEMON:
+            raise
+        note(f"warning: {error.message}. The image is built for machines that have this engine")
+        return None

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import typer
 
 from capsule.cli.passphrase import unlock
-from capsule.experiment.canonical import write_atomic
 from capsule.host.folders import user_folder
+from capsule.host.outputs import write_output
 
 if TYPE_CHECKING:
     from capsule.bundle.keys import PrivateKey
@@ -67,7 +67,7 @@ def signing_key(
     # which cannot be written into a read-only folder, and is not written beside another key.
     if not os.environ.get(KEY) and not public_half(path).exists():
         with suppress(OSError):
-            write_atomic(public_half(path), key.public.openssh().encode())
+            write_output(public_half(path), key.public.openssh().encode())
     return path, key
 
 

@@ -47,12 +47,13 @@ def command(
         bool,
         option(
             "--fix",
-            "First make missing folders (cache, TMPDIR) and close private keys to others.",
+            "First create missing folders (cache, TMPDIR), and remove other users' access to "
+            "private keys.",
         ),
     ] = False,
     gpu: Annotated[
         bool,
-        option("--gpu", "Also have torch's first GPU compute what the CPU computes, and compare."),
+        option("--gpu", "Also compare computations on torch's first GPU with those on the CPU."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -60,17 +61,18 @@ def command(
 
     Every problem is shown with its remedy. The command checks Python, container engines, the
     processor, GPUs, disk space, the cache, package indexes, Debian mirrors, programs and keys. If
-    this Python has torch, it then executes operators and small trainings under each numerics
-    profile, and compares them with recorded answers.
+    torch is installed in this Python, the command then executes operators and small trainings
+    under each numerics profile, and compares the results with recorded answers.
 
-    Exit status: 0 nothing prevents a run, 1 numerics differ, 4 something does, or a profile could
-    not be tested (without torch, this applies only to a profile that --profile names).
+    Exit status: 0 nothing prevents a run, 1 numerics differ, 4 something prevents runs, or a
+    profile could not be tested (without torch, this applies only to a profile that --profile
+    names).
 
     Examples:
         # Check everything.
         capsule doctor
 
-        # Mend what is safe to mend, and test no numerics.
+        # Make the repairs that are safe, and skip the test of numerics.
         capsule doctor --fix --profile none
 
         # Test the GPU as runs do when they start.

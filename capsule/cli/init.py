@@ -42,7 +42,7 @@ def command(
         capsule init experiment.yaml --template own-program
     """
     from capsule.host.errors import CapsuleError
-    from capsule.host.folders import write_new
+    from capsule.host.outputs import write_new
     from capsule.image.recipe import data_file
 
     text = data_file("specs", TEMPLATES[template]).read_text(encoding="utf-8")
@@ -51,7 +51,7 @@ def command(
     except FileExistsError:
         raise CapsuleError(
             "CAP-S005",
-            f"{path} already exists and was left as it is",
+            f"{path} already exists and was not changed",
             fix="Choose another file name.",
         ) from None
     except OSError as error:

@@ -9,7 +9,7 @@ import typer
 
 from capsule.cli.common import guarded, print_json
 from capsule.cli.defaults import own_key, public_half
-from capsule.cli.options import JsonOption, PassphraseOption, option
+from capsule.cli.options import JsonOption, PassphraseFileOption, option
 from capsule.cli.passphrase import chosen_passphrase
 
 
@@ -19,8 +19,8 @@ def command(
         Path | None,
         typer.Argument(
             metavar="FILE",
-            help="Private key to write. The public key goes to FILE.pub. By default it is your "
-            "own key, with which commands sign if none is named.",
+            help="Private key to write. The public key goes to FILE.pub. By default, it is your "
+            "own key, with which commands sign if no other is named.",
         ),
     ] = None,
     *,
@@ -32,7 +32,7 @@ def command(
         bool,
         option("--passphrase", "Ask for a passphrase, and encrypt the private key with it."),
     ] = False,
-    passphrase_file: PassphraseOption = None,
+    passphrase_file: PassphraseFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a key pair for signing bundles and receipts.

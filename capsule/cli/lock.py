@@ -30,7 +30,7 @@ def command(
     ] = False,
     refresh_base: Annotated[
         bool,
-        option("--refresh-base", "Take the mirrors' current versions of the base packages."),
+        option("--refresh-base", "Use the mirrors' current versions of the base packages."),
     ] = False,
     refresh_data: Annotated[
         bool,
@@ -41,11 +41,11 @@ def command(
 ) -> None:
     """Resolve a spec into a lock file, SPEC.lock.json.
 
-    The lock names every wheel and every Debian package by its SHA-256 digest, and holds every
+    The lock names every wheel and every Debian package by its SHA-256 digest, and contains every
     setting of the experiment. Commit it beside the spec.
 
     Examples:
-        # Lock ./capsule.yaml, unless its lock still fits.
+        # Lock ./capsule.yaml. A lock that still fits is kept.
         capsule lock
 
         # Resolve everything again, for newer versions.

@@ -82,7 +82,7 @@ DataOption = Annotated[
     list[str] | None,
     option(
         "--data NAME=PATH",
-        "File or folder where a data set lies on this machine. May be repeated.",
+        "File or folder with the content of a data set on this machine. May be repeated.",
         EXECUTION,
     ),
 ]
@@ -90,9 +90,9 @@ GpuOption = Annotated[
     str | None,
     option(
         "--gpu GPU",
-        "NVIDIA GPU that a CUDA spec gets: its index, or enough of its UUID. By default it is the "
-        "first one that CUDA_VISIBLE_DEVICES names and the spec accepts. Several, as in 0,1, are "
-        "for --learners.",
+        "NVIDIA GPU for a CUDA spec: its index, or the beginning of its UUID. By default, it is "
+        "the first GPU that is visible (CUDA_VISIBLE_DEVICES) and meets the spec. If a run uses "
+        "--learners, name several, as in 0,1.",
         EXECUTION,
     ),
 ]
@@ -109,7 +109,14 @@ PassphraseOption = Annotated[
     option(
         "--passphrase-file FILE",
         "File whose first line is the passphrase of the private key. Without this option, "
-        "the passphrase is asked for on the terminal.",
+        "the command asks for the passphrase on the terminal.",
+    ),
+]
+PassphraseFileOption = Annotated[  # of commands that never ask
+    Path | None,
+    option(
+        "--passphrase-file FILE",
+        "File whose first line is the passphrase of the private key.",
     ),
 ]
 
@@ -167,7 +174,7 @@ KeylessOption = Annotated[
     list[Path] | None,
     option(
         "--keyless FILE",
-        "Sigstore bundle over manifest.json. Needs --identity and --issuer.",
+        "Sigstore bundle over manifest.json. Requires --identity and --issuer.",
         TRUST,
     ),
 ]
@@ -205,10 +212,10 @@ FreshSeedOption = Annotated[
 VaryOption = Annotated[
     str | None,
     option(
-        "--vary THINGS",
-        "Also execute the run again with one thing of its surroundings changed at a time, and "
-        "report what the result depends on: threads, processes, locale, timezone, hostname, "
-        "cpu-count, with commas between them, or all.",
+        "--vary CONDITIONS",
+        "Also execute the run again with one condition changed at a time, and report on which of "
+        "them the result depends: threads, processes, locale, timezone, hostname, cpu-count, "
+        "separated by commas, or all.",
         CHECKS,
     ),
 ]
@@ -216,7 +223,7 @@ GradeOption = Annotated[
     Literal["bitwise", "content", "statistical"],
     option(
         "--grade GRADE",
-        "Weakest agreement that ends with exit status 0: bitwise, content or statistical.",
+        "Weakest grade that gives the exit status 0: bitwise, content or statistical.",
         CHECKS,
     ),
 ]
@@ -292,7 +299,7 @@ ReceiptOption = Annotated[
     Path | None,
     option(
         "--receipt FILE",
-        "File for the receipt. By default it is written beside the bundle.",
+        "File for the receipt. By default, it is written beside the bundle.",
         RECEIPT,
     ),
 ]
@@ -303,14 +310,15 @@ SigningKeyOption = Annotated[
     Path | None,
     option(
         "--key KEY",
-        "Private key that signs. By default it is your own, which the first command makes.",
+        "Private key that signs. By default, it is your own key, which is made if it is missing.",
     ),
 ]
 SshKeyOption = Annotated[
     Path | None,
     option(
         "--ssh-key KEY",
-        "Key for an additional signature by ssh-keygen: a file, or one held by an agent.",
+        "Key for an additional signature by ssh-keygen: a private key, or the public half of a key "
+        "in an SSH agent.",
     ),
 ]
 RunsOption = Annotated[
@@ -329,8 +337,8 @@ ClusterOption = Annotated[
     str | None,
     option(
         "--cluster CLUSTER",
-        "Run IMPALA's actors on a Ray cluster: docker:N starts one in N containers on this "
-        "machine, [ray://]HOST:PORT is the address of an existing one.",
+        "Run IMPALA's actors on a Ray cluster: docker:N starts a cluster in N containers on this "
+        "machine, and [ray://]HOST:PORT is the address of an existing one.",
         PROCESSES,
     ),
 ]
@@ -361,7 +369,7 @@ MetricsOption = Annotated[
     str | None,
     option(
         "--metrics FORM:PLACE",
-        "Also write the metrics while the run lasts: tensorboard:FOLDER, csv:FILE, mlflow:FOLDER "
+        "Also write the metrics during the run: tensorboard:FOLDER, csv:FILE, mlflow:FOLDER "
         "or wandb:FOLDER (offline).",
         OUTPUT,
     ),

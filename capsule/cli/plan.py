@@ -26,15 +26,15 @@ def command(
 ) -> None:
     """Show what a run would download, build and execute.
 
-    Package indexes are asked for packages and sizes. Neither a lock nor the cache is written, and
-    nothing is downloaded but indexes. A time is shown if ./runs has a finished run of the same
-    lock.
+    The command queries package indexes for packages and sizes. It downloads nothing else, and
+    writes neither a lock nor the cache. It shows a time and the size of a bundle if ./runs has a
+    finished run of the same lock.
 
     Examples:
         # Plan ./capsule.yaml.
         capsule plan
 
-        # Plan it with another number of steps.
+        # Plan a run with another number of steps.
         capsule plan capsule.yaml --set trainer.total_steps=1000000
     """
     from rich.console import Console

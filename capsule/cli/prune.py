@@ -28,21 +28,24 @@ def command(
         bool,
         option(
             "--all",
-            "Also delete what was downloaded, which its source may no longer have: packages, "
-            "package indexes, the source trees of programs and data sets.",
+            "Also delete data that may not be available again: packages, package indexes, the "
+            "source trees of programs and data sets.",
         ),
     ] = False,
     older_than: Annotated[
         str | None,
-        option("--older-than AGE", "Only delete files of the cache unused for, e.g., 12h or 30d."),
+        option("--older-than AGE", "Delete only files of the cache unused for, e.g., 12h or 30d."),
     ] = None,
     keep_size: Annotated[
         str | None,
-        option("--keep-size SIZE", "Only delete until the cache has at most, e.g., 500M or 5G."),
+        option("--keep-size SIZE", "Delete only until the cache has at most, e.g., 500M or 5G."),
     ] = None,
     only: Annotated[
         Literal["all", "cache", "images", "folders"],
-        option("--only WHERE", "Only the cache, only images, or only folders; default: all."),
+        option(
+            "--only WHERE",
+            "Restrict the command to one place: cache, images (with containers) or folders.",
+        ),
     ] = "all",
     dry_run: Annotated[
         bool, option("--dry-run", "Show what would be deleted, and delete nothing.")
@@ -52,17 +55,17 @@ def command(
 ) -> None:
     """Free disk space in the cache and in container engines.
 
-    What can be deleted is shown with its size before you are asked. Without options, that is
-    everything that Capsule makes again when it is needed, without any download: layers,
-    environments, unpacked images and bytecode in the cache, Capsule's images that no container
-    has, and temporary folders of killed processes. With --older-than or --keep-size, images of
-    engines stay, as engines do not tell when they were last used.
+    The command shows what can be deleted, with sizes, and asks for confirmation. By default, it
+    deletes only data that Capsule can make again without a download: layers, environments,
+    unpacked images and bytecode in the cache, Capsule's images that no container uses, and
+    containers and temporary folders of killed processes. With --older-than or --keep-size, images
+    of engines are kept, because engines do not report when an image was last used.
 
     Examples:
         # Show what can be deleted.
         capsule prune --dry-run
 
-        # Delete what was not used for a month, downloads included.
+        # Delete everything that was not used for a month, including downloads.
         capsule prune --all --older-than 30d --yes
     """
     from capsule.image.cache import Cache
@@ -71,10 +74,12 @@ def command(
     for name, value in given.items():
         if value is not None and only not in ("all", "cache"):
             raise no_effect(name, f"--only {only}", "It is for files of the cache.")
+    before = None if older_than is None else time.time() - _seconds(older_than)
+    keep = None if keep_size is None else _bytes(keep_size)
     cache = Cache()
     # A dry run writes nothing, not even the file on which processes lock the cache.
     with nullcontext() if dry_run else _held(cache):
-        pruning = _pruning(cache, only, older_than, keep_size, everything=everything)
+        pruning = _pruning(cache, only, before, keep, everything=everything)
     asks = bool(pruning.rows) and not dry_run and not yes
     if asks or not as_json:
         _show(pruning, err=as_json)
@@ -94,14 +99,17 @@ def _held(cache: Cache) -> AbstractContextManager[None]:
 
 
 def _pruning(
-    cache: Cache, only: str, older_than: str | None, keep_size: str | None, *, everything: bool
+    cache: Cache, only: str, before: float | None, keep: int | None, *, everything: bool
 ) -> Pruning:
     """Find what is to be deleted."""
     from capsule.image.cache_items import DERIVED, DOWNLOADED, cache_items, chosen
-    from capsule.pruning import Pruning, abandoned_folders, removable_images
+    from capsule.pruning import (
+        Pruning,
+        abandoned_containers,
+        abandoned_folders,
+        removable_images,
+    )
 
-    before = None if older_than is None else time.time() - _seconds(older_than)
-    keep = None if keep_size is None else _bytes(keep_size)
     kinds = (*DERIVED, *DOWNLOADED) if everything else DERIVED
     unfiltered = before is None and keep is None
     return Pruning(
@@ -110,6 +118,7 @@ def _pruning(
         else (),
         images=list(removable_images()) if only in ("all", "images") and unfiltered else (),
         folders=abandoned_folders(cache) if only in ("all", "folders") else (),
+        containers=list(abandoned_containers()) if only in ("all", "images") else (),
     )
 
 
@@ -143,7 +152,7 @@ def _agreed() -> bool:
     if not sys.stdin.isatty():
         raise CapsuleError(
             "CAP-I310",
-            "nothing was deleted, as there is no terminal to ask on",
+            "nothing was deleted, because confirmation requires a terminal",
             fix="Add --yes to delete without asking, or --dry-run.",
         )
     # With err=True alone, click still writes the space after the question to standard output, where

@@ -29,7 +29,7 @@ def command(
     """Download an image from an OCI registry into a file.
 
     Every digest is checked. The file is the one that 'capsule build --archive' writes, with another
-    name for the image. 'capsule verify --pull' takes an image from a registry without it.
+    name for the image. 'capsule verify --pull' takes an image from a registry without this file.
 
     Examples:
         # Download an image and load it into Docker with 'docker load -i image.tar'.

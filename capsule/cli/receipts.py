@@ -42,7 +42,7 @@ def command(
         int,
         option(
             "--threshold N",
-            "Number of different trusted keys whose holders must have reproduced the run bit for "
+            "Number of different trusted keys whose owners must have reproduced the run bit for "
             "bit.",
             TRUST,
             min=1,
@@ -86,7 +86,7 @@ def command(
         _show(found)
     if found.bitwise < threshold and threshold > 1:
         typer.echo(
-            f"{found.bitwise} of the {threshold} signers that --threshold asks for", err=True
+            f"{found.bitwise} of the {threshold} signers that --threshold requires", err=True
         )
     raise typer.Exit(found.exit_code(threshold))
 

@@ -23,8 +23,8 @@ def command(
         int | None,
         options.option(
             "--episode N",
-            "Episode of the last evaluation, from 0 on. By default it is the one with the highest "
-            "return.",
+            "Episode of the last evaluation, counted from 0. By default, it is the one with the "
+            "highest return.",
             options.OUTPUT,
             min=0,
         ),
@@ -32,14 +32,17 @@ def command(
     begin: Annotated[
         float,
         options.option(
-            "--begin SECONDS", "Where in the episode the picture begins.", options.OUTPUT, min=0
+            "--begin SECONDS",
+            "Time in the episode at which the picture begins.",
+            options.OUTPUT,
+            min=0,
         ),
     ] = 0.0,
     seconds: Annotated[
         float | None,
         options.option(
             "--seconds SECONDS",
-            "How much of the episode the picture shows. By default it shows all.",
+            "Part of the episode that the picture shows. By default, it shows all of it.",
             options.OUTPUT,
             min=0,
         ),

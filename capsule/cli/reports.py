@@ -18,8 +18,7 @@ def require_writable(report: Path, inputs: Iterable[Path] = ()) -> None:
     Raises:
         CapsuleError: CAP-V082; CAP-X004, it is one of the inputs.
     """
-    from capsule.experiment.canonical import check_output
-    from capsule.host.outputs import require_other
+    from capsule.host.outputs import check_output, require_other
 
     require_other(report, inputs)
     try:
@@ -30,7 +29,7 @@ def require_writable(report: Path, inputs: Iterable[Path] = ()) -> None:
 
 def write_report(report: Path, document: dict[str, Any]) -> None:
     """Write the report. If that fails now, say so on standard error: the result is still shown."""
-    from capsule.experiment.canonical import write_output
+    from capsule.host.outputs import write_output
 
     try:
         write_output(report, json.dumps(document, indent=2).encode() + b"\n")

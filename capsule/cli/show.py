@@ -35,7 +35,7 @@ def command(
         # Show a bundle on one screen.
         capsule show dqn-cartpole-0a1b2c3d.capsule.tar
 
-        # Show how an interrupted run stands.
+        # Show the state of an interrupted run.
         capsule show runs/dqn-cartpole-20270101T120000Z
     """
     found = _inspect(path)
@@ -76,7 +76,7 @@ def _inspect(path: Path) -> Inspected:
             f"{path} is {what}",
             fix="Name a bundle, a run directory, the folder of a study or a lock file. "
             "'capsule list FOLDER' lists the runs in a folder, and 'capsule plan SPEC' shows what "
-            "a run of a spec would take.",
+            "a run of a spec would need.",
         )
     # This precedes names_lock(), which takes the lock of a study for that of a run.
     if path.name.endswith(STUDY_LOCK):

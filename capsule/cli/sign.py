@@ -27,7 +27,9 @@ def command(
     ssh_key: Annotated[
         Path | None,
         option(
-            "--ssh-key KEY", "Key with which ssh-keygen signs: a file, or one held by an agent."
+            "--ssh-key KEY",
+            "Key with which ssh-keygen signs: a private key, or the public half of a key in an "
+            "SSH agent.",
         ),
     ] = None,
     passphrase_file: PassphraseOption = None,
@@ -50,7 +52,7 @@ def command(
         # Write run.capsule.tar.bob.sshsig.
         capsule sign run.capsule.tar --key bob
 
-        # Sign with a key that an SSH agent holds.
+        # Sign with a key in an SSH agent.
         capsule sign run.capsule.tar --ssh-key bob.pub
     """
     from capsule.bundle import sshsig

@@ -34,7 +34,7 @@ def command(
 ) -> None:
     """Write the start sequences of a run to a file for other runs.
 
-    The run's final network ranked them. Nothing is executed. 'capsule verify' confirms the
+    The final network of the run ranked them. Nothing is executed. 'capsule verify' confirms the
     ranking.
 
     Examples:
@@ -55,7 +55,7 @@ def command(
         raise CapsuleError(
             "CAP-X004",
             f"{place} exists already, and has other content",
-            fix="Name another file with --output, or the same one to replace it.",
+            fix="Name another file with --output, or name this file to replace it.",
         )
     write_file(place, data)
     digest = digest_of_starts(found.starts)

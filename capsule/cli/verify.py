@@ -61,7 +61,7 @@ def command(
     """Check a bundle, execute its run again, and compare.
 
     The bundle's signature and contents are checked first. Then its image is rebuilt and its run
-    is executed again on this machine. The report says what is equal and what is not.
+    is executed again on this machine. The report states which results are equal.
 
     Examples:
         # Check, rebuild, execute the whole run again and compare bit for bit.
@@ -163,8 +163,8 @@ def _require_apart(receipt: Path, report: Path) -> None:
     Raises:
         CapsuleError: CAP-X004.
     """
-    from capsule.experiment.canonical import is_device
     from capsule.host.errors import CapsuleError
+    from capsule.host.outputs import is_device
 
     if receipt.resolve() == report.resolve() and not is_device(receipt):
         raise CapsuleError(

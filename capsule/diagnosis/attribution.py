@@ -240,11 +240,11 @@ class _Line:
 
 _REASONS: dict[Cause, str] = {
     "race": "results come in the order in which threads, processes or tasks are ready, or a task "
-    "draws the randomness of whichever worker does it",
+    "draws the randomness of the worker that executes it",
     "entropy": "it draws from a generator that takes its state from the operating system",
-    "address": "the same elements in another order, as their addresses fall",
+    "address": "the same elements are in another order, which depends on their addresses",
     "hash": "the order or value comes from hash(), whose salt the interpreter draws at each start",
-    "directory": "the order in which the file system lists a folder",
+    "directory": "it has the order in which the file system lists a folder",
     "process": "it is, or comes from, a process or thread number",
     "clock": "it is a time",
 }

@@ -49,17 +49,17 @@ class FindingKind:
 _VIRTUAL_CLOCK = Remedy(
     "entropy.clock",
     "virtual",
-    "entropy.clock: virtual gives the program a calendar clock that advances by what it does.",
+    "entropy.clock: virtual gives the program a calendar clock that advances with its work.",
 )
 _VIRTUAL_ENTROPY = Remedy(
     "entropy.mode",
     "virtual",
-    "entropy.mode: virtual derives what the operating system would have given.",
+    "entropy.mode: virtual derives the randomness of the operating system from the seed.",
 )
 _ALGORITHMS = Remedy(
     "determinism.algorithms",
     "error",
-    "determinism.algorithms: error makes torch choose a deterministic algorithm, or say that "
+    "determinism.algorithms: error makes torch choose a deterministic algorithm, or fail if "
     "there is none.",
 )
 
@@ -77,7 +77,7 @@ CATALOGUE: dict[str, FindingKind] = {
     ),
     "CAP-D103": FindingKind(
         "error",
-        "an unseeded source of randomness",
+        "a value comes from an unseeded source of randomness",
         "Seed this generator.",
         (_VIRTUAL_ENTROPY,),
     ),
@@ -89,7 +89,7 @@ CATALOGUE: dict[str, FindingKind] = {
             Remedy(
                 "entropy.address_randomization",
                 False,
-                "entropy.address_randomization: false keeps addresses as they are.",
+                "entropy.address_randomization: false gives equal addresses in every run.",
             ),
         ),
     ),
@@ -102,7 +102,7 @@ CATALOGUE: dict[str, FindingKind] = {
     "CAP-D106": FindingKind(
         "error",
         "a result depends on the order in which a folder is listed",
-        "Write sorted(os.listdir(...)), sorted(path.glob(...)).",
+        "Sort the listing, as in sorted(os.listdir(...)) or sorted(path.glob(...)).",
         (
             Remedy(
                 "determinism.sorted_listings",
@@ -114,8 +114,8 @@ CATALOGUE: dict[str, FindingKind] = {
     "CAP-D107": FindingKind(
         "error",
         "a result depends on a process or thread number",
-        "Number the workers yourself; derive seeds from that and from the seed of the spec. In a "
-        "container, process numbers follow from what the program starts.",
+        "Number the workers yourself, and derive seeds from this number and the seed of the spec. "
+        "In a container, process numbers depend only on what the program starts.",
     ),
     "CAP-D108": FindingKind(
         "warning",
@@ -132,20 +132,20 @@ CATALOGUE: dict[str, FindingKind] = {
     "CAP-D110": FindingKind(
         "warning",
         "the spec gives up guarantees, one of which may be the cause",
-        "Use the defaults. --apply tests whether they help.",
+        "Use the defaults. With --apply, Capsule tests whether they help.",
     ),
     "CAP-D111": FindingKind(
         "error",
         "the order of threads, processes or tasks varies",
         "Submit tasks and wait for their results with capsule.training.arrivals, which records the "
-        "order of arrival and gives each task randomness of its own (docs/own-program.md).",
+        "order of arrival and gives each task its own randomness (docs/own-program.md).",
     ),
     "CAP-D112": FindingKind(
         "warning",
         "programs ignore the preloaded library",
-        "Link them with the C library dynamically, or keep what they draw out of the results: "
-        "their clock is the machine's, and the processor instructions RDRAND and RDSEED are not "
-        "seen in any program.",
+        "Link them with the C library dynamically, or exclude their random values from the "
+        "results. Their clock is the machine's. The processor instructions RDRAND and RDSEED "
+        "cannot be observed in any program.",
     ),
     "CAP-D201": FindingKind(
         "error",
@@ -167,7 +167,7 @@ CATALOGUE: dict[str, FindingKind] = {
     "CAP-D204": FindingKind(
         "note",
         "the program uses an operator that is not part of torch",
-        "Read its documentation; Capsule only knows that it gave equal bits here.",
+        "Read its documentation; Capsule only checked that it gave equal bits here.",
     ),
     "CAP-D301": FindingKind(
         "warning",

@@ -77,7 +77,7 @@ class ApptainerEngine(UnpackedImageEngine):
         if os.getuid() == 0:
             raise CapsuleError(
                 "CAP-E001",
-                "the engine apptainer is not available to root, whom it would not confine enough",
+                "the engine apptainer is not available to root, whom it would not confine securely",
                 fix="Run Capsule as an ordinary user, or use another --engine.",
             )
         self._program = found

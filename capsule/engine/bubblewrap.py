@@ -204,7 +204,7 @@ class BubblewrapEngine(UnpackedImageEngine):
             )
         if done.returncode != 0:
             said = " ".join(done.stderr.split())
-            raise CapsuleError("CAP-E001", f"bwrap makes no namespaces here: {said}", fix=_FIX)
+            raise CapsuleError("CAP-E001", f"bwrap cannot make namespaces here: {said}", fix=_FIX)
         status = dict(line.split(":\t", 1) for line in done.stdout.splitlines())
         if int(status["CapEff"], 16) or int(status["CapBnd"], 16) or status["NoNewPrivs"] != "1":
             raise CapsuleError(

@@ -90,7 +90,7 @@ def prepare_bytecode(
         return NO_BYTECODE
 
     def make(folder: Path) -> None:
-        progress("compiling what trainers import")
+        progress("compiling the modules that trainers import")
         written = folder.with_name("run")
         written.mkdir()
         folder.mkdir()
@@ -100,7 +100,9 @@ def prepare_bytecode(
         if ended.status == 0:
             _keep(written, folder)
         else:
-            progress(f"this ended with status {ended.status}; each process compiles it itself")
+            progress(
+                f"compiling ended with status {ended.status}; each process compiles them itself"
+            )
 
     layers = [layer.diff_id for layer in image.layers]
     key = sha256_hex(canonical_json([_LAYOUT, *layers]))

@@ -68,7 +68,7 @@ class OnCluster(ChangedEngine):
         if self.name in ("bwrap", "apptainer"):
             raise CapsuleError(
                 "CAP-E016",
-                f"--cluster requires a network, which the engine {self.name} gives to no run",
+                f"--cluster requires a network, which the engine {self.name} does not give to runs",
                 fix="Use --engine docker, podman or process.",
             )
 
@@ -128,7 +128,7 @@ def parse_cluster(text: str, spec: Spec, environment: Mapping[str, str]) -> Work
         "CAP-E017",
         f"--cluster {text!r} is not docker:N, with N from 1 to {MAX_WORKERS}, nor HOST:PORT or "
         "ray://HOST:PORT",
-        fix="For example: --cluster docker:2.",
+        fix="Write, for example, --cluster docker:2.",
     )
 
 

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from capsule.engine.docker_context import context_address
-from capsule.host.errors import CapsuleError
+from capsule.engine.interface import WITHOUT_CONTAINERS
+from capsule.host.errors import CapsuleError, innermost_reason
 from capsule.host.platform import require_execution
 
 if TYPE_CHECKING:
@@ -19,14 +20,15 @@ ContainerEngineName = Literal["docker", "podman"]
 CONTAINER_ENGINES: tuple[ContainerEngineName, ...] = get_args(ContainerEngineName)
 
 _CONNECT_SECONDS = 10
+_ANSWER_SECONDS = 60  # until the version is known: an engine on a busy machine answers late
 _REQUEST_SECONDS = 600  # loading gigabytes onto a slow disk is one request
 
 _FIX = {
     "docker": "Start Docker, or let your user use it (group 'docker'), or choose another engine "
     "with DOCKER_HOST or 'docker context use NAME'; 'bash scripts/setup.sh' installs and starts "
-    "one as root. Without a container engine, use --engine process.",
+    f"one as root. {WITHOUT_CONTAINERS}",
     "podman": "Start Podman's service (systemctl --user start podman.socket), or set "
-    "CONTAINER_HOST. Without a container engine, use --engine process.",
+    f"CONTAINER_HOST. {WITHOUT_CONTAINERS}",
 }
 
 
@@ -43,7 +45,7 @@ def connect(name: ContainerEngineName) -> DockerClient:
         try:
             client = _open(address)
         except Exception as error:  # noqa: BLE001 - the SDK raises its own, requests' and OSError
-            refusals.append(f"{address}: {_reason(error)}")
+            refusals.append(f"{address}: {innermost_reason(error)}")
             continue
         # The address does not tell: podman-docker puts Podman's socket where Docker's is expected.
         found = engine_name(client.version())
@@ -140,7 +142,7 @@ def engine_errors(name: ContainerEngineName) -> Iterator[None]:
     except (DockerException, RequestException) as error:
         raise CapsuleError(
             "CAP-E006",
-            f"{name} fails: {_reason(error)}",
+            f"{name} fails: {innermost_reason(error)}",
             fix="See the engine's own log; is it running, and is there space on its disk? A run "
             "can be continued with 'capsule run --resume'.",
         ) from error
@@ -154,15 +156,6 @@ def _open(address: str) -> DockerClient:
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(_CONNECT_SECONDS)  # connecting waits where the queue is full
             probe.connect(address.removeprefix("unix://"))
-    client = DockerClient(base_url=address, version="auto", timeout=_CONNECT_SECONDS)
+    client = DockerClient(base_url=address, version="auto", timeout=_ANSWER_SECONDS)
     client.api.timeout = _REQUEST_SECONDS
     return client
-
-
-def _reason(error: BaseException) -> str:
-    """Return the innermost cause: the outer layers only repeat it."""
-    while cause := error.__cause__ or error.__context__:
-        error = cause
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
-    return " ".join(str(error).split()) or type(error).__name__

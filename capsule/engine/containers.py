@@ -40,7 +40,7 @@ from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import LimitsSpec
 from capsule.host.errors import CapsuleError
-from capsule.host.owner import is_gone, this_process
+from capsule.host.owner import is_gone, is_of_earlier_boot, this_process
 from capsule.image.assembly.assemble import TASK_USER, Image, archive_chunks
 from capsule.image.cache import Cache
 from capsule.image.distribution import PREFIX
@@ -58,6 +58,7 @@ PODMAN_PROCESSES = 32_768
 
 _LABEL = "capsule.run"
 _OWNER = "capsule.owner"
+_NOT_RUNNING = ("created", "exited", "dead")
 _CONFLICT = 409  # also if another process is removing it
 # How engines name the init that is missing. Debian's Podman only recommends its catatonit.
 _NO_INIT = ("docker-init", "catatonit", "container-init", "init binary")
@@ -236,24 +237,36 @@ class ContainerEngine:
         from docker.errors import APIError
 
         with engine_errors(self.name):
-            for left in (*self._abandoned_containers(), *self._abandoned_networks()):
+            for left in self._abandoned():
                 try:
                     left()
-                    progress("removed what a killed Capsule process left behind")
+                    progress("removed the remains of a killed Capsule process")
                 except APIError as error:  # another Capsule may be removing it
-                    progress(
-                        f"cannot remove what a killed Capsule left behind: {error.explanation}"
-                    )
+                    progress(f"cannot remove the remains of a killed Capsule: {error.explanation}")
+
+    def count_abandoned(self) -> int:
+        """Return how many containers and networks :meth:`remove_abandoned` would remove.
+
+        Raises:
+            CapsuleError: CAP-E006, the engine went away.
+        """
+        with engine_errors(self.name):
+            return len(self._abandoned())
+
+    def _abandoned(self) -> list[Callable[[], None]]:
+        return [*self._abandoned_containers(), *self._abandoned_networks()]
 
     def _abandoned_containers(self) -> Iterator[Callable[[], None]]:
         """Yield the removal of each; there are the same labels on networks."""
         for container in self._containers(_OWNER):
-            if is_gone(container.labels.get(_OWNER, "")):
+            if _is_abandoned(container):
                 yield partial(container.remove, force=True, v=True)
 
     def _abandoned_networks(self) -> Iterator[Callable[[], None]]:
         for network in self._client.networks.list(filters={"label": _OWNER}):
-            if is_gone((network.attrs.get("Labels") or {}).get(_OWNER, "")):
+            owner = (network.attrs.get("Labels") or {}).get(_OWNER, "")
+            # The engine does not remove a network with a running container.
+            if is_gone(owner) or is_of_earlier_boot(owner):
                 yield network.remove
 
     def _containers(self, label: str) -> list[Container]:
@@ -396,9 +409,10 @@ class _RunningContainer:
     def exceeds_memory(self) -> bool:
         return False  # the kernel sees to it
 
-    def was_out_of_memory(self) -> bool:
+    def was_out_of_memory(self) -> str | None:
         _about(self._container.reload)
-        return bool(self._container.attrs["State"].get("OOMKilled"))
+        killed = self._container.attrs["State"].get("OOMKilled")
+        return "the engine reports OOMKilled" if killed else None
 
     def keep_output(self, path: Path) -> None:
         """Write the output of the container, which has ended, to a file."""
@@ -444,6 +458,14 @@ def resource_limits(limits: LimitsSpec) -> dict[str, int]:
     }
 
 
+def _is_abandoned(container: Container) -> bool:
+    """Tell whether the Capsule process that made a container has ended."""
+    owner = container.labels.get(_OWNER, "")
+    # No container of an earlier boot runs, unless the owner is of another machine, a copy of this
+    # one, that uses the same engine.
+    return is_gone(owner) or (is_of_earlier_boot(owner) and container.status in _NOT_RUNNING)
+
+
 def run_label(run_directory: Path) -> str:
     """Return the label value by which a run directory's container is found again."""
     path = run_directory.resolve()
@@ -483,8 +505,8 @@ def _checked_id(found: EngineImage | None, image: Image, engine: str) -> str:
         "CAP-E004",
         f"{engine} does not contain the image {image.config_digest} as it was loaded"
         + ("" if found is None else f": it has {found.id} with {found.attrs['RootFS']}"),
-        fix=f"Remove what {engine} holds as {image.reference} and build again; if it persists, "
-        "its image store is damaged.",
+        fix=f"Remove the image {image.reference} from {engine} and build again. If the error "
+        f"persists, the image store of {engine} is damaged.",
     )
 
 

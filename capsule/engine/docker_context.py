@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from capsule.engine.interface import WITHOUT_CONTAINERS
 from capsule.experiment.canonical import sha256_hex
 from capsule.host.errors import CapsuleError
 
@@ -61,6 +62,5 @@ def _error(message: str) -> CapsuleError:
         "CAP-E001",
         message,
         fix="Choose another context with 'docker context use NAME' or DOCKER_CONTEXT, or set "
-        "DOCKER_HOST to the engine's socket (unix://…). Without a container engine, use --engine "
-        "process.",
+        f"DOCKER_HOST to the engine's socket (unix://…). {WITHOUT_CONTAINERS}",
     )

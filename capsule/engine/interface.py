@@ -18,6 +18,15 @@ RUN_DIRECTORY = "{run_directory}"
 NATIVE = "{native}"  # the folder of the native parts
 
 EngineName = Literal["docker", "podman", "bwrap", "apptainer", "process"]
+# The remedy where neither Docker nor Podman is available.
+ENGINES_WITHOUT_DAEMON = (
+    "Engines that need neither a daemon nor root are --engine bwrap (apt-get install bubblewrap), "
+    "which gives no GPU to a run, and --engine apptainer (many clusters have it; otherwise "
+    "https://apptainer.org), which is not available to root."
+)
+WITHOUT_CONTAINERS = (
+    f"{ENGINES_WITHOUT_DAEMON} --engine process needs none of these, and does not isolate the run."
+)
 Progress = Callable[[str], None]
 
 
@@ -99,11 +108,13 @@ class Exit:
         reason: ``exited`` unless the engine stopped the task or the kernel did for its memory.
         image: Identity of the image that its container had, as the engine reported it after the
             start; None without a container.
+        evidence: For ``out-of-memory``, what was observed.
     """
 
     status: int
     reason: Literal["exited", "out-of-memory", "timed-out", "disk-full", "interrupted"]
     image: str | None = None
+    evidence: str = ""
 
 
 class Engine(Protocol):

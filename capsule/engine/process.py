@@ -26,6 +26,7 @@ from capsule.engine.data import Mounts, data_mounts, data_variables, link_data
 from capsule.engine.environment import prepare_environment
 from capsule.engine.gpu import driver_folder, require_driver, visible_devices
 from capsule.engine.interface import Exit, Progress, Task
+from capsule.engine.memory_events import oom_kills
 from capsule.engine.supervise import (
     KILL_SECONDS,
     interrupts,
@@ -92,8 +93,8 @@ class ProcessEngine:
         self._encloses = refusal is None
         if refusal is not None:
             progress(
-                "this machine gives a task no namespaces of its own, so it shares /tmp, process "
-                f"numbers and the network: a declared relaxation ({refusal})"
+                "this machine allows no separate namespaces, so the run shares its /tmp, process "
+                f"numbers and network: a declared relaxation ({refusal})"
             )
 
     def run(self, task: Task, *, on_poll: Callable[[], None], poll_seconds: float) -> Exit:
@@ -208,6 +209,7 @@ class RunningProcess:
         self._process = process
         self._limit_bytes = limit_bytes
         self._enclosed = enclosed
+        self._oom_kills = oom_kills() or 0
         self.first: int | None = None
         self.unkept: CapsuleError | None = None
 
@@ -251,9 +253,12 @@ class RunningProcess:
         process = self._process.pid
         return memory_of([process, *descendants(process)]) > self._limit_bytes
 
-    def was_out_of_memory(self) -> bool:
+    def was_out_of_memory(self) -> str | None:
         """See :class:`capsule.engine.supervise.Running`."""
-        return False  # the kernel does not say
+        # The kernel does not say which process it was. The task is in the group, and has failed.
+        if (oom_kills() or 0) > self._oom_kills:
+            return "the kernel killed a process of this control group for its memory (oom_kill)"
+        return None
 
 
 def task_environment(task: Task, environment: str, home: str) -> dict[str, str]:

@@ -10,7 +10,13 @@ from typing import Literal
 
 from capsule.engine.connection import CONTAINER_ENGINES, connect
 from capsule.engine.gpu import outdated
-from capsule.engine.interface import ChangedEngine, Engine, EngineName, Progress
+from capsule.engine.interface import (
+    ENGINES_WITHOUT_DAEMON,
+    ChangedEngine,
+    Engine,
+    EngineName,
+    Progress,
+)
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
 from capsule.host.owner import remove_abandoned
@@ -71,12 +77,13 @@ def _opened(choice: EngineChoice, *, strange: bool, progress: Progress) -> Engin
             "CAP-E001",
             "nothing was executed, because a bundle's code runs in a container and "
             + " and ".join(reasons),
-            fix="Start Docker or Podman, or use '--engine bwrap'. '--engine process' would execute "
+            fix=f"Start Docker or Podman. {ENGINES_WITHOUT_DAEMON} --engine process would execute "
             "the bundle's code without a container, with all permissions of your account.",
         )
     progress(
         "engine: plain process, because " + " and ".join(reasons) + ". The run is not isolated "
-        "and uses this machine's system libraries: a declared relaxation (engine=process)"
+        "and uses this machine's system libraries: a declared relaxation (engine=process). "
+        "--engine bwrap and --engine apptainer isolate it without a daemon"
     )
     return ProcessEngine()
 

@@ -24,6 +24,7 @@ from capsule.host.folders import occupied_bytes
 from capsule.host.locks import is_locked, lock
 from capsule.host.wording import counted
 
+IN_USE = "CAP-E008"  # another process holds the run directory
 GRACE_SECONDS = 30.0  # from SIGTERM to SIGKILL: a checkpoint of the largest replay fits in
 LOG_BYTES = 64 << 20
 RESERVE_BYTES = 256 << 20  # of the run directory's disk, which no task may take from the machine
@@ -52,8 +53,8 @@ class Running(Protocol):
     def exceeds_memory(self) -> bool:
         """Tell whether it must be killed for its memory; False where the kernel sees to it."""
 
-    def was_out_of_memory(self) -> bool:
-        """Tell, once it ended, whether the kernel killed it for its memory."""
+    def was_out_of_memory(self) -> str | None:
+        """Return, once it ended, what shows that the kernel killed it for its memory, if so."""
 
 
 class Interrupts:
@@ -103,7 +104,7 @@ def exclusive(run_directory: Path) -> Iterator[None]:
     try:
         if not lock(descriptor, run_directory):
             raise CapsuleError(
-                "CAP-E008",
+                IN_USE,
                 f"another Capsule process is running in {run_directory}",
                 fix="Wait for it or interrupt it, then run the command again.",
             )
@@ -169,7 +170,8 @@ def supervise(
             continue
         checked = now
         if running.exceeds_memory():
-            return Exit(_kill(running), "out-of-memory")
+            evidence = "its processes used more than limits.memory_mb"
+            return Exit(_kill(running), "out-of-memory", evidence=evidence)
         if _disk_exceeded(task):
             return Exit(_kill(running), "disk-full")
     on_poll()
@@ -179,8 +181,8 @@ def supervise(
         return Exit(status, "interrupted")
     # Engines may report this although only a child was killed and the task continued, as a
     # status of 0 shows.
-    if status != 0 and running.was_out_of_memory():
-        return Exit(status, "out-of-memory")
+    if status != 0 and (observed := running.was_out_of_memory()) is not None:
+        return Exit(status, "out-of-memory", evidence=observed)
     # A task that uses up the disk between two looks fails by itself, and this is the true reason.
     return Exit(status, "disk-full" if _disk_exceeded(task) else "exited")
 

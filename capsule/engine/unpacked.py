@@ -68,7 +68,7 @@ class UnpackedImageEngine(Engine):
         self._root = unpacked_root(image, cache, progress)
         self._image = image
         losses = "; ".join(self._losses())
-        progress(f"engine {self.name}: what a container engine would confine more: {losses}")
+        progress(f"engine {self.name}: confines a run less than a container engine: {losses}")
         self._bytecode = prepare_bytecode(self, lock, image, cache, progress)
 
     def run(self, task: Task, *, on_poll: Callable[[], None], poll_seconds: float) -> Exit:

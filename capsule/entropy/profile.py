@@ -96,10 +96,10 @@ def merge(directory: Path) -> bytes:
         if (one.process, one.thread) == (other.process, other.thread):
             raise CapsuleError(
                 "CAP-R204",
-                f"two threads that asked for randomness are process {one.process}, thread "
-                f"{one.thread}: they were started around the C library, or two runs wrote to "
-                f"{directory}",
-                fix="Give each run a folder of its own, or use entropy.mode: virtual.",
+                "two threads that requested randomness have the same path, process "
+                f"{one.process}, thread {one.thread}: they were started without the C library, or "
+                f"two runs wrote to {directory}",
+                fix="Use a separate folder for each run, or use entropy.mode: virtual.",
             )
     return serialize(Profile(journal.machine, tuple(threads)))
 

@@ -454,20 +454,20 @@ def _malformed(path: Path, what: str) -> CapsuleError:
 
 # What the launcher can fail with (capsule/native/source), and what to do.
 _FIXES: dict[str, str] = {
-    "CAP-R101": "Report it: Capsule builds the launcher's options.",
+    "CAP-R101": "Report the error: Capsule itself sets the options of the launcher.",
     "CAP-R102": "Build the image again, or install Capsule from its wheel.",
-    "CAP-R103": "Give the run an empty folder that it can write to, on a disk with room.",
-    "CAP-R104": "Use Linux 5.14 or newer, outside other supervised runs; or "
+    "CAP-R103": "Give the run an empty folder that it can write to, on a disk with free space.",
+    "CAP-R104": "Use Linux 5.14 or newer, outside other supervised runs, or set "
     "entropy.supervised: false.",
-    "CAP-R105": "Use Capsule's seccomp profile for containers, or "
+    "CAP-R105": "Use Capsule's seccomp profile for containers, or set "
     "entropy.address_randomization: true.",
-    "CAP-R106": "Correct trainer.command, or add the program.",
+    "CAP-R106": "Correct trainer.command, or add the program to the image.",
     "CAP-R107": "Use an image with glibc 2.28 or newer, and a program that its loader starts.",
     "CAP-R108": "Keep the program dumpable and under its user, or set entropy.supervised: false.",
     "CAP-R109": "Use x86-64 programs only, or set entropy.supervised: false.",
-    "CAP-R110": "See the message. Report it unless memory was short.",
+    "CAP-R110": "Report the error, unless memory ran out.",
     "CAP-R111": "Use the profile of the recorded run.",
-    "CAP-R112": "Free disk space, raise the limit on file size, or use entropy.mode: virtual. The "
+    "CAP-R112": "Free disk space, raise the limit on file size, or set entropy.mode: virtual. The "
     "program must not write to the folder of the journal.",
     "CAP-R114": "Raise limits.minutes; the run can be resumed with 'capsule run --resume'.",
 }

@@ -100,5 +100,6 @@ def parse_arrivals(data: bytes) -> ArrivalLog:
         raise CapsuleError(
             "CAP-T385",
             f"the arrival log is malformed: {str(error).splitlines()[0]}",
-            fix="Take the log from the bundle again; do not trust a bundle that holds such a log.",
+            fix="Take the log from the bundle again; do not trust a bundle that contains such "
+            "a log.",
         ) from error

@@ -14,7 +14,7 @@ import re
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -76,8 +76,6 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-# Shells pass '>(command)' as a pipe in /dev/fd.
-_DEVICE_FOLDERS = frozenset({"/dev", "/dev/fd", "/dev/pts", "/proc/self/fd"})
 _UNFINISHED = re.compile(r"\..+\.[a-z0-9_]{8}")  # mkstemp's eight characters
 
 
@@ -123,57 +121,13 @@ def appearing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
             stream.flush()
             # Before the rename: after a crash the name must not lead to an incomplete file.
             os.fsync(stream.fileno())
-        # mkstemp() makes a file for its owner alone, and other users may read what Capsule writes.
+        # mkstemp() makes a file for its owner alone. The umask has no effect on this mode: the user
+        # of a container may be another one, and no other user may write to a file of the cache.
         temporary.chmod(mode)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def write_output(path: Path, data: bytes) -> None:
-    """Write a file that the user named, all at once; or into a device or a pipe below ``/dev``.
-
-    To replace ``/dev/null`` by a file, as :func:`write_atomic` would for root, breaks a machine.
-    Elsewhere a device or a pipe was not put there for this output, and a symbolic link is replaced:
-    in a folder that others can write to, it may lead to a disk.
-
-    Raises:
-        NotRegularError: A folder, device, pipe or socket stands at ``path``.
-        OSError: The file cannot be written.
-    """
-    if is_device(path):
-        path.write_bytes(data)
-        return
-    _require_replaceable(path)
-    write_atomic(path, data)
-
-
-def check_output(path: Path) -> None:
-    """Find out before hours of work whether :func:`write_output` could write a file; write nothing.
-
-    Raises:
-        NotRegularError: A folder, device, pipe or socket stands at ``path``.
-        OSError: No file can be made there.
-    """
-    if is_device(path):
-        return
-    _require_replaceable(path)
-    folder = next(each for each in path.absolute().parents if each.exists())
-    with tempfile.TemporaryFile(dir=folder):
-        pass
-
-
-def is_device(path: Path) -> bool:
-    """Return whether :func:`write_output` writes into what stands at ``path``."""
-    # To write into a block device would overwrite the file system on it.
-    return str(path.absolute().parent) in _DEVICE_FOLDERS and not path.is_block_device()
-
-
-def _require_replaceable(path: Path) -> None:
-    with suppress(FileNotFoundError):
-        if not stat.S_ISREG(mode := path.lstat().st_mode) and not stat.S_ISLNK(mode):
-            raise NotRegularError(errno.EEXIST, "not a regular file", str(path))
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Annotated, Any, Self
@@ -114,6 +114,17 @@ def is_given(model: BaseModel, name: str) -> bool:
     """Tell whether a field has another value than by default."""
     default = type(model).model_fields[name].get_default(call_default_factory=True)
     return bool(getattr(model, name) != default)
+
+
+def reject_all(messages: Iterable[str]) -> None:
+    """Reject a document if there are messages about it.
+
+    Raises:
+        ValueError: There are. Its message has a line for each, which readers of specs report one by
+            one: pydantic takes one exception of a validator.
+    """
+    if found := [*messages]:
+        raise ValueError("\n".join(found))
 
 
 @contextmanager

@@ -87,9 +87,9 @@ def task_name(identifier: str) -> str:
     raise CapsuleError(
         "CAP-S007",
         f"no human score is known for {identifier!r}",
-        fix=f"did you mean {' or '.join(near)}?"
+        fix=f"Did you mean {' or '.join(near)}?"
         if near
-        else "name a game of Atari-57, such as 'breakout', or a level of DMLab-30",
+        else "Name a game of Atari-57, such as 'breakout', or a level of DMLab-30.",
     )
 
 

@@ -12,12 +12,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 from capsule.experiment.beneath import open_beneath
-from capsule.experiment.canonical import check_output
 from capsule.experiment.contract import WORKSPACE, Event
 from capsule.export.mlflow import open_mlflow
 from capsule.export.runs import TRAINING, Point, event_values, line_values, sound_time
@@ -25,7 +25,7 @@ from capsule.export.table import COLUMNS, row, table_text
 from capsule.export.tensorboard import EVENT_FILE, EventWriter
 from capsule.export.wandb import open_wandb, require_wandb
 from capsule.host.errors import CapsuleError, coded
-from capsule.host.outputs import check_folder
+from capsule.host.outputs import append, check_folder, check_output
 from capsule.host.reporter import Reporter
 from capsule.host.run_directory import WORK
 from capsule.report.subject import METRICS, JsonLines
@@ -68,7 +68,7 @@ class FollowingReporter:
         self._write([])
 
     def _write(self, reported: list[tuple[int, dict[str, float]]]) -> None:
-        """Write metrics of an event, and a program's. A full disk ends the writing, not the run."""
+        """Write metrics of an event, and a program's. An error ends the writing, not the run."""
         if self._sink is None:
             return
         try:
@@ -76,11 +76,10 @@ class FollowingReporter:
             for step, values in chain(reported, recorded):
                 for name, value in values.items():
                     self._sink.write(TRAINING + name, Point(step, value, self._time))
-        # A value that a format has no place for must not end the run either.
-        except (CapsuleError, OSError, ValueError, OverflowError) as error:
+        # Whatever it is, such as a full disk or the end of W&B's own process, the run continues.
+        except Exception as error:  # noqa: BLE001
             self._sink = None
-            reason = error.message if isinstance(error, CapsuleError) else _reason(error)
-            self.note(f"--metrics: no further metrics are written: {reason}")
+            self.note(f"--metrics: no further metrics are written: {_reason(error)}")
 
 
 class _RecorderTail:
@@ -175,13 +174,15 @@ def _noting(reporter: Reporter) -> Iterator[None]:
     """Tell of an error of closing the place, which must not replace the outcome of the run."""
     try:
         yield
-    except OSError as error:
+    except Exception as error:  # noqa: BLE001 - a library may raise anything
         reporter.note(f"--metrics: the end of the run is not written: {_reason(error)}")
 
 
 def _reason(error: Exception) -> str:
     """Return what an error says. One that a library raises may have no text of the system."""
-    return str(getattr(error, "strerror", None) or error)
+    if isinstance(error, CapsuleError):
+        return error.message
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 @contextmanager
@@ -190,9 +191,7 @@ def _open_events(folder: Path, directory: Path) -> Iterator[_Sink]:
     started = time.time()
     path = folder / directory.name / EVENT_FILE.format(seconds=int(started))
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Readers see each value at once, because nothing is buffered.
-    with path.open("ab", buffering=0) as stream:
-        yield EventWriter(stream, started)
+    yield EventWriter(partial(append, path), started)
 
 
 @contextmanager
@@ -200,8 +199,7 @@ def _open_table(path: Path, directory: Path) -> Iterator[_Sink]:
     """Open a new file of CSV, or append to an existing one."""
     _check_header(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab", buffering=0) as stream:
-        yield _Table(stream, directory.name)
+    yield _Table(path, directory.name)
 
 
 def _check_header(path: Path) -> None:
@@ -226,14 +224,16 @@ def _check_header(path: Path) -> None:
 class _Table:
     """Appends rows to a file of CSV, after a header in a new one."""
 
-    def __init__(self, stream: BinaryIO, run: str) -> None:
-        self._stream = stream
+    def __init__(self, path: Path, run: str) -> None:
+        self._path = path
         self._run = run
-        if stream.tell() == 0:
-            stream.write(_HEADER)
+        self._append("")
 
     def write(self, name: str, point: Point) -> None:
-        self._stream.write(table_text([row(self._run, name, *point)]).encode())
+        self._append(table_text([row(self._run, name, *point)]))
+
+    def _append(self, text: str) -> None:
+        append(self._path, text.encode(), heading=_HEADER)
 
 
 _HEADER = table_text([COLUMNS]).encode()
@@ -257,6 +257,6 @@ def parse_target(target: str) -> tuple[_Opener, Path]:
             "CAP-P206",
             f"--metrics {target!a} is not tensorboard:FOLDER, csv:FILE, mlflow:FOLDER or "
             "wandb:FOLDER",
-            fix="Write for example --metrics tensorboard:logs",
+            fix="Write, for example, --metrics tensorboard:logs.",
         )
     return _OPENERS[form], Path(place)

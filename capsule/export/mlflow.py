@@ -11,14 +11,15 @@ import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from capsule.experiment.canonical import write_atomic
-from capsule.export.folders import new_folder
+from capsule.engine.supervise import IN_USE
+from capsule.export.folders import TAKEN, new_folder, new_folders
 from capsule.export.runs import ExportedRun, Point, read_directory
 from capsule.host.errors import CapsuleError, ExitCode
+from capsule.host.outputs import append, write_output
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\- ]*(/[A-Za-z0-9_][A-Za-z0-9_.\- ]*)*")
 _MAX_NAME = 250  # of a metric or a parameter (mlflow/utils/validation.py)
@@ -45,8 +46,7 @@ class LiveStoreRun:
         _check_name(name)
         path = self._place / "metrics" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as stream:
-            stream.write(_line(point, None).encode())
+        append(path, _line(point, None).encode())
 
 
 @contextmanager
@@ -54,7 +54,8 @@ def open_mlflow(folder: Path, directory: Path) -> Iterator[LiveStoreRun]:
     """Add the run of a run directory to a file store while it is executed.
 
     It is a run in progress until the end of the block. Then it has finished, was killed (an
-    interrupted run, which a later one with the same directory continues) or has failed.
+    interrupted run, which a later one with the same directory continues) or has failed. It stays in
+    progress if another process executes it.
 
     Raises:
         CapsuleError: CAP-P202, the run directory is malformed; CAP-P204, it has metrics whose names
@@ -63,26 +64,34 @@ def open_mlflow(folder: Path, directory: Path) -> Iterator[LiveStoreRun]:
     """
     run = read_directory(directory)
     experiment = _experiment(folder, run)
-    if not experiment.exists():
-        with _new_experiment(experiment, run):
-            pass
+    _make_experiment(experiment, run)
     place = experiment / run.id
     # A resumed run continues in the folder of its first start, whose metrics stay.
     if not place.exists():
         with new_folder(place) as unfinished:
             _write_run(run, unfinished, experiment)
-    # Every exception but those below leaves this status.
-    status = _STATUS["failed"]
     _write_facts(place, _facts(run, experiment, _STATUS["running"], None))
+    status: int | None = _STATUS["failed"]
     try:
         yield LiveStoreRun(place)
         status = _STATUS["finished"]
-    except (CapsuleError, KeyboardInterrupt) as error:
-        if not isinstance(error, CapsuleError) or error.exit_code == ExitCode.INTERRUPTED:
-            status = _KILLED
+    except BaseException as error:
+        status = _status_after(error)
         raise
     finally:
-        _write_facts(place, _facts(run, experiment, status, time.time()))
+        if status is not None:
+            _write_facts(place, _facts(run, experiment, status, time.time()))
+
+
+def _status_after(error: BaseException) -> int | None:
+    """Return how a run ended with an error; None if another process still executes it."""
+    if isinstance(error, KeyboardInterrupt):
+        return _KILLED
+    if not isinstance(error, CapsuleError):
+        return _STATUS["failed"]
+    if error.code == IN_USE:
+        return None
+    return _KILLED if error.exit_code == ExitCode.INTERRUPTED else _STATUS["failed"]
 
 
 def export_mlflow(runs: Iterable[ExportedRun], folder: Path) -> None:
@@ -96,18 +105,14 @@ def export_mlflow(runs: Iterable[ExportedRun], folder: Path) -> None:
         OSError: A file cannot be written.
     """
     # All folders get their names when the last one is written, so that an error leaves none.
-    with ExitStack() as unfinished:
-        places: dict[Path, Path] = {}
+    with new_folders(folder) as make:
+        experiments: dict[Path, ExportedRun] = {}
         for run in runs:
             experiment = _experiment(folder, run)
-            if experiment not in places:
-                places[experiment] = (
-                    experiment
-                    if experiment.exists()
-                    else unfinished.enter_context(_new_experiment(experiment, run))
-                )
-            place = unfinished.enter_context(new_folder(places[experiment] / run.id))
-            _write_run(run, place, experiment)
+            experiments.setdefault(experiment, run)
+            _write_run(run, make(experiment / run.id), experiment)
+        for experiment, run in experiments.items():
+            _make_experiment(experiment, run)
 
 
 def _experiment(folder: Path, run: ExportedRun) -> Path:
@@ -118,9 +123,10 @@ def _experiment(folder: Path, run: ExportedRun) -> Path:
     return folder.resolve() / str(number)
 
 
-@contextmanager
-def _new_experiment(experiment: Path, run: ExportedRun) -> Iterator[Path]:
-    """Yield the folder that becomes a new experiment, that of a run, at the end of the block."""
+def _make_experiment(experiment: Path, run: ExportedRun) -> None:
+    """Make the experiment of a run, unless there is one."""
+    if experiment.exists():
+        return
     made = _milliseconds(run.started)
     facts: dict[str, Any] = {
         "artifact_location": experiment.as_uri(),
@@ -130,15 +136,20 @@ def _new_experiment(experiment: Path, run: ExportedRun) -> Iterator[Path]:
         "lifecycle_stage": "active",
         "name": run.lock.spec.name,
     }
-    with new_folder(experiment) as place:
-        _write_facts(place, facts)
-        yield place
+    try:
+        with new_folder(experiment) as place:
+            _write_facts(place, facts)
+    except CapsuleError as error:
+        if error.code != TAKEN:  # another process has made the same experiment meanwhile
+            raise
 
 
 def _write_run(run: ExportedRun, place: Path, experiment: Path) -> None:
     status = _STATUS.get(run.state, _KILLED)
     _write_facts(place, _facts(run, experiment, status, run.finished))
-    (place / "artifacts").mkdir()
+    # MLflow does not find a run that lacks one of them, as one without metrics would.
+    for name in ("artifacts", "metrics", "params", "tags"):
+        (place / name).mkdir()
     folders = {parent.as_posix() for metric in run.metrics for parent in Path(metric.name).parents}
     for metric in run.metrics:
         _check_name(metric.name)
@@ -200,7 +211,7 @@ def _write_facts(folder: Path, facts: Mapping[str, Any]) -> None:
     """Write ``meta.yaml``; the values are JSON, which is YAML."""
     lines = (f"{name}: {json.dumps(value)}\n" for name, value in facts.items())
     # Without it, MLflow would not read the run, so a full disk must not empty it.
-    write_atomic(folder / "meta.yaml", "".join(lines).encode())
+    write_output(folder / "meta.yaml", "".join(lines).encode())
 
 
 def _write(path: Path, text: str) -> None:

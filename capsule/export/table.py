@@ -7,8 +7,8 @@ import io
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from capsule.experiment.canonical import write_output
 from capsule.export.runs import ExportedRun
+from capsule.host.outputs import write_output
 
 # episode: place of a return among those of its evaluation; time: seconds since the epoch. Either is
 # empty where there is none.

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import BinaryIO
 
-from capsule.export.folders import new_folder
+from capsule.export.folders import new_folders
 from capsule.export.runs import ExportedRun, Point
 from capsule.verification.content.events import record_checksum
 
@@ -35,12 +33,11 @@ def export_tensorboard(runs: Iterable[ExportedRun], folder: Path) -> None:
         OSError: A file cannot be written.
     """
     # All folders get their names when the last one is written, so that an error leaves none.
-    with ExitStack() as unfinished:
-        places = [(run, unfinished.enter_context(new_folder(folder / run.name))) for run in runs]
-        for run, place in places:
+    with new_folders(folder) as make:
+        for run, place in [(run, make(folder / run.name)) for run in runs]:
             started = run.started or 0.0
             with (place / EVENT_FILE.format(seconds=int(started))).open("wb") as stream:
-                writer = EventWriter(stream, started)
+                writer = EventWriter(stream.write, started)
                 for metric in run.metrics:
                     for point in metric.points:
                         writer.write(metric.name, point)
@@ -49,18 +46,23 @@ def export_tensorboard(runs: Iterable[ExportedRun], folder: Path) -> None:
 class EventWriter:
     """Writes scalars to an event file."""
 
-    def __init__(self, stream: BinaryIO, started: float) -> None:
-        """Begin the file of a run that started at a time in seconds since the epoch."""
-        self._stream = stream
+    def __init__(self, write: Callable[[bytes], object], started: float) -> None:
+        """Begin the file of a run.
+
+        Args:
+            write: Appends to the file.
+            started: When the run started, in seconds since the epoch.
+        """
+        self._write = write
         self._started = started
-        stream.write(_record(_double(1, started) + _bytes(3, FILE_VERSION)))
+        write(_record(_double(1, started) + _bytes(3, FILE_VERSION)))
 
     def write(self, name: str, point: Point) -> None:
         """Append a value. TensorBoard keeps it in single precision."""
         value = _bytes(1, name.encode()) + _float(2, point.value)
         time = self._started if point.time is None else point.time
         event = _double(1, time) + _integer(2, point.step) + _bytes(5, _bytes(1, value))
-        self._stream.write(_record(event))
+        self._write(_record(event))
 
 
 def _record(data: bytes) -> bytes:

@@ -131,7 +131,7 @@ def require_wandb() -> ModuleType:
         raise CapsuleError(
             "CAP-P205",
             "the package wandb, which writes W&B's files, is not installed",
-            fix="pip install 'capsule-rl[wandb]'",
+            fix="Run: pip install 'capsule-rl[wandb]'",
         ) from error
     return wandb
 

@@ -100,7 +100,7 @@ def _check_size(files: list[Path]) -> None:
     if size > MAX_BYTES or len(files) >= MAX_FILES:  # and SHA256SUMS
         raise CapsuleError(
             "CAP-P208",
-            f"the deposit has {len(files) + 1} files of {size} bytes together; Zenodo takes "
+            f"the deposit has {len(files) + 1} files of {size} bytes together; Zenodo accepts "
             f"{MAX_FILES} files of {MAX_BYTES} bytes",
             fix="Exclude receipts, make a bundle without --embed-image, or ask Zenodo for more.",
         )

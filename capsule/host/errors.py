@@ -21,6 +21,7 @@ __all__ = [
     "ErrorEntry",
     "ExitCode",
     "coded",
+    "innermost_reason",
     "refusal_of",
 ]
 
@@ -79,3 +80,12 @@ def refusal_of(error: OSError) -> CapsuleError | None:
         f"the operating system reported an error{where}: {reason}",
         fix="Free disk space, or set TMPDIR and CAPSULE_CACHE to folders that you may write to.",
     )
+
+
+def innermost_reason(error: BaseException) -> str:
+    """Return the first cause of an error of a library for HTTP, whose other layers repeat it."""
+    while cause := error.__cause__ or error.__context__:
+        error = cause
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Folders and new files of the user, the disk space that files take, and what is left."""
+"""Folders of the user, the disk space that files take, and what is left."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import shutil
 from pathlib import Path
 
-from capsule.experiment.files import CREATE
 from capsule.host.errors import CapsuleError
 
 _BLOCK_BYTES = 512  # the unit of st_blocks on Linux, whatever the file system's is
@@ -70,30 +69,6 @@ def real_path(path: Path) -> Path:
     For a loop of links, ``Path.resolve()`` raises RuntimeError before Python 3.13.
     """
     return Path(os.path.realpath(path))
-
-
-def write_new(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Write a file of the user that does not exist yet, or leave none there.
-
-    Missing folders above it are made.
-
-    Raises:
-        FileExistsError: Something is at ``path``, if only a link that leads nowhere.
-        OSError: The file cannot be written.
-    """
-    try:
-        descriptor = os.open(path, CREATE, mode)
-    except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, CREATE, mode)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-    except BaseException:
-        path.unlink()
-        raise
 
 
 def occupied_bytes(facts: os.stat_result) -> int:

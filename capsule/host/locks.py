@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +18,7 @@ from capsule.experiment.files import FOLDERS_OPEN, LOCK, flags_of, lock_file
 from capsule.host.errors import CapsuleError
 
 PATIENCE_SECONDS = 0.5
+NOTICE_SECONDS = 2.0  # until the user reads what is waited for
 _POLL_SECONDS = 0.02
 _HOLD = flags_of("RDONLY DIRECTORY CLOEXEC") if FOLDERS_OPEN else LOCK
 
@@ -86,7 +89,8 @@ def lock_open(descriptor: int, path: Path, *, shared: bool = False, wait: bool =
         descriptor: Its descriptor.
         path: Its name, for the message.
         shared: Whether others may have a shared lock, too.
-        wait: Whether to wait for those who have it locked.
+        wait: Whether to wait for those who have it locked. If this takes long, standard error says
+            so.
 
     Returns:
         Whether it is locked now; True after waiting.
@@ -95,7 +99,12 @@ def lock_open(descriptor: int, path: Path, *, shared: bool = False, wait: bool =
         CapsuleError: CAP-Y020, the file system has no locks.
     """
     try:
-        return lock_file(descriptor, shared=shared, wait=wait)
+        if lock_file(descriptor, shared=shared, wait=False):
+            return True
+        if not wait:
+            return False
+        with _noticed(path):
+            return lock_file(descriptor, shared=shared)
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
             raise
@@ -105,3 +114,16 @@ def lock_open(descriptor: int, path: Path, *, shared: bool = False, wait: bool =
             fix="Choose a folder on a file system with locks (Lustre: mount option flock). The "
             "variable TMPDIR names the one for temporary folders, CAPSULE_CACHE the cache.",
         ) from error
+
+
+@contextmanager
+def _noticed(path: Path) -> Iterator[None]:
+    """Say on standard error what a block waits for, if it takes long."""
+    message = f"waiting for another Capsule process, which has locked {path}\n"
+    notice = threading.Timer(NOTICE_SECONDS, lambda: sys.stderr.write(message))
+    notice.daemon = True  # as the block may be in another thread than the main one
+    notice.start()
+    try:
+        yield
+    finally:
+        notice.cancel()

@@ -6,6 +6,8 @@ import os
 from typing import Self
 
 import requests
+from requests.adapters import HTTPAdapter
+from urllib3.util import Retry
 
 from capsule import __version__
 
@@ -13,11 +15,27 @@ from capsule import __version__
 CERTIFICATES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
 
 
+# A server may close a kept connection when the next request is sent, and a proxy in front of it may
+# be overloaded for a moment. An address without a server is not tried again: mirrors have others.
+_RETRIES = Retry(
+    total=2,
+    connect=0,
+    other=0,
+    allowed_methods=("GET", "HEAD"),
+    status_forcelist=(502, 503, 504),
+    backoff_factor=1.0,
+    raise_on_status=False,
+    respect_retry_after_header=False,  # which could name any time
+)
+
+
 class HttpClient:
     """Keeps its connections open while it is used as a context manager."""
 
     def __init__(self) -> None:
         self._session = requests.Session()
+        for scheme in ("http://", "https://"):
+            self._session.mount(scheme, HTTPAdapter(max_retries=_RETRIES))
         self._session.headers["User-Agent"] = f"capsule/{__version__}"
         # Digests are those of the stored bytes. By default, requests accepts compressed ones, too.
         self._session.headers["Accept-Encoding"] = "identity"

@@ -1,10 +1,10 @@
 """Resources of a running Capsule process, and the remains of a killed one.
 
 A process is named so that no later one is taken for it: by its number and start time, its process
-id namespace, the boot of its machine, and its user. Temporary folders are held by a lock, which the
-kernel releases when the process ends. Their names contain the machine, because NFS and Lustre do
-not tell other machines of the lock on a folder. On Windows, which has no locks on folders, those of
-a killed process stay.
+id namespace, the boot of its machine, its machine, and its user. Temporary folders are held by a
+lock, which the kernel releases when the process ends. Their names contain the machine, because NFS
+and Lustre do not tell other machines of the lock on a folder. On Windows, which has no locks on
+folders, those of a killed process stay.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from pathlib import Path
 from capsule.experiment.beneath import remove_folder
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.files import FOLDERS_OPEN, flags_of, lock_file
+from capsule.host.errors import CapsuleError
 from capsule.host.locks import lock_open
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_HELD = ".capsule-held"  # only of folders that a process holds by a lock
+HELD = ".capsule-held"  # end of the names of folders that a process holds by a lock
 _MACHINE_ID = Path("/etc/machine-id")  # machine-id(5); empty or missing in some containers
 _FOLDER = flags_of("RDONLY DIRECTORY CLOEXEC")
 
 
 def this_process() -> str:
-    """Return the name of this process: user, boot, namespace, number and start time."""
+    """Return the name of this process: user, machine, boot, namespace, number and start time."""
     return f"{_place()}/{os.getpid()}/{_started(os.getpid())}"
 
 
@@ -44,9 +45,22 @@ def is_gone(owner: str) -> bool:
     return _started(int(number)) != identity
 
 
+def is_of_earlier_boot(owner: str) -> bool:
+    """Tell whether a process was one of this user and machine before its last boot, by its name.
+
+    A copy of a virtual machine may have the same name and number as this machine, and be another.
+    """
+    parts, here = owner.split("/"), _place().split("/")
+    return len(parts) == len(here) + 2 and parts[:2] == here[:2] and parts[2] != here[2]
+
+
 @contextmanager
 def temporary_folder(
-    prefix: str, parent: Path | None = None, *, note: Callable[[str], None] | None = None
+    prefix: str,
+    parent: Path | None = None,
+    *,
+    note: Callable[[str], None] | None = None,
+    require_lock: bool = True,
 ) -> Iterator[Path]:
     """Give an empty folder that only this user can enter; it is removed at the end.
 
@@ -56,14 +70,18 @@ def temporary_folder(
         prefix: Prefix of its name.
         parent: Where it is made; the system's folder for temporary files by default.
         note: Told if it cannot be removed.
+        require_lock: Whether to reject a file system without locks, on which the folder stays if
+            this process is killed.
 
     Raises:
         CapsuleError: CAP-Y020, the file system has no locks.
         OSError: It cannot be made; or it cannot be removed, and there is no ``note``.
     """
     suffix = _suffix() if FOLDERS_OPEN else ""
-    while (held := _held(Path(tempfile.mkdtemp(prefix=prefix, suffix=suffix, dir=parent)))) is None:
-        pass  # it was taken for an abandoned one before it was locked
+    held = None
+    while held is None:  # a new folder may be taken for an abandoned one before it is locked
+        new = Path(tempfile.mkdtemp(prefix=prefix, suffix=suffix, dir=parent))
+        held = _held(new, require_lock=require_lock)
     folder, descriptor = held
     try:
         yield folder
@@ -81,7 +99,7 @@ def temporary_folder(
                 os.close(descriptor)
 
 
-def _held(folder: Path) -> tuple[Path, int | None] | None:
+def _held(folder: Path, *, require_lock: bool) -> tuple[Path, int | None] | None:
     """Lock a new folder; None if :func:`remove_abandoned` was faster."""
     if not FOLDERS_OPEN:
         return folder, None
@@ -92,7 +110,9 @@ def _held(folder: Path) -> tuple[Path, int | None] | None:
     try:
         # This waits for a remove_abandoned() that has locked the folder since it was made.
         lock_open(descriptor, folder)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, CapsuleError) and not require_lock:
+            return folder, descriptor  # remove_abandoned() cannot lock it either, so it leaves it
         os.close(descriptor)
         with suppress(FileNotFoundError):
             folder.rmdir()
@@ -103,7 +123,9 @@ def _held(folder: Path) -> tuple[Path, int | None] | None:
     return None
 
 
-def remove_abandoned(parent: Path | None = None, *, anywhere: bool = False) -> None:
+def remove_abandoned(
+    parent: Path | None = None, *, anywhere: bool = False, prefix: str = ""
+) -> None:
     """Remove folders of this user that :func:`temporary_folder` made for a process that is gone.
 
     What cannot be removed stays for the next time.
@@ -112,18 +134,21 @@ def remove_abandoned(parent: Path | None = None, *, anywhere: bool = False) -> N
         parent: Where to look; the system's folder for temporary files by default.
         anywhere: Whether to remove those of other machines, too. The caller knows that no process
             there uses ``parent``.
+        prefix: Of the names of those to remove.
     """
-    for folder in abandoned(parent, anywhere=anywhere):
+    for folder in abandoned(parent, anywhere=anywhere, prefix=prefix):
         with suppress(OSError):
             remove_folder(folder)
 
 
-def abandoned(parent: Path | None = None, *, anywhere: bool = False) -> Iterator[Path]:
+def abandoned(
+    parent: Path | None = None, *, anywhere: bool = False, prefix: str = ""
+) -> Iterator[Path]:
     """Yield the folders that :func:`remove_abandoned` removes; each is held while it is yielded."""
     if not FOLDERS_OPEN:
         return
     where = Path(tempfile.gettempdir()) if parent is None else parent
-    for folder in where.glob(f"*{_HELD if anywhere else _suffix()}"):
+    for folder in where.glob(f"{prefix}*{HELD if anywhere else _suffix()}"):
         try:
             # No link: another user could put one into /tmp that leads to a folder of this user.
             descriptor = os.open(folder, _FOLDER | os.O_NOFOLLOW)
@@ -138,8 +163,13 @@ def abandoned(parent: Path | None = None, *, anywhere: bool = False) -> Iterator
 
 def _suffix() -> str:
     """Return the end of the names of folders that processes of this machine hold."""
+    return f".{_machine()}{HELD}"
+
+
+def _machine() -> str:
+    """Return eight digits that stand for this machine."""
     number = _MACHINE_ID.read_bytes() if _MACHINE_ID.exists() else b""
-    return f".{sha256_hex(os.fsencode(os.uname().nodename) + number)[:8]}{_HELD}"
+    return sha256_hex(os.fsencode(os.uname().nodename) + number)[:8]
 
 
 def _is_abandoned(descriptor: int) -> bool:
@@ -158,7 +188,7 @@ def _is_abandoned(descriptor: int) -> bool:
 
 def _place() -> str:
     namespace = Path("/proc/self/ns/pid").stat().st_ino
-    return f"{os.getuid()}/{_BOOT.read_text().strip()}/{namespace}"
+    return f"{os.getuid()}/{_machine()}/{_BOOT.read_text().strip()}/{namespace}"
 
 
 def _started(process: int) -> str | None:

@@ -29,7 +29,7 @@ from capsule.experiment.trainers import (
     ModuleSpec,
     R2d2Trainer,
 )
-from capsule.host.validation import Wrong
+from capsule.host.validation import FIX_OF_PACKAGES, Wrong
 
 _OF_REQUESTS = ("batch_invariance", "request_seeds", "deterministic_routing")
 _FRAMES_PER_MINUTE = 60 * 60
@@ -41,11 +41,15 @@ _MAX_CHECKPOINTS, _MAX_EPISODES = 4_000, 500_000
 _SIDES = {"atari": 84, "minatar": 10}  # rows and columns of the frames, where the suite has them
 # As capsule.training.networks.language splits an instruction.
 _WORD = re.compile(r"[^\s,.;:!?]+")
+# A path, an address or the name of a file. Some are valid names of packages, too: a resolver would
+# take 'requirements.txt' for the package requirements-txt, which anyone may publish.
+_PLACE = re.compile(r"[^;@]*/.*|\S*\.(txt|in|toml|yml|whl|zip|gz)", re.IGNORECASE | re.DOTALL)
 
 
 def wrong_settings(spec: Spec) -> Iterator[Wrong]:
     """Yield the settings of a spec that have no effect, or that end the run."""
     trainer = spec.trainer
+    yield from _of_packages(spec)
     yield from _randomness(spec)
     if not isinstance(trainer, ImpalaTrainer):
         yield from _without_requests(spec.determinism, trainer)
@@ -78,6 +82,16 @@ def _of_training(spec: TrainingSpec) -> Iterator[Wrong]:
             f" {seen!r} is the instruction, too",
             "Name the entry that is the image.",
         )
+
+
+def _of_packages(spec: Spec) -> Iterator[Wrong]:
+    for number, text in enumerate(spec.image.packages):
+        if _PLACE.fullmatch(text):
+            yield _wrong(
+                f"image.packages.{number}",
+                f": {text!r} is a file or an address, not a package",
+                FIX_OF_PACKAGES,
+            )
 
 
 def _randomness(spec: Spec) -> Iterator[Wrong]:

@@ -101,7 +101,7 @@ def _apply(overrides: Sequence[str], document: YamlDocument) -> None:
             raise CapsuleError(
                 "CAP-S004",
                 f"override {override!r} is not section.field=value",
-                fix="--set seeds.root=1",
+                fix="Write, for example, --set seeds.root=1.",
             )
         # By the rules of the file, so that a value means the same on the command line and in it.
         given = YamlDocument(f"value: {text}".encode(), f"--set {name}", "spec")

@@ -59,6 +59,11 @@ _OTHER_NAMES = {
     "total_timesteps": "total_steps",
     "vf_coef": "baseline_cost",
 }
+FIX_OF_PACKAGES = (
+    "Write requirements of Python packages: numpy==2.4.6. Copy the lines of a requirements file "
+    "without its options, since no field takes a requirements file; name folders of wheels in "
+    "image.sources.find_links."
+)
 # What the patterns of fields that users write ask for.
 _PATTERNS = {
     "name": "Use at most 64 lower-case letters, digits, '.', '_' and '-', and begin and end with a "
@@ -67,7 +72,7 @@ _PATTERNS = {
     "further_games": "Write the games' names as ALE has them, in lower case: ms_pacman",
     "debian": "Write names of Debian packages: libgl1",
     "modules": "Write names of Python modules: package.module",
-    "packages": "Write requirements of Python packages: numpy==2.4.6",
+    "packages": FIX_OF_PACKAGES.removesuffix("."),
     "cuda": "Write a version or a range of versions: 13.0, >=12.8",
     "cudnn": "Write a version or a range of versions: 9.20, >=9.10",
     "driver": "Write a version or a range of versions: >=580.65",
@@ -153,7 +158,13 @@ def _explain(error: ValidationError, document: YamlDocument, model: type[Model])
         if each["type"] != "too_short" or each["ctx"]["actual_length"] == len(each["input"])
     ]
     for finding in findings[:MAX_FINDINGS]:
-        yield _wrong(finding, document, model)
+        # A validator of a whole section, whose messages name the fields that do not fit together.
+        if finding["type"] == "value_error" and isinstance(finding["input"], dict):
+            path = _path_in_document(finding["loc"], document.tree, missing=False)
+            for message in finding["msg"].removeprefix("Value error, ").split("\n"):
+                yield _between_fields(path, message, document, model)
+        else:
+            yield _wrong(finding, document, model)
 
 
 def _wrong(finding: ErrorDetails, document: YamlDocument, model: type[Model]) -> Wrong:
@@ -173,9 +184,6 @@ def _wrong(finding: ErrorDetails, document: YamlDocument, model: type[Model]) ->
         fix = _OTHER_ALGORITHMS if path[-1] == "algorithm" else "Use one of these."
         message = f": must be one of {context['expected_tags']}, not {context['tag']!r}"
         return Wrong(path, message, fix)
-    # A validator of a whole section, whose message names the fields that do not fit together.
-    if kind == "value_error" and isinstance(finding["input"], dict):
-        return _between_fields(path, finding["msg"].removeprefix("Value error, "), document, model)
     field = _names(path).rpartition(".")[2]
     if loc[-1:] == ("[key]",):  # the name of a data set is of the form of 'name'
         field = "name" if path[:1] == ("data",) else ""

@@ -29,8 +29,8 @@ _EXAMPLES = {
 _BOOLEANS = {"true": True, "false": False}
 _NULLS = {"", "~", "null"}
 _PLACE = re.compile(r"\d+:\d+: ")
-_TOO_DEEP = f"sections and lists are more than {MAX_DEPTH} deep in one another"
-_LESS_DEEP = "Write fewer of them into one another."
+_TOO_DEEP = f"sections and lists are nested more than {MAX_DEPTH} deep"
+_LESS_DEEP = "Nest fewer of them."
 _CONTAINERS = {_TAG + "map", _TAG + "seq"}
 
 
@@ -100,7 +100,9 @@ class YamlDocument:
         *sections, last = keys = field.split(".")
         if not all(keys):
             raise CapsuleError(
-                "CAP-S004", f"{where}: {field!r} is not section.field", fix="For example seeds.root"
+                "CAP-S004",
+                f"{where}: {field!r} is not section.field",
+                fix="Write, for example, seeds.root.",
             )
         tree = self.tree
         for key in sections:
@@ -178,7 +180,7 @@ class _Reader:
         if node.anchor is not None:
             self._reject(
                 f"{_position(node)}: anchors and aliases are not allowed",
-                "Write the value out instead.",
+                "Write the value itself instead.",
             )
         if isinstance(node, MappingNode | SequenceNode) and str(node.tag) not in _CONTAINERS:
             self._reject(f"{_position(node)}: {node.tag} is not allowed", "Use plain values.")

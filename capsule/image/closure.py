@@ -202,10 +202,10 @@ def _reject_customization(wheel: LockedWheel, files: Iterable[str]) -> None:
         if not path.endswith(".pth") and wheel.requested is None:
             raise CapsuleError(
                 "CAP-I307",
-                f"{wheel.filename}, which the spec does not name, holds /{path}: every start of "
+                f"{wheel.filename}, which the spec does not name, contains /{path}: every start of "
                 "the interpreter would execute it",
-                fix="Name the package in image.packages if you mean it; otherwise do not trust "
-                "what brought it.",
+                fix="If you want this package, name it in image.packages. Otherwise do not trust "
+                "the package that requires it.",
             )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from capsule.experiment.lock import (
 )
 from capsule.experiment.spec import Spec
 from capsule.host.errors import CapsuleError
-from capsule.host.outputs import write_file
+from capsule.host.outputs import require_file, write_file
 from capsule.host.platform import require_execution
 from capsule.host.run_directory import LOCK
 from capsule.host.wording import counted
@@ -147,6 +148,9 @@ def obtain_lock(
     """
     project = capture(spec, path, cache, progress, leave_out)
     before = _earlier_lock(path, replaced=refresh)
+    if write and before is None:
+        with _beside_spec():
+            require_file(path)  # before packages are resolved
     kept = [] if before is None or refresh_data else [before]
     data = capture_data(spec.data, path.parent, cache, kept, progress)
     lock = resolve(
@@ -159,9 +163,23 @@ def obtain_lock(
         progress=progress,
     )
     if write and lock != before:
-        write_lock(path, lock)
+        with _beside_spec():
+            write_lock(path, lock)
         progress(f"wrote {path}")
     return lock
+
+
+@contextmanager
+def _beside_spec() -> Iterator[None]:
+    """Have the error of a lock that cannot be written say where locks are written."""
+    try:
+        yield
+    except CapsuleError as error:
+        raise CapsuleError(
+            error.code,
+            error.message,
+            fix="Copy the spec to a folder that you may write to: its lock is written beside it.",
+        ) from error
 
 
 def _earlier_lock(path: Path, *, replaced: bool) -> Lock | None:
@@ -224,7 +242,7 @@ def _check_size(lock: Lock) -> None:
     if size >= MAX_LOCK_BYTES:  # the file has a line break, too
         raise CapsuleError(
             "CAP-L204",
-            f"the lock would have {counted(size, 'byte')}, and {MAX_LOCK_BYTES:,} is too many: the "
+            f"the lock would have {counted(size, 'byte')}, more than {MAX_LOCK_BYTES:,}: the "
             "source tree has too many files with too long paths",
             fix="Exclude files with code.files, or have git ignore them.",
         )

@@ -411,7 +411,7 @@ def _unmet(spec: Spec, here: Fingerprint) -> Iterator[tuple[str, CapsuleError]]:
                 "CAP-M004",
                 f"accelerator.numerics is {numerics} and this processor ({here.cpu.name}) lacks "
                 f"{' and '.join(sorted(lacking))}",
-                fix="Use an x86-64 processor that has them; portable-v3 asks for Intel since "
+                fix="Use an x86-64 processor that has them; portable-v3 requires Intel since "
                 "Haswell or AMD since Zen.",
             ),
         )
@@ -430,7 +430,7 @@ def _unmet_cuda(
         found = ", ".join(
             f"{name} ({gpu.compute_capability})"
             for gpu in here.gpus
-            for name in gpu.names or (f"{gpu.name or 'a GPU'} that gives runs no device",)
+            for name in gpu.names or (f"{gpu.name or 'a GPU'} that runs cannot use",)
         )
         yield (
             "gpu.name",

@@ -77,7 +77,7 @@ def _questions(subject: ReportedRun) -> list[_Question]:
             f"{_YES} for this run",
             f"{_pinned(subject)} pinned in "
             f"{files('spec/lock.json')}; {files('REPRODUCING.md')} says how to run it again, with "
-            f"and without Capsule; {files('claims.json')} says what must come out. "
+            f"and without Capsule; {files('claims.json')} states the results to expect. "
             f"{facts.reproduced(subject)}",
         ),
         _Question(

@@ -35,7 +35,7 @@ def check_form(output: Path) -> None:
         raise CapsuleError(
             "CAP-V092",
             f"--output {str(output)!a}: the suffix is not one of {', '.join(FORMS)}",
-            fix="Name a file with one of these suffixes, which say in which format it is written.",
+            fix="Name a file with one of these suffixes, which determine its format.",
         )
 
 

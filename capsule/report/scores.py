@@ -26,7 +26,10 @@ DDOF = 1  # divisors are N - 1: five runs are a sample of the runs that could ha
 Network = Literal["final", "best"]
 NETWORKS: tuple[Network, ...] = ("final", "best")
 HEADS = ("mean", "SD", "relative SD")
-NOTE = "SD: standard deviation with divisor n - 1. Relative SD: SD divided by the size of the mean."
+NOTE = (
+    "SD: standard deviation with divisor n - 1. Relative SD: SD divided by the absolute value of "
+    "the mean."
+)
 
 
 class ScoredTask(NamedTuple):

@@ -29,7 +29,7 @@ from capsule.experiment.fields import Model
 from capsule.experiment.lock import Sha256
 from capsule.host.errors import CapsuleError
 from capsule.host.locks import PATIENCE_SECONDS, is_locked, lock
-from capsule.host.outputs import require_folder
+from capsule.host.outputs import require_folder, write_output
 from capsule.host.run_directory import LOCK, MEMBERS, STUDY_LOCK, WORK
 from capsule.image.lockfile import read_lock, write_lock
 from capsule.report.runs import last_event
@@ -141,7 +141,7 @@ class StudyDirectory:
         for member in lock.members:
             study._check_lock(member)
         path.mkdir(parents=True, exist_ok=True)
-        write_atomic(path / STUDY_LOCK, lock.document() + b"\n")
+        write_output(path / STUDY_LOCK, lock.document() + b"\n")
         return study
 
     def folder(self, name: str) -> Path:
@@ -173,7 +173,7 @@ class StudyDirectory:
         if path.exists() and read_lock(path).digest() != member.lock:
             raise CapsuleError(
                 "CAP-Y007",
-                f"member {member.name} was run with another lock than the study now gives it",
+                f"member {member.name} was run with another lock than the study now has for it",
                 fix=f"Choose another --output, or delete {path.parent} to run it again.",
             )
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from capsule.engine.supervise import Interrupts, interrupts
-from capsule.experiment.canonical import write_atomic
 from capsule.host.errors import CapsuleError
+from capsule.host.outputs import write_output
 from capsule.host.wording import counted
 from capsule.study.directory import Outcome, StudyDirectory
 from capsule.study.running import RunOptions
@@ -294,8 +294,7 @@ class Scheduler(ABC):
                 for array in self.submit(study, names, options, interruptions):
                     arrays.append(array)
                     places.update(dict.fromkeys(array.members, array))
-                    lines = "".join(f"{name}\n" for name in array.members)
-                    write_atomic(self._file(study, array), lines.encode())
+                    self.write_down(study, array)
             except BaseException as error:
                 left = [array for array in arrays if not self._cancel(study, array, places)]
                 # Without jobs, the earlier outcomes are still the last ones.
@@ -307,6 +306,11 @@ class Scheduler(ABC):
                 raise
         if interruptions.count:
             raise KeyboardInterrupt
+
+    def write_down(self, study: StudyDirectory, array: JobArray) -> None:
+        """Write the members of an array into the folder of the study."""
+        lines = "".join(f"{name}\n" for name in array.members)
+        write_output(self._file(study, array), lines.encode())
 
     def _file(self, study: StudyDirectory, array: JobArray) -> Path:
         """Return the file with the members of an array."""

@@ -31,14 +31,14 @@ PROGRAMS = Programs(
     on="kubernetes",
     absent="Install kubectl and configure it for the cluster, or choose another --on.",
     failed="Correct what the message names, then add --resume. 'kubectl auth can-i create jobs' "
-    "says whether you may; the template has the namespace, the image and the volumes.",
+    "shows whether you may; the template sets the namespace, the image and the volumes.",
 )
 EXCEPTIONS = "status.phase!=Running,status.phase!=Succeeded"
 USUAL_REASONS = frozenset({"ContainerCreating", "PodInitializing"})  # for which a pod is pending
 NOT_FOUND = 127  # how a shell ends whose command does not exist
 FIXES = {
-    "DeadlineExceeded": "Raise resources.minutes of the study, or add --resume as often as it "
-    "takes: a run continues from its last checkpoint.",
+    "DeadlineExceeded": "Raise resources.minutes of the study, or add --resume as often as "
+    "necessary: a run continues from its last checkpoint.",
     "OOMKilled": "Raise resources.memory_mb of the study, then add --resume.",
     f"exit status {NOT_FOUND}": "Name an image in the template that has capsule on its PATH, then "
     "add --resume.",

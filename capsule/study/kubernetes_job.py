@@ -106,7 +106,7 @@ class JobTemplate:
         return found
 
     def _taken(self, place: FieldPath, given: Any, value: Any) -> CapsuleError:
-        wanted = "has to be absent" if value is None else f"is set by Capsule, to {value!r:.60}"
+        wanted = "must be absent" if value is None else f"is set by Capsule, to {value!r:.60}"
         where = _position(self.document, place)
         return CapsuleError(
             "CAP-Y027",

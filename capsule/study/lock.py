@@ -319,8 +319,8 @@ def find_starts(file: StudyFile) -> StartSet | None:
     if not path.exists():
         raise CapsuleError(
             "CAP-Y004",
-            f"study {file.study.name} has one run rank the start sequences of all members, and "
-            f"{path} with these sequences does not exist",
+            f"the start sequences of all members of study {file.study.name} are ranked by one run, "
+            f"and {path}, which contains them, does not exist",
             fix=f"Run 'capsule study starts {file.path} --key KEY' once, and commit that file.",
         )
     return read_start_set(path)

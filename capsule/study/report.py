@@ -323,7 +323,7 @@ def _line_charts(
 
 def _curve_charts(report: StudyReport) -> Iterator[tuple[list[str], str, LineChart]]:
     """Yield a chart per group and task: the mean, and one standard deviation around it."""
-    note = "Mean over the runs, and one standard deviation around it; no area: no spread."
+    note = "Mean over the runs, and one standard deviation around it. No area means no spread."
     beside = report.beside.tables.curves if report.beside else ()
     others = {(row.group, row.task): row for row in beside}
     for number, row in enumerate(row for row in report.tables.curves if row.points):

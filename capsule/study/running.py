@@ -225,11 +225,14 @@ def run_locally(
     """
     errors = []
     shared = GpuPool(gpus, note)
+    pins = {member.name: member.pins for member in study.lock.members}
 
     def run(name: str) -> Outcome | None:
         if not gpus:
             return runs.run(study, name, options)
-        return shared.run(name, lambda gpu: runs.run(study, name, replace(options, gpu=gpu)))
+        return shared.run(
+            name, pins[name], lambda gpu: runs.run(study, name, replace(options, gpu=gpu))
+        )
 
     # Runs is left first: it interrupts the runs for which the threads of the pool wait.
     with ThreadPoolExecutor(processes) as pool, Runs() as runs:

@@ -144,7 +144,7 @@ def _compared(
     # Without the image, bits may differ because of the libraries of this machine.
     if claims.image is not None and found.image is None:
         return VerifiedMember(
-            name, "inconclusive", "it was executed without the claimed image, which decides nothing"
+            name, "inconclusive", "it was executed without the claimed image, so nothing is decided"
         )
     differs = _difference(claims, found)
     trace = None if claims.trace == found.trace else claims.trace

@@ -11,28 +11,36 @@ The folder of the study gets two kinds of files for each array, whose number is 
 
     slurm/ID.members         the names of the members; the first is element 0
     slurm/ID_ELEMENT.log     what the job printed, and what Slurm said of it
+
+While an array is submitted, its number is not known here. Until then, there is another file, by
+which a later command finds the array if this one is killed or the answer of Slurm is lost::
+
+    slurm/NAME.submission    the names of the members; NAME is the name of the job
 """
 
 from __future__ import annotations
 
 import os
 import re
+import secrets
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from capsule.engine.supervise import Interrupts
 from capsule.host.errors import CapsuleError
+from capsule.host.outputs import write_output
 from capsule.study.directory import StudyDirectory
 from capsule.study.jobs import Element, JobArray, Programs, Scheduler, reservation
 from capsule.study.running import RunOptions
 
 FOLDER = "slurm"
+SUBMISSION = ".submission"
 PROGRAMS = Programs(
     on="slurm",
     absent="Run the command on a login node of the cluster, or choose another --on.",
     failed="Correct what the message names, then add --resume. Partition, account and the like are "
-    "set by SBATCH_PARTITION, SBATCH_ACCOUNT, ...; 'resources' of the study says how much each "
+    "set by SBATCH_PARTITION, SBATCH_ACCOUNT, ...; 'resources' of the study states what each "
     "member needs.",
 )
 
@@ -45,7 +53,7 @@ ENDED = frozenset(
 )
 USUAL_REASONS = frozenset({"", "Priority", "Resources"})  # for which a job is pending
 FIXES = {
-    "TIMEOUT": "Raise resources.minutes of the study, or add --resume as often as it takes: a run "
+    "TIMEOUT": "Raise resources.minutes of the study, or add --resume as often as necessary: a run "
     "continues from its last checkpoint.",
     "OUT_OF_MEMORY": "Raise resources.memory_mb of the study, then add --resume.",
 }
@@ -53,6 +61,10 @@ FIXES = {
 _JOB = re.compile(r"\d+(;[^\s/]+)?")
 _ELEMENT = re.compile(r"(\d+)\|([A-Z_]+)\|(.*)")
 _MAX_ARRAY_SIZE = re.compile(r"^MaxArraySize\s*=\s*(\d+)", re.MULTILINE)
+# The variables that Capsule reads on the nodes (docs/configuration.md).
+_READ = re.compile(
+    r"CAPSULE_\w+|XDG_(CACHE|CONFIG)_HOME|DOCKER_(HOST|CONTEXT|CONFIG)|CONTAINER_HOST|TMPDIR"
+)
 _FORGOTTEN = "Invalid job id specified"  # what squeue says of a job that ended some time ago
 _SCRIPT = """\
 #!/bin/bash
@@ -109,6 +121,29 @@ class Slurm(Scheduler):
     array = SlurmArray
     programs = PROGRAMS
 
+    def run(
+        self,
+        study: StudyDirectory,
+        names: Sequence[str],
+        options: RunOptions,
+        on_poll: Callable[[], None],
+    ) -> None:
+        """Run members; see :meth:`Scheduler.run`."""
+        self._recover(study)
+        super().run(study, names, options, on_poll)
+
+    def _recover(self, study: StudyDirectory) -> None:
+        """Ask Slurm for arrays that earlier commands may have submitted without an answer.
+
+        Raises:
+            CapsuleError: CAP-Y021, CAP-Y022: Slurm does not answer now.
+        """
+        for submission in sorted((study.path / FOLDER).glob(f"*{SUBMISSION}")):
+            members = tuple(submission.read_text().split())
+            for job in _jobs_named(submission.name.removesuffix(SUBMISSION)):
+                self.write_down(study, SlurmArray(job, members))
+            submission.unlink()
+
     def submit(
         self,
         study: StudyDirectory,
@@ -118,10 +153,19 @@ class Slurm(Scheduler):
     ) -> Iterator[JobArray]:
         """Submit members as one array, or as several where that would be too large."""
         largest = _largest_array()
+        if cut := _cut_variables():
+            self.note(
+                f"SBATCH_EXPORT={os.environ['SBATCH_EXPORT']} keeps variables of this shell from "
+                f"the jobs: {', '.join(cut)}. SBATCH_EXPORT=ALL passes them on"
+            )
         (study.path / FOLDER).mkdir(exist_ok=True)  # Slurm writes the logs there
         for first in range(0, len(names), largest):
             part = tuple(names[first : first + largest])
-            command, script = _sbatch(study, part), _script(study, part, options)
+            name = f"{study.lock.study.name}.{secrets.token_hex(8)}"
+            command, script = _sbatch(study, part, name), _script(study, part, options)
+            # It stays after an error of sbatch, which may be that the controller's answer was lost.
+            submission = study.path / FOLDER / f"{name}{SUBMISSION}"
+            write_output(submission, "".join(f"{each}\n" for each in part).encode())
             # An array that Slurm has accepted can only be cancelled by its number, so an
             # interruption waits for sbatch to print it.
             job = _call(command, script, interruptible=False).strip()
@@ -132,6 +176,7 @@ class Slurm(Scheduler):
                     fix="Cancel the job that it may have submitted: 'squeue --me' lists your jobs.",
                 )
             yield SlurmArray(job, part)
+            submission.unlink()
             if interruptions.count:
                 raise KeyboardInterrupt
 
@@ -160,13 +205,34 @@ def _largest_array() -> int:
     return int(found[1])
 
 
-def _sbatch(study: StudyDirectory, names: Sequence[str]) -> list[str]:
+def _jobs_named(name: str) -> Iterator[str]:
+    """Yield the numbers of this user's jobs with a name, as :class:`SlurmArray` has them."""
+    command = ["squeue", "--me", f"--name={name}", "--noheader", "--states=all", "--format=%F"]
+    # sbatch may submit to another cluster than the one that squeue asks.
+    chosen = os.environ.get("SBATCH_CLUSTERS") or os.environ.get("SLURM_CLUSTERS") or ""
+    for cluster in chosen.split(","):
+        of = [f"--clusters={cluster}"] if cluster else []
+        found = set(_call([*command, *of], accepted=_FORGOTTEN).split())
+        yield from (f"{job};{cluster}" if cluster else job for job in found if job.isdecimal())
+
+
+def _cut_variables() -> list[str]:
+    """Return the variables that Capsule reads and that ``sbatch`` does not pass on to the jobs."""
+    # It passes on all of them by default.
+    words = os.environ.get("SBATCH_EXPORT", "ALL").split(",")
+    exported = {word.partition("=")[0].strip() for word in words}
+    if "ALL" in exported:
+        return []
+    return sorted(name for name in os.environ if _READ.fullmatch(name) and name not in exported)
+
+
+def _sbatch(study: StudyDirectory, names: Sequence[str], name: str) -> list[str]:
     """Return the command that submits members; the study's resources are theirs."""
     folder = str(study.path.absolute())
     cores, memory, minutes, gpus = reservation(study, names)
     return [
         *("sbatch", "--parsable", f"--array=0-{len(names) - 1}"),
-        *(f"--job-name={study.lock.study.name}", f"--chdir={folder}"),
+        *(f"--job-name={name}", f"--chdir={folder}"),
         # sbatch replaces %A and %a in this name, and two percent signs by one.
         f"--output={folder.replace('%', '%%')}/{FOLDER}/%A_%a.log",
         *("--open-mode=append", "--requeue"),  # the second attempt resumes the run of the first

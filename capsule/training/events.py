@@ -28,6 +28,9 @@ class EventLog:
         """
         self._path, self._learner, self._total = path, learner, total_steps
         self._last = (time.monotonic(), 0)
+        # How often progress is written depends on the machine's speed, and each reading advances a
+        # virtual calendar clock, which environments may read. So that clock is read here only.
+        self._date_of_zero = time.time() - time.monotonic()
         drop_partial_line(path)
 
     def progress(self) -> None:
@@ -50,7 +53,7 @@ class EventLog:
         """Append one event."""
         learner = self._learner
         event = Event(
-            time=time.time(),
+            time=self._date_of_zero + time.monotonic(),
             kind=kind,
             step=learner.step,
             total_steps=self._total,

@@ -120,7 +120,7 @@ def _check_options(request: DiffRequest) -> None:
     if len(records) == 1 and not request.bisect:
         raise CapsuleError(
             "CAP-V069",
-            f"{records[0]} is a dense record, and the other run would be executed to be compared "
+            f"{records[0]} is a dense record, and the other run must be executed to be compared "
             "with it",
             fix="Pass --bisect.",
         )
@@ -236,8 +236,8 @@ def _trusted_lock(side: ComparedRun, request: DiffRequest) -> Lock:
     if bundle is not None and not (bundle.authentic or request.allow_untrusted):
         raise CapsuleError(
             "CAP-V078",
-            f"{side.name} would be executed, but no key was given to check its signer "
-            f"{bundle.fingerprint} with",
+            f"{side.name} would be executed, but no key was given to check its signer, "
+            f"{bundle.fingerprint}",
             fix="Pass --key with a key you trust, or --allow-untrusted.",
         )
     return side.lock

@@ -130,9 +130,9 @@ def _order(run: RecordedRun, episode: int | None) -> tuple[EvaluationPoint, Epis
     """Return the last evaluation of a run as it is claimed, and what to do to play it again."""
     trainer = run.lock.spec.trainer
     if isinstance(trainer, CommandTrainer):
-        raise _unplayable("it is of a program, whose agent Capsule does not know")
+        raise _unplayable("it is the run of a user program, whose agent Capsule does not know")
     if getattr(trainer, "population", None) is not None:
-        raise _unplayable("it trained a population, and does not say which member was evaluated")
+        raise _unplayable("it trained a population, and does not state which member was evaluated")
     evaluation = run.bundle.read(run_bundle.RUN + contract.EVALUATION, Evaluation)
     last = evaluation.points[-1] if evaluation.points else None
     if last is None or not 0 < len(last.returns) == len(last.lengths):

@@ -134,13 +134,13 @@ class Mode:
 def _check_challengeable(lock: Lock, mode: Mode) -> None:
     reason = None
     if isinstance(lock.spec.trainer, CommandTrainer):
-        reason = "it runs a program of its own, whose states and seeds are unknown"
+        reason = "it is the run of a user program, whose states and seeds are unknown"
     elif mode.name == "fresh-seed":
         # A fresh seed needs no state: its prefix starts from the beginning, with derived randomness
         # where the run recorded it.
         return
     elif not lock.spec.recording.segment_states:
-        reason = "its spec does not set recording.segment_states, so it kept no states"
+        reason = "its spec does not set recording.segment_states, so it saved no states"
     elif lock.spec.entropy.mode == "recorded":
         reason = (
             "it recorded the system's randomness, and how much of it was used before a segment "

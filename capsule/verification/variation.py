@@ -209,7 +209,7 @@ def variation_of(
     # No program can be told that there is no processor, so 1 becomes 2.
     told = {"cores": settings.cores - 1 or 2} if program and settings.cores is not None else {}
     if fewer is None and not told:
-        return Inapplicable("this machine gives the run one processor only")
+        return Inapplicable("the run has only one processor on this machine")
     return Variation(processors=fewer, determinism=told)
 
 
@@ -219,7 +219,7 @@ def _processes(lock: Lock) -> Variation | Inapplicable:
         served = trainer.inference.mode == "server"
         return Variation(learners=2, replicas=2 if served else 1)
     if isinstance(trainer, CommandTrainer):
-        return Inapplicable("a program decides itself how many processes it starts")
+        return Inapplicable("the program determines the number of its processes")
     if isinstance(trainer, DqnTrainer):
         return Inapplicable("DQN trains in one process; 'cpu-count' varies its threads")
     return Inapplicable("R2D2's actors have a process for each processor, which 'cpu-count' varies")

@@ -102,7 +102,7 @@ def vary(request: VerifyRequest, wanted: Wanted, cache: Cache, reporter: Reporte
     if request.mode.name not in ("full", "prefix"):
         raise CapsuleError(
             "CAP-V065",
-            f"--vary with mode {request.mode}: what varies is a re-execution from the start",
+            f"--vary requires an execution from the start, and mode {request.mode} has none",
             fix="Use --vary with --mode full or prefix:N.",
         )
     results: list[VariedResult] = []

@@ -53,7 +53,7 @@ from capsule.verification.verdict import Grade, Judgement, Report
 
 INTACT = "the bundle is unchanged since it was signed, and agrees with itself"
 UNSIGNED = "the files are those that the bundle lists, and its documents agree with each other"
-WITHOUT_IMAGE = "executed without the claimed image, which decides nothing about the run: "
+WITHOUT_IMAGE = "executed without the claimed image, so nothing is decided about the run: "
 
 
 def verify(request: VerifyRequest, cache: Cache, reporter: Reporter) -> Report:

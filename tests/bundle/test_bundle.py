@@ -125,6 +125,7 @@ pack(files, claim_id, key, root / "other.capsule.tar")
     }
     subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, check=True)
     assert (tmp_path / "other.capsule.tar").read_bytes() == bundle.read_bytes()
+    assert stat.S_IMODE((tmp_path / "other.capsule.tar").stat().st_mode) == 0o600
 
 
 def test_another_key_changes_only_the_envelope(bundle, tmp_path, contents, claim_id, mallory):
@@ -140,7 +141,6 @@ def test_a_bundle_replaces_an_older_one_at_once(packed):
     inode = first.stat().st_ino
     assert packed() == first
     assert first.stat().st_ino != inode
-    assert stat.S_IMODE(first.stat().st_mode) == 0o644
     assert [path.name for path in first.parent.iterdir()] == [first.name]
 
 

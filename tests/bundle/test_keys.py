@@ -3,6 +3,7 @@ import errno
 import os
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from capsule.bundle.keys import (
     read_passphrase,
 )
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.host.outputs import write_new
 from tests.bundle.points import P256_POINT, P256_SECRET, RFC6979, RFC8032, WEAK
 
 OPENSSH = Path(__file__).parent / "vectors" / "openssh"
@@ -130,13 +132,54 @@ def test_generate_where_no_folder_can_be(tmp_path):
 
 
 def test_no_private_key_stays_without_its_public_half(tmp_path, monkeypatch):
-    def full(path, data):
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def full(path, data, **mode):
+        if path.suffix == ".pub":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_new(path, data, **mode)
 
-    monkeypatch.setattr("capsule.bundle.keys.write_atomic", full)
+    monkeypatch.setattr("capsule.bundle.keys.write_new", full)
     with pytest.raises(CapsuleError, match="No space left"):
         generate(tmp_path / "alice")
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("moment", ["fsync", "link"])
+def test_a_kill_leaves_no_key_file_that_is_not_whole(tmp_path, moment):
+    """The first such call is of the private half, before it has its name."""
+    code = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from capsule.bundle.keys import generate\n"
+        f"os.{moment} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "generate(Path(sys.argv[1]))\n"
+    )
+    path = tmp_path / "alice"
+    subprocess.run([sys.executable, "-c", code, path], check=False)
+    assert not path.exists()
+    public = generate(path)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["alice", "alice.pub"]
+    assert load_private(path).public == load_public(tmp_path / "alice.pub") == public
+
+
+@pytest.mark.parametrize("algorithm", ["ed25519", "ecdsa-p256"])
+def test_a_missing_public_half_is_written_by_the_command_that_the_error_names(tmp_path, algorithm):
+    path = tmp_path / "my key"
+    public = generate(path, algorithm=algorithm)
+    (tmp_path / "my key.pub").unlink()
+    with pytest.raises(CapsuleError, match=r"CAP-B135 .*my key exists already") as caught:
+        generate(path)
+    _, _, command = caught.value.fix.partition(" is missing: ")
+    subprocess.run(["bash", "-c", command], check=True)
+    assert load_public(tmp_path / "my key.pub") == public
+
+
+def test_an_empty_key_file_is_named_with_its_remedy(tmp_path):
+    """Earlier versions left one when they were killed."""
+    path = tmp_path / "alice"
+    path.touch(mode=0o600)
+    with pytest.raises(CapsuleError, match=r"CAP-B132 the key .*alice is empty") as caught:
+        load_private(path)
+    assert caught.value.fix == f"Delete it, and make a key: capsule keygen {path}"
 
 
 def test_a_passphrase_protects_the_private_key(tmp_path):

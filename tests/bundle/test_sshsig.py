@@ -144,7 +144,7 @@ def test_a_key_that_is_not_there_and_no_ssh_keygen(tmp_path, monkeypatch):
     with pytest.raises(CapsuleError, match="CAP-B156"):
         sshsig.sign_by_ssh_keygen(MESSAGE, tmp_path / "missing")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(CapsuleError, match="is not there"):
+    with pytest.raises(CapsuleError, match="is not installed"):
         sshsig.sign_by_ssh_keygen(MESSAGE, tmp_path / "missing")
 
 

@@ -1,4 +1,4 @@
-"""``capsule build`` of a CUDA spec on a machine without a GPU, as on a login node."""
+"""``capsule build`` of a CUDA spec without a GPU, and without an engine, as on a login node."""
 
 import json
 
@@ -9,6 +9,7 @@ from capsule import execution
 from capsule.cli import build, main
 from capsule.engine.gpu import no_gpu
 from capsule.experiment.spec import SourcesSpec
+from capsule.host.errors import CapsuleError
 from capsule.image.assembly.assemble import Image
 from tests.verification.runs import CARTPOLE, make_lock, merged
 
@@ -73,3 +74,40 @@ def test_an_archive_of_an_engine_without_images_is_refused(engine, tmp_path):
     done = CliRunner().invoke(main.app, arguments)
     assert (done.exit_code, json.loads(done.stdout)["code"]) == (2, "CAP-E049")
     assert (engine.loaded, archive.exists()) == ([], False)
+
+
+@pytest.fixture
+def unpacked(engine, monkeypatch):
+    """Have no engine; the images that are unpacked."""
+    found = []
+
+    def missing(*_, **__):
+        raise CapsuleError("CAP-E001", "bwrap is not on the PATH", fix="Install it.")
+
+    assert engine.loaded == []
+    monkeypatch.setattr("capsule.engine.select.open_engine", missing)
+    monkeypatch.setattr(execution, "unpacked_root", lambda image, *_: found.append(image))
+    return found
+
+
+@pytest.mark.parametrize("name", ["bwrap", "apptainer"])
+def test_an_image_is_built_and_unpacked_for_an_engine_that_only_other_machines_have(
+    unpacked, tmp_path, name
+):
+    archive = tmp_path / "image.tar"
+    arguments = ["build", "cuda.yaml", "--engine", name, "--archive", str(archive)]
+    done = CliRunner().invoke(main.app, arguments)
+    assert done.exit_code == 0, done.output
+    assert unpacked == [IMAGE]
+    assert archive.stat().st_size > 0
+    assert "warning: bwrap is not on the PATH. The image is built for machines" in done.stderr
+    assert f"next: capsule run cuda.yaml --engine {name}, on a machine that has" in done.stderr
+    done = CliRunner().invoke(main.app, [*arguments, "--json", "--quiet"])
+    assert json.loads(done.stdout)["engine"] == name
+
+
+@pytest.mark.parametrize("name", ["docker", "podman", "auto"])
+def test_a_container_engine_that_is_missing_gets_no_image(unpacked, name):
+    done = CliRunner().invoke(main.app, ["build", "cuda.yaml", "--engine", name, "--json"])
+    assert json.loads(done.stdout)["code"] == "CAP-E001"
+    assert unpacked == []

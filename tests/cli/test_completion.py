@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from capsule.cli import main
 from capsule.host.completion import complete_setting, spec_settings
 
-SECONDS = 120  # a shell that does not answer by then has failed
+SECONDS = 600  # a shell that does not answer by then has failed
 SHELLS = {
     "bash": ["bash", "--norc", "--noprofile", "-i"],
     "zsh": ["zsh", "-f", "-i"],

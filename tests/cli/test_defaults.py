@@ -85,7 +85,7 @@ def test_a_key_signs_without_its_public_half(folder, tmp_path, monkeypatch):
     _, key = signing_key(None, None)
     (folder / "key.pub").unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(defaults, "write_atomic", Mock(side_effect=PermissionError))  # read-only
+        patch.setattr(defaults, "write_output", Mock(side_effect=PermissionError))  # read-only
         assert signing_key(None, None)[1].public == key.public
     shutil.move(folder / "key", tmp_path / "lab")
     monkeypatch.setenv(defaults.KEY, str(tmp_path / "lab"))

@@ -25,7 +25,7 @@ def test_init_writes_a_spec_that_is_valid_and_never_overwrites(empty):
     written = (empty / "capsule.yaml").read_bytes()
     again = capsule("init")
     assert again.exit_code == 2
-    assert "CAP-S005: capsule.yaml already exists and was left as it is" in again.stderr
+    assert "CAP-S005: capsule.yaml already exists and was not changed" in again.stderr
     assert "fix: Choose another file name." in again.stderr
     assert (empty / "capsule.yaml").read_bytes() == written == SMALL.read_bytes()
     assert load_spec(empty / "capsule.yaml").trainer.algorithm == "dqn"

@@ -82,18 +82,36 @@ def test_a_time_is_looked_for_in_the_runs_of_the_current_folder(place, monkeypat
     directory = place / "runs" / "one"
     (directory / WORK).mkdir(parents=True)
     write_lock(directory / LOCK, LOCKED)
-    (directory / "one-01234567.capsule.tar").touch()
+    (directory / "one-01234567.capsule.tar").write_bytes(bytes(2_000))
     result = contract.Result(
         complete=True, steps=400, episodes=1, trace_records=1, trace_head="0" * 64,
         parameters="0" * 64, seconds=81.5,
     )  # fmt: skip
     (directory / WORK / contract.RESULT).write_bytes(result.document())
     found = json.loads(plan("dqn.lock.json", "--json").stdout)
-    assert found["measured_seconds"] == {os.path.join("runs", "one"): 81.5}  # noqa: PTH118
+    one = os.path.join("runs", "one")  # noqa: PTH118
+    assert found["measured_seconds"] == {one: 81.5}
+    assert found["measured_bundle_bytes"] == {one: 2_000}
+    assert f"2.0 KiB as measured in {one}" in plan("dqn.lock.json").stdout
     (place / "elsewhere").mkdir()
     monkeypatch.chdir(place / "elsewhere")
     found = json.loads(plan("../dqn.lock.json", "--json").stdout)
     assert found["measured_seconds"] == {}
+
+
+def test_the_size_of_kept_states_is_in_the_plan_and_compared_with_the_limit(place):
+    assert json.loads(plan("cart.yaml", "--json").stdout)["states"] is None
+    (place / "states.yaml").write_text(
+        "schema: capsule/spec/v1\nname: states\nenvironment: {suite: atari, game: breakout}\n"
+        "trainer: {algorithm: dqn, total_steps: 1000000}\nrecording: {segment_states: true}\n"
+    )
+    states = {"number": 3, "least_bytes": 3 * 250_000 * 84 * 84}
+    for limit, said in ((8_000, False), (4_000, True)):
+        words = ("states.yaml", "--set", f"limits.disk_mb={limit}")
+        assert json.loads(plan(*words, "--json").stdout)["states"] == states
+        text = " ".join(plan(*words).stdout.split())
+        assert "3 states for 'verify --challenge': before compression, at least 4.9 GiB" in text
+        assert ("more than limits.disk_mb allows" in text) == said
 
 
 def test_a_finished_run_without_its_working_folder_does_not_prevent_a_plan(place):

@@ -32,7 +32,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def no_engines(monkeypatch):
-    monkeypatch.setattr("capsule.pruning.removable_images", lambda: iter(()))
+    monkeypatch.setattr("capsule.pruning.answering_engines", lambda: iter(()))
 
 
 class Terminal(io.BytesIO):
@@ -135,6 +135,13 @@ def test_a_cache_in_use_is_left_alone(cache):
     assert "CAP-I309" in done.output
     assert len(files(cache)) == 3
     assert prune("--dry-run").exit_code == 0
+
+
+def test_a_malformed_age_is_found_before_the_cache_is_held(cache):
+    user = Cache()
+    user.folder("derived")  # which keeps others from deleting
+    done = prune("--older-than", "30")
+    assert "CAP-I310: --older-than '30' is not an age" in done.stderr
 
 
 def test_other_commands_do_not_wait_while_the_user_is_asked(cache, answer):

@@ -3,7 +3,6 @@
 import atexit
 import secrets
 import shutil
-import socket
 import tempfile
 import warnings
 from contextlib import contextmanager
@@ -12,8 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import free_port
+
+SECONDS = 600  # in which a part of a cluster begins, or its end is noticed, on a busy machine
+
 # A head without what no test reads: the dashboard, the autoscaler, and the copies of logs.
 HEAD = {
+    "wait": False,  # for 30 seconds only
     "num_cpus": 0,
     "include_dashboard": False,
     "include_log_monitor": False,
@@ -43,6 +47,9 @@ def ray_token():
         patch.setenv("RAY_enable_worker_prestart", "0")
         patch.setenv("RAY_prestart_worker_first_driver", "0")
         patch.setenv("RAY_enable_metrics_collection", "0")
+        # The start of a process takes longer than a minute on a busy machine.
+        patch.setenv("RAY_worker_register_timeout_seconds", str(SECONDS))
+        patch.setenv("RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S", str(SECONDS))
         yield path
 
 
@@ -59,16 +66,15 @@ def cluster_of(*nodes):
     """
     from ray.cluster_utils import Cluster  # reads the variables of the token
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # Ray leaves logs of that server open
         started = Cluster(True, head_node_args={**HEAD, "ray_client_server_port": port})
     try:
+        started.wait_for_nodes(SECONDS)
         started.client_address = f"ray://127.0.0.1:{port}"
         started.nodes = [started.add_node(wait=False, num_cpus=1, **node) for node in nodes]
-        started.wait_for_nodes()
+        started.wait_for_nodes(SECONDS)
         yield started
     finally:
         started.shutdown()

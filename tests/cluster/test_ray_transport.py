@@ -30,7 +30,7 @@ from capsule.training.layers.backends import FIXED_ORDER, LIBRARY
 from capsule.training.networks.actor_critic import make_actor_critic_network
 from capsule.training.networks.feedforward import Parameters, initialize
 from capsule.training.state.streams import Stream
-from tests.cluster.ray_cluster import HEAD, cluster_of, ray_token
+from tests.cluster.ray_cluster import HEAD, SECONDS, cluster_of, ray_token
 from tests.conftest import one_processor
 from tests.training.conftest import (
     BREAKOUT,
@@ -390,6 +390,7 @@ def test_a_run_whose_cluster_loses_its_head_is_resumed_without_it(alone, tmp_pat
     directory = new_run(tmp_path / "run", make_spec(RUN))
     doomed = Cluster(True, head_node_args={**HEAD, "num_cpus": 1})
     try:
+        doomed.wait_for_nodes(SECONDS)
         process = start_run(directory, added=variables_of(doomed))
         wait_for(directory / contract.CHECKPOINTS / "step-000000002000.json", process)
         doomed.head_node.kill_gcs_server(check_alive=False)
@@ -428,7 +429,7 @@ def test_sums_of_our_own_have_these_bits_on_that_node_too_whose_loss_costs_no_bi
             cluster.remove_node(odd, allow_graceful=False)
             # The head gives work to a node until it knows that the node is gone: the worker that
             # begins in place of the lost one would be lost at once.
-            cluster.wait_for_nodes(timeout=120)
+            cluster.wait_for_nodes(SECONDS)
 
     made = play(transport, lockstep(), settings, during=lose)
     assert odd.node_id not in {worker.node for worker in transport._workers}

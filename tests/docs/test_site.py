@@ -16,7 +16,7 @@ from scripts.site import broken_links
 from tests.report.test_browser import Browser
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 30
+SECONDS = 600
 # The search is in a shadow tree of its own.
 READY = "return Boolean(document.activeElement.shadowRoot?.activeElement?.matches('input'))"
 FOUND = """

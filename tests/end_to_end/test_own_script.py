@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import zstandard
@@ -19,7 +18,7 @@ from capsule.experiment.lock import Lock
 from capsule.experiment.spec import CodeSpec
 from capsule.image.cache import Cache
 from capsule.image.resolution.project import capture_project
-from tests.conftest import one_processor
+from tests.conftest import caught, one_processor, wait_until
 from tests.end_to_end.conftest import capsule, forge, run
 from tests.hostile.genuine import edit_json
 
@@ -221,24 +220,29 @@ def test_a_script_that_prints_how_long_the_machine_runs_is_not_reproduced(workpl
 
 
 def test_an_interrupted_script_starts_over_to_the_same_claims(outside, workplace, tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "capsule", "run", "outside/own.lock.json", "--key", "alice",
-         "--quiet", "--engine", "process", "--output", tmp_path],
-        cwd=workplace,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
-    deadline = time.monotonic() + 600
-    while not (written := list(tmp_path.glob("*/work/workspace/model.bin"))):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=600)
-    assert process.returncode == 130, errors
-    assert "the program starts over" in errors
-    directory = written[0].parents[2]
+    def interrupted(output):
+        """Interrupt a run when its script has written a file; return its folder."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "capsule", "run", "outside/own.lock.json", "--key", "alice",
+             "--quiet", "--engine", "process", "--output", output],
+            cwd=workplace,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
+        wait_until(
+            lambda: any(output.glob("*/work/workspace/model.bin")) or process.poll() is not None
+        )
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=600)
+        if process.returncode == 0:
+            return None
+        assert process.returncode == 130, errors
+        assert "the program starts over" in errors
+        (directory,) = output.iterdir()
+        return directory
+
+    directory = caught(interrupted, tmp_path)
     done = capsule(
         "run", "--resume", directory, "--key", "alice", "--engine", "process", "--json",
         cwd=workplace,

@@ -16,6 +16,7 @@ from capsule.bundle.keys import load_public
 from capsule.engine.containers import run_label
 from capsule.experiment import contract
 from capsule.experiment.canonical import parse_canonical_json, sha256_hex
+from tests.conftest import caught
 from tests.end_to_end.conftest import capsule, run
 
 pytestmark = [pytest.mark.engine, pytest.mark.network]
@@ -106,22 +107,31 @@ def test_a_run_that_was_stopped_in_every_way_is_resumed_to_the_same_bits(
     micro, workplace, tmp_path
 ):
     """Its container is killed, it is interrupted, and Capsule itself is killed."""
-    process, directory = start(workplace, tmp_path)
-    wait_for(lambda: traced(directory, 10), process)
-    for container in containers(directory):
-        docker("kill", "--signal", "KILL", container)
-    _, errors = process.communicate(timeout=SECONDS)
-    assert process.returncode == 6, errors
-    assert "CAP-E010" in errors
 
-    process = begin(workplace, "--resume", directory)
-    wait_for(lambda: attempts(directory) == 2 and traced(directory, 10), process)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=SECONDS)
-    assert process.returncode == 130, errors
-    assert "CAP-E012" in errors
-    assert containers(directory) == []
+    def stopped_twice(output):
+        """Return the folder of a run that was stopped in the first two ways before its end."""
+        process, directory = start(workplace, output)
+        wait_for(lambda: traced(directory, 10), process)
+        for container in containers(directory):
+            docker("kill", "--signal", "KILL", container)
+        _, errors = process.communicate(timeout=SECONDS)
+        if process.returncode == 0:
+            return None
+        assert process.returncode == 6, errors
+        assert "CAP-E010" in errors
 
+        process = begin(workplace, "--resume", directory)
+        wait_for(lambda: attempts(directory) == 2 and traced(directory, 10), process)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=SECONDS)
+        if process.returncode == 0:
+            return None
+        assert process.returncode == 130, errors
+        assert "CAP-E012" in errors
+        assert containers(directory) == []
+        return directory
+
+    directory = caught(stopped_twice, tmp_path)
     process = begin(workplace, "--resume", directory)
     wait_for(lambda: attempts(directory) == 3, process)
     process.kill()

@@ -5,13 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from capsule.experiment.contract import TRACE
 from capsule.study.directory import MEMBERS, WORK, StudyDirectory
-from tests.conftest import wait_until
+from tests.conftest import caught, wait_until
 from tests.end_to_end.conftest import capsule
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
@@ -96,15 +97,13 @@ def whole(folder):
     return StudyDirectory.open(folder / "whole"), done
 
 
-@pytest.fixture
-def begun(folder, request):
+@contextmanager
+def begun(folder, output):
     """Start the study, and wait until both runs have begun and one of them trains."""
-    output = folder / request.node.name
     words = [sys.executable, "-m", "capsule", *command(output, *BOTH)]
     with subprocess.Popen(words, cwd=folder, stderr=subprocess.PIPE) as process:
-        wait_until(lambda: training(output) or process.poll() is not None, seconds=600)
-        assert process.poll() is None, process.stderr.read()
-        yield process, StudyDirectory.open(output)
+        wait_until(lambda: training(output) or process.poll() is not None)
+        yield process
         process.kill()
 
 
@@ -150,22 +149,29 @@ def test_a_member_that_fails_is_named_and_the_others_are_done(whole):
     assert lock["spec"]["name"] == "cart"
 
 
-def test_a_study_that_is_interrupted_is_resumed_to_the_same_claims(folder, whole, begun):
-    process, directory = begun
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate()
-    assert process.returncode == 130, errors
-    assert set(claims(directory).values()) == {None}
+def test_a_study_that_is_interrupted_is_resumed_to_the_same_claims(folder, whole, tmp_path):
+    def interrupted(output):
+        """Interrupt the study before any of its runs has ended."""
+        with begun(folder, output) as process:
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate()
+        directory = StudyDirectory.open(output)
+        if any(claims(directory).values()):
+            return None
+        assert process.returncode == 130, errors
+        return directory
+
+    directory = caught(interrupted, tmp_path)
     assert [directory.state(name).state for name in RUNS] == ["stopped", "stopped"]
     assert resumed(folder, directory) == claims(whole[0])
 
 
 @pytest.mark.soak
-def test_a_study_that_is_killed_is_resumed_to_the_same_claims(folder, whole, begun):
-    process, directory = begun
-    killed, _ = children(process.pid)
-    process.kill()
-    process.wait()
+def test_a_study_that_is_killed_is_resumed_to_the_same_claims(folder, whole, tmp_path):
+    with begun(folder, tmp_path / "killed") as process:
+        killed, _ = children(process.pid)
+        process.kill()
+    directory = StudyDirectory.open(tmp_path / "killed")
     os.killpg(killed, signal.SIGKILL)  # the other run goes on without the study
     wait_until(lambda: all(directory.state(name).state != "running" for name in RUNS), seconds=600)
     finished = [name for name in RUNS if [*directory.folder(name).glob("*.capsule.tar")]]

@@ -180,9 +180,9 @@ def data(tmp_path):
     return {"digits": folder, "labels/a=b.csv": file}
 
 
-@pytest.fixture(params=["docker", "podman"])
+@pytest.fixture(scope="module", params=["docker", "podman"])
 def engine(request):
-    """Each container engine that answers here. Docker must."""
+    """Each container engine that answers here, which keeps the images of a module. Docker must."""
     try:
         opened = ContainerEngine(connect(request.param))
     except CapsuleError as error:
@@ -190,8 +190,13 @@ def engine(request):
             raise
         pytest.skip(error.message)
     yield opened
-    for image in opened._client.images.list(all=True, filters={"label": LABEL}):
-        opened._client.images.remove(image.id, force=True)
+    remove_images(opened)
+
+
+def remove_images(engine):
+    """Remove the images of the tests from an engine."""
+    for image in engine._client.images.list(all=True, filters={"label": LABEL}):
+        engine._client.images.remove(image.id, force=True)
 
 
 @pytest.fixture

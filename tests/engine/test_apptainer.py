@@ -193,7 +193,7 @@ def hanging(program, make_image, make_lock, make_task, cache, tmp_path):
     """A function that runs a task with an Apptainer that starts nothing, as on a dead disk."""
     program.write_text(
         '#!/bin/sh\n[ "$1" = --version ] && echo apptainer version 1.4.5 && exit\n'
-        f": >{tmp_path}/ready\nexec sleep 20\n"
+        f": >{tmp_path}/ready\nexec sleep 600\n"
     )
     engine = ApptainerEngine()
     engine.prepare(make_lock(), make_image(), cache, progress=lambda _: None)

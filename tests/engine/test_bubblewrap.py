@@ -138,7 +138,7 @@ def test_a_limit_of_time(run, time_is_up):
 
 
 def test_limits_of_memory_and_files(run):
-    large = "x=$(busybox head -c 100m /dev/zero | busybox tr '\\0' a); busybox sleep 60; echo"
+    large = "x=$(busybox head -c 100m /dev/zero | busybox tr '\\0' a); busybox sleep 600; echo"
     ended, _ = run(large, memory_mb=64)
     assert (ended.status, ended.reason) == (137, "out-of-memory")
     _, output = run("ulimit -c; ulimit -n")
@@ -157,7 +157,7 @@ def test_a_start_that_hangs_can_be_interrupted(make_lock, image, make_task, cach
     engine = BubblewrapEngine()
     engine.prepare(make_lock(), image, cache, progress=lambda _: None)
     engine._program = str(tmp_path / "bwrap")
-    (tmp_path / "bwrap").write_text(f"#!/bin/sh\n: >{tmp_path}/ready\nexec sleep 20\n")
+    (tmp_path / "bwrap").write_text(f"#!/bin/sh\n: >{tmp_path}/ready\nexec sleep 600\n")
     (tmp_path / "bwrap").chmod(0o755)
     interrupt_once_there(tmp_path / "ready")
     ended = engine.run(make_task("exit 0"), on_poll=lambda: None, poll_seconds=0.05)
@@ -263,7 +263,7 @@ def test_an_ordinary_user_has_its_processes_limited(image, make_lock, make_task)
             dataclasses.replace(la, path=Path(shutil.copy(la.path, folder))) for la in image.layers
         ]
         (folder / "run").mkdir()
-        script = "for i in $(busybox seq 64); do busybox sleep 9 & done; echo all"
+        script = "for i in $(busybox seq 64); do busybox sleep 600 & done; echo all"
         task = dataclasses.replace(make_task(script, processes=16), run_directory=folder / "run")
         owned = dataclasses.replace(image, layers=tuple(layers))
         for path in (folder, *folder.iterdir()):

@@ -51,7 +51,7 @@ def test_it_is_made_once_and_mounted_for_tasks(prepare, make_task):
     (first, said), (second, _) = prepare(engine), prepare(engine)
     assert first == second
     assert len(engine.tasks) == 1
-    assert said == ["compiling what trainers import"]
+    assert said == ["compiling the modules that trainers import"]
     assert first.mounts == [(first.folder, FOLDER)]
     kept = first.folder / COMPILED.removeprefix("bytecode/")
     assert kept.read_bytes() == COMPILED.encode()
@@ -112,7 +112,7 @@ def test_a_bytecode_folder_that_is_a_link_leads_nowhere(prepare, tmp_path):
 def test_a_failure_is_told_and_the_runs_do_without(prepare):
     engine = Compiler(COMPILED, ended=Exit(1, "exited"))
     (made, said), _ = prepare(engine), prepare(engine)
-    assert said[-1] == "this ended with status 1; each process compiles it itself"
+    assert said[-1] == "compiling ended with status 1; each process compiles them itself"
     assert list(made.folder.iterdir()) == []
     assert len(engine.tasks) == 1  # not again at every start
 

@@ -84,6 +84,7 @@ def test_a_context_that_is_not_supported_is_named(contexts, host, tls):
         addresses("docker", contexts(host, tls=tls))
     assert refusal.value.code == "CAP-E001"
     assert f"'desktop-linux' names {host}" in refusal.value.message
+    assert "--engine bwrap" in refusal.value.fix
 
 
 def test_a_context_that_does_not_exist_or_cannot_be_read_is_named(contexts, monkeypatch, tmp_path):
@@ -105,7 +106,8 @@ def test_no_engine_names_the_socket_the_cause_and_the_fix(name, nothing_answers)
         connect(name)
     assert (refusal.value.code, refusal.value.exit_code) == ("CAP-E001", ExitCode.NO_ENGINE)
     assert f"{nothing_answers}: no such file or directory" in refusal.value.message
-    assert "--engine process" in refusal.value.fix
+    for other in ("--engine bwrap", "install bubblewrap", "--engine apptainer", "--engine process"):
+        assert other in refusal.value.fix
 
 
 def test_a_socket_that_nobody_listens_on(monkeypatch, tmp_path):

@@ -83,7 +83,7 @@ def test_there_is_a_network_of_its_own_that_leads_nowhere(enclose):
 def test_the_status_and_signals_are_passed_on(enclose):
     assert enclose("exit 7").returncode == 7
     assert enclose("kill -9 $$; exit 3").returncode == 3  # from inside nothing ends the first one
-    assert enclose("trap 'exit 5' TERM; kill $$; sleep 60").returncode == 5
+    assert enclose("trap 'exit 5' TERM; kill $$; sleep 600").returncode == 5
 
 
 @pytest.mark.parametrize("options", [(), ("--writable=/etc",), ("--writable=/etc=/a/b",)])
@@ -103,7 +103,7 @@ def test_a_kernel_that_refuses_is_told_before_anything_runs():
 
 
 def test_nothing_is_left_when_the_process_that_started_it_is_killed(tmp_path):
-    marker = f"61.{os.getpid()}"
+    marker = f"601.{os.getpid()}"
     script = f"setsid sleep {marker} & echo > /out/ready; sleep {marker}"
     command = [native_part("capsule-enclose"), f"--writable={tmp_path}=/out", "--", "sh", "-c"]
     starter = "import subprocess, sys; subprocess.run(sys.argv[1:])"

@@ -7,6 +7,7 @@ from docker.errors import NotFound
 
 from capsule.engine.images import LABELS, EngineImages
 from capsule.image.assembly.assemble import archive_chunks
+from tests.engine.conftest import remove_images
 
 pytestmark = pytest.mark.engine
 NAME = "localhost/capsule/test:{}"
@@ -21,7 +22,8 @@ def load(engine, make_image):
         engine._client.images.load(archive_chunks(image))
         return engine._find(image).id
 
-    return load_image
+    yield load_image
+    remove_images(engine)  # one would keep the layers of the next test's
 
 
 def found(engine):

@@ -206,20 +206,20 @@ def test_too_much_time_ends_a_task(run, time_is_up):
     code = (
         "import signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: (print('saved'), sys.exit(3)))\n"
-        "open(sys.argv[1] + '/ready', 'w').close(); time.sleep(60)"
+        "open(sys.argv[1] + '/ready', 'w').close(); time.sleep(600)"
     )
     ended, output = run(code, on_poll=time_is_up)
     assert (ended.status, ended.reason, output) == (3, "timed-out", "saved\n")
 
 
 def test_too_much_memory_ends_a_task(run):
-    code = "import time; held = b'x' * (200 << 20); time.sleep(60)"
+    code = "import time; held = b'x' * (200 << 20); time.sleep(600)"
     ended, _ = run(code, memory_mb=100)
     assert (ended.status, ended.reason) == (137, "out-of-memory")
 
 
 def test_too_much_memory_in_a_child_ends_a_task(run):
-    child = "import time; held = b'x' * (200 << 20); time.sleep(60)"
+    child = "import time; held = b'x' * (200 << 20); time.sleep(600)"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     ended, _ = run(code, memory_mb=100)
     assert (ended.status, ended.reason) == (137, "out-of-memory")
@@ -228,7 +228,7 @@ def test_too_much_memory_in_a_child_ends_a_task(run):
 def test_a_task_that_ends_when_a_child_is_killed_does_not_end_well(run):
     code = (
         "import os, subprocess\n"
-        "sleeping = [subprocess.Popen(['sleep', '60']) for _ in range(100)]\n"
+        "sleeping = [subprocess.Popen(['sleep', '600']) for _ in range(100)]\n"
         "held = b'x' * (200 << 20); os.wait(); os._exit(0)"
     )
     ended, _ = run(code, memory_mb=100)
@@ -238,7 +238,7 @@ def test_a_task_that_ends_when_a_child_is_killed_does_not_end_well(run):
 def test_too_much_disk_ends_a_task(run):
     code = (
         "import sys, time\n"
-        "open(sys.argv[1] + '/big', 'wb').write(b'x' * (40 << 20)); time.sleep(60)"
+        "open(sys.argv[1] + '/big', 'wb').write(b'x' * (40 << 20)); time.sleep(600)"
     )
     ended, _ = run(code, disk_mb=8)
     assert (ended.status, ended.reason) == (137, "disk-full")
@@ -250,7 +250,7 @@ def test_a_disk_that_is_too_full_for_the_output_does_not_hide_the_end(
     monkeypatch.setattr(supervise, "write_atomic", Mock(side_effect=OSError(errno.ENOSPC, "full")))
     (run_directory / "output.log").touch()
     fill = "open(sys.argv[1] + '/big', 'wb').write(b'x' * (40 << 20))"
-    ended, _ = run(f"import sys, time; {fill}; time.sleep(60)", disk_mb=8)
+    ended, _ = run(f"import sys, time; {fill}; time.sleep(600)", disk_mb=8)
     assert (ended.status, ended.reason) == (137, "disk-full")
     with pytest.raises(CapsuleError, match="CAP-X003"):
         run("import os, sys; os.remove(sys.argv[1] + '/big')", disk_mb=8)
@@ -262,9 +262,9 @@ def test_an_interrupt_lets_the_task_save_and_leaves_no_process(run, run_director
         "def save(*_):\n"
         "    open(sys.argv[1] + '/state', 'w').write('saved'); sys.exit(0)\n"
         "signal.signal(signal.SIGTERM, save)\n"
-        "subprocess.Popen(['sleep', '61.357'])\n"
+        "subprocess.Popen(['sleep', '601.357'])\n"
         "open(sys.argv[1] + '/ready', 'w').close()\n"
-        "time.sleep(60)"
+        "time.sleep(600)"
     )
 
     def interrupt_once_ready():
@@ -275,7 +275,7 @@ def test_an_interrupt_lets_the_task_save_and_leaves_no_process(run, run_director
     ended, _ = run(code, on_poll=interrupt_once_ready)
     assert (ended.status, ended.reason) == (0, "interrupted")
     assert (run_directory / "state").read_text() == "saved"
-    assert _no_process_mentions("61.357")
+    assert _no_process_mentions("601.357")
 
 
 def test_an_error_of_the_caller_leaves_no_process(run, run_directory):
@@ -283,7 +283,7 @@ def test_an_error_of_the_caller_leaves_no_process(run, run_directory):
         if (run_directory / "ready").exists():
             raise KeyboardInterrupt
 
-    code = "import os, sys, time; open(sys.argv[1] + '/ready', 'w').close(); time.sleep(60)"
+    code = "import os, sys, time; open(sys.argv[1] + '/ready', 'w').close(); time.sleep(600)"
     with pytest.raises(KeyboardInterrupt):
         run(code, on_poll=fail)
     assert _no_process_mentions(str(run_directory))
@@ -294,12 +294,12 @@ def test_a_task_that_does_not_end_is_reported_and_not_waited_for(make_task, monk
         monkeypatch.setattr(place, "KILL_SECONDS", 0.1)
     monkeypatch.setattr(process, "_LOG_SECONDS", 0.1)
     monkeypatch.setattr(RunningProcess, "kill", lambda _: None)
-    start = Start(("sleep", "20"), os.environ, "/", enclosed=False)
+    start = Start(("sleep", "600"), os.environ, "/", enclosed=False)
     with pytest.raises(CapsuleError, match="CAP-E009"), started(start, make_task("")) as running:
         supervise._kill(running)
     assert running.wait(0) is None
     os.kill(running.number, signal.SIGKILL)
-    assert running.wait(60) == 137
+    assert running.wait(600) == 137
 
 
 def test_the_task_ends_with_a_capsule_that_is_killed(lock, cache, run_directory):
@@ -313,7 +313,7 @@ def test_the_task_ends_with_a_capsule_that_is_killed(lock, cache, run_directory)
         "lock = Lock.model_validate_json(sys.stdin.read())\n"
         "engine = ProcessEngine()\n"
         "engine.prepare(lock, None, Cache(pathlib.Path(sys.argv[1])), progress=print)\n"
-        'code = \'import sys, time; open(sys.argv[1] + "/ready", "w"); time.sleep(60)\'\n'
+        'code = \'import sys, time; open(sys.argv[1] + "/ready", "w"); time.sleep(600)\'\n'
         "task = Task(run_directory=pathlib.Path(sys.argv[2]), environment={},\n"
         "    limits=LimitsSpec(),\n"
         "    arguments=('python3.11', '-c', code, '{run_directory}'))\n"
@@ -351,11 +351,15 @@ def test_a_process_that_keeps_the_output_open_is_not_waited_for(
 ):
     monkeypatch.setattr(process, "_LOG_SECONDS", 0.2)
     ready = run_directory / "ready"
-    away = f"setsid sh -c '>{ready}; exec sleep 20' & until test -e {ready}; do sleep 0.1; done"
+    away = (
+        f"setsid sh -c 'echo $$ >{ready}; exec sleep 600' &"
+        f" until test -s {ready}; do sleep 0.1; done"
+    )
     start = Start(("sh", "-c", away), os.environ, "/", enclosed=False)
     with started(start, make_task("")) as running:
-        assert running.wait(60) == 0
+        assert running.wait(600) == 0
     assert not (run_directory / "output.log").exists()
+    os.kill(int(ready.read_text()), signal.SIGKILL)
 
 
 def test_a_task_that_leaves_no_place_for_its_log(run):

@@ -20,6 +20,7 @@ def test_auto_ends_with_a_plain_process_and_says_so(nothing_answers):
     assert len(notes) == 1
     assert "no docker engine answers" in notes[0]
     assert "engine=process" in notes[0]
+    assert "--engine bwrap and --engine apptainer" in notes[0]
 
 
 def test_a_strangers_run_never_ends_with_a_plain_process(nothing_answers):
@@ -28,6 +29,8 @@ def test_a_strangers_run_never_ends_with_a_plain_process(nothing_answers):
         open_engine("auto", strange=True, progress=notes.append)
     assert (refusal.value.code, refusal.value.exit_code) == ("CAP-E001", ExitCode.NO_ENGINE)
     assert "no podman engine answers" in refusal.value.message
+    assert "--engine bwrap" in refusal.value.fix
+    assert "--engine apptainer" in refusal.value.fix
     assert notes == []
     assert open_engine("process", strange=True, progress=notes.append).name == "process"
 

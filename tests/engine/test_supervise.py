@@ -137,7 +137,7 @@ def test_a_task_that_the_signal_reached_first_was_interrupted(make_task, status,
         return status
 
     running.wait.side_effect = wait
-    running.was_out_of_memory.return_value = False
+    running.was_out_of_memory.return_value = None
     ended = supervise.supervise(
         running, make_task(""), interruptions, on_poll=lambda: None, poll_seconds=0
     )

@@ -81,7 +81,7 @@ def test_an_image_is_unpacked_once_and_what_is_less_confined_is_said_each_time(
     inode = (root / "text").stat().st_ino
     BubblewrapEngine().prepare(make_lock(), image, cache, progress=said.append)
     assert (root / "text").stat().st_ino == inode
-    notes = [note for note in said if "what a container engine would confine more" in note]
+    notes = [note for note in said if "confines a run less than a container engine" in note]
     assert len(notes) == 2
     assert notes[0].startswith("engine bwrap: ")
     assert len(said) == 3  # the image was unpacked in between

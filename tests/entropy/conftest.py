@@ -56,7 +56,7 @@ class Interposed:
         self.folder = folder
         self.temporary = temporary
 
-    def __call__(self, *command, mode="virtual", check=True, timeout=300, cwd=None, **settings):
+    def __call__(self, *command, mode="virtual", check=True, timeout=600, cwd=None, **settings):
         """Run a command; without a mode it is not interposed."""
         directory = Path(tempfile.mkdtemp(dir=self.folder))
         process = subprocess.run(

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
+#include <linux/futex.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
 #include <signal.h>
@@ -14,12 +15,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
+#include <sys/timerfd.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <threads.h>
@@ -278,6 +281,56 @@ static void bad_pointer(void) {
     puts(well ? "well" : "it was written to");
 }
 
+#define FAULT(...)                                                                                 \
+    if (errno = 0, syscall(__VA_ARGS__) != -1 || errno != EFAULT)                                  \
+    printf("%s gives error %d\n", #__VA_ARGS__, errno)
+
+static void read_from(const void *bad) {
+    static int word;
+    static struct epoll_event event;
+    sigset_t none;
+    sigemptyset(&none);
+    int timer = timerfd_create(CLOCK_REALTIME, 0), set = epoll_create1(0);
+    FAULT(SYS_clock_nanosleep, CLOCK_REALTIME, TIMER_ABSTIME, bad, NULL);
+    FAULT(SYS_ppoll, NULL, 0, bad, NULL, 8);
+    FAULT(SYS_select, 0, NULL, NULL, NULL, bad);
+    FAULT(SYS_pselect6, 0, NULL, NULL, NULL, bad, NULL);
+    FAULT(SYS_epoll_pwait2, set, &event, 1, bad, NULL, 8);
+    FAULT(SYS_rt_sigtimedwait, &none, NULL, bad, 8);
+    FAULT(SYS_futex, &word, FUTEX_WAIT_BITSET | FUTEX_CLOCK_REALTIME, 0, bad, NULL, 1);
+    FAULT(SYS_timerfd_settime, timer, TFD_TIMER_ABSTIME, bad, NULL);
+    FAULT(SYS_clone3, bad, 64);
+    close(timer);
+    close(set);
+}
+
+static void write_to(void *bad) {
+    struct timeval now;
+    FAULT(SYS_clock_gettime, CLOCK_REALTIME, bad);
+    FAULT(SYS_clock_gettime, CLOCK_MONOTONIC, bad);
+    FAULT(SYS_gettimeofday, bad, NULL);
+    FAULT(SYS_gettimeofday, &now, bad);
+    FAULT(SYS_time, bad);
+    FAULT(SYS_getcpu, bad, NULL);
+}
+
+/* The kernel tests the pointers of calls by number; the functions of the same names use them. */
+static void bad_times(void) {
+    char *pages = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct timespec now;
+    if (pages == MAP_FAILED || mprotect(pages + 4096, 4096, PROT_NONE) != 0) abort();
+    read_from((void *)8);
+    read_from(pages + 4096);
+    read_from(pages + 4096 - 8); /* the first half can be read */
+    if (mprotect(pages, 4096, PROT_READ) != 0) abort();
+    write_to((void *)8);
+    write_to(pages);
+    bool well = syscall(SYS_clock_gettime, CLOCK_REALTIME, &now) == 0 &&
+                syscall(SYS_gettimeofday, NULL, NULL) == 0 && syscall(SYS_time, NULL) > 0;
+    well = well && syscall(SYS_clock_gettime, 99, &now) == -1 && errno == EINVAL;
+    puts(well ? "well" : "good pointers are an error");
+}
+
 static void *open_pipe(void *path) {
     open(path, O_RDONLY);
     return NULL;
@@ -318,6 +371,7 @@ int main(int count, char **words) {
     else if (!strcmp(what, "zone-alone")) zone_alone();
     else if (!strcmp(what, "no-folder")) no_folder();
     else if (!strcmp(what, "bad-pointer")) bad_pointer();
+    else if (!strcmp(what, "bad-times")) bad_times();
     else if (!strcmp(what, "own-position")) own_position(words[0]);
     else if (!strcmp(what, "old-kernel")) old_kernel();
     else if (!strcmp(what, "cancel-open")) cancel_open();

@@ -133,16 +133,18 @@ def test_a_program_that_waits_for_a_date_in_a_loop_ends(dates):
 
 
 LIBRARIES = (
-    "import asyncio, concurrent.futures, logging, multiprocessing, sys, time, zipfile\n"
+    "import asyncio, concurrent.futures, logging, multiprocessing, sys, threading, time, zipfile\n"
     "logging.basicConfig(stream=sys.stdout, format='%(asctime)s %(message)s')\n"
     "logging.warning('begun')\n"
     "asyncio.run(asyncio.wait_for(asyncio.sleep(0.05), 60))\n"
     "try: asyncio.run(asyncio.wait_for(asyncio.sleep(600), 0.05))\n"
     "except TimeoutError: logging.warning('asyncio')\n"
     "with concurrent.futures.ThreadPoolExecutor(2) as pool:\n"
-    "    future = pool.submit(time.sleep, 0.4)\n"
+    "    enough = threading.Event()\n"
+    "    future = pool.submit(enough.wait)\n"
     "    try: future.result(timeout=0.05)\n"
     "    except concurrent.futures.TimeoutError: logging.warning('futures')\n"
+    "    enough.set()\n"
     "context = multiprocessing.get_context('fork')\n"
     "assert not context.Semaphore(0).acquire(timeout=0.05)\n"
     "with context.Pool(1) as pool: print(pool.map(int, '123'), time.time_ns())\n"

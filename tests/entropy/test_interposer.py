@@ -155,6 +155,11 @@ def test_the_system_mode_gives_the_errors_of_the_kernel(interposed, corners):
     assert interposed(corners, "bad-pointer", mode="system").output == "well\n"
 
 
+@pytest.mark.parametrize("clock", ["virtual", "fixed", "system"])
+def test_calls_by_number_give_the_kernels_errors_for_bad_pointers(interposed, corners, clock):
+    assert interposed(corners, "bad-times", clock=clock, cores="2").output == "well\n"
+
+
 # ---- Python ----
 
 
@@ -310,7 +315,7 @@ def test_a_disk_without_room_for_the_journal_ends_the_run_and_is_told(interposed
     environment = interposed.environment(disk, "record")
     words = [disk, environment.pop("LD_PRELOAD"), sys.executable, code, kept]
     namespace = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh"]
-    ended = subprocess.run([*namespace, *words], env=environment, capture_output=True, timeout=300)
+    ended = subprocess.run([*namespace, *words], env=environment, capture_output=True, timeout=600)
     assert (ended.returncode, ended.stdout) == (128 + signal.SIGKILL, b""), ended.stderr
     assert is_full(kept)
 

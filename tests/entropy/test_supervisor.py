@@ -429,11 +429,14 @@ def test_orphans_are_reaped(launch):
         "        if os.fork() == 0: os._exit(0)\n"
         "        os._exit(0)\n"
         "for _ in range(20): os.wait()\n"
-        "time.sleep(0.2)\n"
         "own = os.getppid()\n"
-        "print(open(f'/proc/{own}/task/{own}/children').read().split() == [str(os.getpid())])"
+        "def alone():\n"
+        "    children = open(f'/proc/{own}/task/{own}/children').read()\n"
+        "    return children.split() == [str(os.getpid())]\n"
+        "while not alone(): time.sleep(0.01)\n"
+        "print('alone')"
     )
-    assert launch(sys.executable, "-c", script).output == "True\n"
+    assert launch(sys.executable, "-c", script).output == "alone\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])

@@ -2,20 +2,17 @@
 
 import json
 import os
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capsule.experiment.canonical import (
-    NotRegularError,
     canonical_json,
     parse_canonical_json,
     sha256_file,
     sha256_hex,
     write_atomic,
-    write_output,
 )
 
 SCALARS = (
@@ -95,31 +92,3 @@ def test_an_atomic_write_replaces_or_leaves_alone(tmp_path, monkeypatch):
         write_atomic(path, b"two")
     assert path.read_bytes() == b"one"
     assert [item.name for item in path.parent.iterdir()] == ["file"]
-
-
-def test_a_device_that_is_named_as_output_stays_one():
-    write_output(Path(os.devnull), b"{}")
-    assert Path(os.devnull).is_char_device()
-
-
-def test_an_output_goes_into_the_pipe_of_a_process_substitution():
-    reader, writer = os.pipe()
-    write_output(Path(f"/dev/fd/{writer}"), b"{}")
-    os.close(writer)
-    with os.fdopen(reader, "rb") as stream:
-        assert stream.read() == b"{}"
-
-
-def test_what_others_planted_where_an_output_goes_is_neither_followed_nor_waited_for(tmp_path):
-    path = tmp_path / "report.json"
-    path.symlink_to("/dev/full")  # writing into it would fail
-    write_output(path, b"{}")
-    assert path.read_bytes() == b"{}"
-    assert not path.is_symlink()
-    path.unlink()
-    os.mkfifo(path)
-    with pytest.raises(NotRegularError):
-        write_output(path, b"{}")
-    assert path.is_fifo()
-    with pytest.raises(NotRegularError):
-        write_output(tmp_path, b"{}")

@@ -132,11 +132,11 @@ def test_every_game_has_a_gymnasium_id():
 @pytest.mark.parametrize(
     ("identifier", "fix"),
     [
-        ("brekout", "did you mean breakout"),
-        ("ALE/Pacman-v5", "did you mean ms_pacman"),
-        ("rooms_collect_good_objects_train", "did you mean rooms_collect_good_objects_test"),
-        ("CartPole-v1", "name a game of Atari-57"),
-        ("", "name a game of Atari-57"),
+        ("brekout", "Did you mean breakout"),
+        ("ALE/Pacman-v5", "Did you mean ms_pacman"),
+        ("rooms_collect_good_objects_train", "Did you mean rooms_collect_good_objects_test"),
+        ("CartPole-v1", "Name a game of Atari-57"),
+        ("", "Name a game of Atari-57"),
     ],
 )
 def test_unknown_games_are_refused(identifier, fix):

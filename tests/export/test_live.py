@@ -5,6 +5,8 @@ import errno
 import json
 import math
 import os
+import resource
+import shutil
 import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from capsule.experiment.contract import OUTPUT_VARIABLE, STATE_VARIABLE, WORKSPACE, Event
+from capsule.export import mlflow as mlflow_store
 from capsule.export import wandb
 from capsule.export.live import (
     RECORDED,
@@ -193,8 +196,9 @@ def test_no_link_of_a_program_is_followed(tmp_path, directory):
         (OSError("the library's own text"), "the library's own text"),
         (OverflowError("too large"), "too large"),
         (CapsuleError("CAP-P204", "a name", fix=""), "a name"),
+        (RuntimeError(), "RuntimeError"),
     ],
-    ids=["full disk", "library", "value", "name"],
+    ids=["full disk", "library", "value", "name", "unforeseen"],
 )
 def test_an_error_ends_the_metrics_and_not_the_run(error, reason):
     told = Told()
@@ -322,6 +326,8 @@ def mlflow(tmp_path, monkeypatch):
 
 def test_mlflow_shows_a_run_that_still_lasts(tmp_path, directory, mlflow):
     with follow(f"mlflow:{tmp_path / 'mlruns'}", directory, Told()) as reporter:
+        run, losses = mlflow()
+        assert (run.status, losses) == ("RUNNING", {})
         for event in EVENTS:
             reporter.event(event)
         run, losses = mlflow()
@@ -355,6 +361,67 @@ def test_mlflow_shows_how_a_run_ended_and_that_it_was_resumed(
             reporter.event(event)
     run, losses = mlflow()
     assert (run.status, losses) == ("FINISHED", logged("loss"))
+
+
+def test_a_run_that_another_process_executes_stays_in_progress(tmp_path, directory, mlflow):
+    target = f"mlflow:{tmp_path / 'mlruns'}"
+    with follow(target, directory, Told()):
+        with pytest.raises(CapsuleError), follow(target, directory, Told()):
+            raise CapsuleError("CAP-E008", "another process is running", fix="")
+        assert mlflow()[0].status == "RUNNING"
+    assert mlflow()[0].status == "FINISHED"
+
+
+def test_runs_of_one_experiment_may_begin_at_one_time(tmp_path, directory, monkeypatch):
+    """Another process makes the experiment after this one has looked for it."""
+    write = mlflow_store._write_facts
+    other = directory.with_name("other")
+    shutil.copytree(directory, other)
+
+    def write_later(place, facts):
+        monkeypatch.setattr(mlflow_store, "_write_facts", write)
+        with follow(f"mlflow:{tmp_path / 'mlruns'}", other, Told()):
+            pass
+        write(place, facts)
+
+    monkeypatch.setattr(mlflow_store, "_write_facts", write_later)
+    with follow(f"mlflow:{tmp_path / 'mlruns'}", directory, Told()):
+        pass
+    (experiment,) = (tmp_path / "mlruns").iterdir()
+    assert len(list(experiment.glob("*/meta.yaml"))) == 2
+
+
+@pytest.mark.parametrize("form", ["csv", "tensorboard", "mlflow"])
+def test_a_disk_that_becomes_full_leaves_no_part_of_a_value(form, tmp_path, directory):
+    told, place = Told(), tmp_path / "logs"
+
+    def files():
+        found = (place, *place.glob("mine/*"), *place.glob("*/*/metrics/**/*"))
+        return {path: path.read_bytes() for path in found if path.is_file()}
+
+    with follow(f"{form}:{place}", directory, told) as reporter:
+        reporter.event(EVENTS[1])
+        before = files()
+        longest = max(map(len, before.values()))
+        _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (longest + 5, hard))
+        try:
+            reporter.event(EVENTS[-1])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        reporter.event(EVENTS[-1])
+        assert len(told.notes) == 1
+        after = files()
+        for path, data in after.items():
+            assert data.startswith(before.get(path, b""))
+            assert data
+        if form == "csv":
+            assert rows(place)[-1]["time"] == str(EVENTS[1].time)
+        if form == "tensorboard":
+            assert scalars(place / "mine")
+        if form == "mlflow":
+            assert all(data.endswith(b"\n") for data in after.values())
+    assert told.events == [EVENTS[1], EVENTS[-1], EVENTS[-1]]
 
 
 def test_a_name_that_mlflow_does_not_allow_ends_the_metrics_and_not_the_run(tmp_path, directory):

@@ -67,7 +67,7 @@ def test_extreme_values_and_names_are_read_back(tmp_path):
         Point(4, -0.0, None),
     ]
     with (tmp_path / "events.out.tfevents.0").open("wb") as stream:
-        writer = EventWriter(stream, 7.0)
+        writer = EventWriter(stream.write, 7.0)
         for point in points:
             writer.write("ü/é" + "x" * 300, point)
     (events,) = scalars(tmp_path).values()
@@ -79,5 +79,5 @@ def test_extreme_values_and_names_are_read_back(tmp_path):
 
 def test_a_new_file_begins_with_its_version():
     stream = io.BytesIO()
-    EventWriter(stream, 0.0)
+    EventWriter(stream.write, 0.0)
     assert b"brain.Event:2" in stream.getvalue()

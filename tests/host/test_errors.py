@@ -74,6 +74,68 @@ def test_each_code_is_listed_once():
     assert sum(line.startswith("CAP-") for line in lines) == len(ENTRIES)
 
 
+def beginnings_of_fixes(path):
+    """Yield the literal words with which each fix begins that a module passes to an error."""
+    tree = ast.parse(path.read_text())
+    constants = {
+        target.id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    given = [
+        value
+        for node in ast.walk(tree)
+        for name, value in (
+            *((each.arg, each.value) for each in getattr(node, "keywords", ())),
+            *defaults_of(node),
+        )
+        if name == "fix"
+    ]
+    while given:
+        value = given.pop()
+        if isinstance(value, ast.Name):
+            given += [constants[value.id]] if value.id in constants else []
+        elif isinstance(value, ast.IfExp):
+            given += [value.body, value.orelse]
+        elif isinstance(value, ast.BinOp):
+            given.append(value.left)
+        elif isinstance(value, ast.JoinedStr):
+            given.append(value.values[0])
+        elif isinstance(value, ast.Constant) and isinstance(value.value, str):
+            yield value.value
+
+
+def defaults_of(node):
+    """Yield the parameters of a function that have a default, and the default."""
+    if isinstance(node, ast.FunctionDef):
+        named = reversed(node.args.args)
+        yield from (
+            (each.arg, value)
+            for each, value in zip(named, reversed(node.args.defaults), strict=False)
+        )
+
+
+def test_a_fix_begins_with_a_capital_letter_or_is_a_command():
+    fixes = {
+        (path.relative_to(PACKAGE).as_posix(), words)
+        for path in PACKAGE.rglob("*.py")
+        for words in beginnings_of_fixes(path)
+    }
+    assert len(fixes) > 400
+    commands = ("capsule ", "chmod ", "pip ")
+    assert [
+        each for each in fixes if each[1][:1].islower() and not each[1].startswith(commands)
+    ] == []
+
+
+@pytest.mark.parametrize("code", ENTRIES)
+def test_the_cause_and_the_fix_of_a_code_are_sentences(code):
+    for text in (ENTRIES[code].cause, ENTRIES[code].fix):
+        assert re.fullmatch(r"[A-Z`].*\.", text)
+
+
 @pytest.mark.slow
 def test_the_host_side_imports_the_error_type_from_its_own_table():
     for path in PACKAGE.rglob("*.py"):

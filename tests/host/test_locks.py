@@ -5,11 +5,13 @@ import fcntl
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from capsule.host.errors import CapsuleError
-from capsule.host.locks import is_locked, lock, locked_folder
+from capsule.host.locks import is_locked, lock, lock_open, locked_folder
+from tests.conftest import wait_until
 
 HOLDER = """
 import os, sys, time
@@ -57,3 +59,28 @@ def test_a_file_system_without_locks_is_refused(place, monkeypatch, number):
         with pytest.raises(CapsuleError, match=os.strerror(number)) as error:
             context()
         assert error.value.code == "CAP-Y020"
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_long_wait_says_what_it_waits_for(place, monkeypatch, capfd, shared):
+    monkeypatch.setattr("capsule.host.locks.NOTICE_SECONDS", 0.0)
+    holder, waiting = (os.open(place, os.O_RDONLY) for _ in range(2))
+    assert lock(holder, place)
+    waiter = threading.Thread(target=lock_open, args=(waiting, place), kwargs={"shared": shared})
+    waiter.start()
+    said = []
+    wait_until(lambda: said.append(capfd.readouterr().err) or "".join(said).endswith("\n"))
+    assert "".join(said) == f"waiting for another Capsule process, which has locked {place}\n"
+    assert waiter.is_alive()
+    os.close(holder)
+    waiter.join()
+    os.close(waiting)
+
+
+def test_a_free_lock_is_taken_without_a_word(place, monkeypatch, capfd):
+    monkeypatch.setattr("capsule.host.locks.NOTICE_SECONDS", 0.0)
+    monkeypatch.setattr(threading, "Timer", None)
+    descriptor = os.open(place, os.O_RDONLY)
+    assert lock_open(descriptor, place)
+    os.close(descriptor)
+    assert capfd.readouterr().err == ""

@@ -12,7 +12,13 @@ from pathlib import Path
 import pytest
 
 from capsule.host.errors import CapsuleError
-from capsule.host.owner import is_gone, remove_abandoned, temporary_folder, this_process
+from capsule.host.owner import (
+    is_gone,
+    is_of_earlier_boot,
+    remove_abandoned,
+    temporary_folder,
+    this_process,
+)
 
 OWNER = (
     "import sys, time\n"
@@ -81,7 +87,7 @@ def test_another_process_with_its_number_is_not_taken_for_it():
     assert is_gone(f"{place}/{number}/{int(started) - 1}")
 
 
-@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("part", range(4))
 def test_processes_of_other_users_machines_and_namespaces_are_left_alone(part):
     parts = f"{this_process()}0".split("/")  # one that has ended
     assert is_gone("/".join(parts))
@@ -89,9 +95,19 @@ def test_processes_of_other_users_machines_and_namespaces_are_left_alone(part):
     assert not is_gone("/".join(parts))
 
 
-@pytest.mark.parametrize("text", ["", "/", "a/b/c", "0/0/0/x/0", "\u0661/2/3/4/5"])
+def test_a_process_of_an_earlier_boot_is_known_by_its_user_and_machine():
+    assert not is_of_earlier_boot(this_process())
+    user, machine, _, namespace, number, started = this_process().split("/")
+    assert is_of_earlier_boot(f"{user}/{machine}/earlier/1/2/3")
+    assert is_of_earlier_boot(f"{user}/{machine}/earlier/{namespace}/{number}/{started}")
+    assert not is_of_earlier_boot(f"{int(user) + 1}/{machine}/earlier/1/2/3")
+    assert not is_of_earlier_boot(f"{user}/another/earlier/1/2/3")
+
+
+@pytest.mark.parametrize("text", ["", "/", "a/b/c", "0/0/0/0/x/0", "\u0661/2/3/4/5/6"])
 def test_what_is_no_name_of_a_process_is_left_alone(text):
     assert not is_gone(text)
+    assert not is_of_earlier_boot(text)
 
 
 def test_a_folder_is_closed_to_others_and_removed_with_all_in_it(tmp_path):

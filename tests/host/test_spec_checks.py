@@ -160,6 +160,8 @@ REJECTED = [
     (mission(["go", "Go"]), "trainer.language.vocabulary.1"),
     (mission(["to the"]), "trainer.language.vocabulary.0"),
     (mission(["go"], observation="mission"), "environment.observation"),
+    # A resolver takes it for the package requirements-txt, which anyone may publish.
+    ({**PROGRAM, "image": {"packages": ["numpy", "requirements.txt"]}}, "image.packages.1"),
 ]
 
 
@@ -226,3 +228,39 @@ def test_a_setting_without_an_effect_is_rejected_in_a_new_spec_only(tmp_path, se
 )
 def test_settings_with_an_effect_are_accepted(tmp_path, sections):
     assert load_spec(write(tmp_path, sections)).name == "x"
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        "requirements.txt",
+        "requirements/base.in",
+        "-r requirements.txt",
+        "--index-url https://example.org/simple",
+        "./alpha",
+        "/wheels/alpha-1.0-py3-none-any.whl",
+        "alpha-1.0-py3-none-any.whl",
+        "alpha-1.0.tar.gz",
+        "https://example.org/alpha-1.0-py3-none-any.whl",
+        "git+https://example.org/alpha.git",
+    ],
+)
+def test_a_file_an_address_or_an_option_is_not_a_package(tmp_path, package):
+    path = write(tmp_path, {**PROGRAM, "image": {"packages": ["numpy", package]}})
+    with pytest.raises(CapsuleError) as caught:
+        load_spec(path)
+    assert caught.value.code == "CAP-S003"
+    assert ": image.packages.1: " in caught.value.message
+    assert repr(package) in caught.value.message
+    assert "numpy==2.4.6" in caught.value.fix
+    assert "no field takes a requirements file" in caught.value.fix
+    assert "image.sources.find_links" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "package",
+    ["zope.interface", "ruamel.yaml>=0.18", "a.txt2==1", "a>=1; sys_platform == 'a/b'"],
+)
+def test_a_package_may_have_a_dot_in_its_name(tmp_path, package):
+    spec = load_spec(write(tmp_path, {**PROGRAM, "image": {"packages": [package]}}))
+    assert spec.image.packages == (package,)

@@ -117,9 +117,15 @@ def test_a_wrong_field_is_named_with_line_column_and_fix(old, new, where, messag
         ("a: b\nc: d\x01\n", "spec.yaml:2:5: the character U+0001 is not allowed"),
         ('a: "\\ud83d"\n', r"spec.yaml:1:4: '\ud83d' has half of a surrogate pair"),
         ('a: b\n"\\ud83d": 1\n', r"spec.yaml:2:1: '\ud83d' has half of a surrogate pair"),
-        ("a: " + "[" * 65 + "]" * 65, "spec.yaml:1:68: sections and lists are more than 64 deep"),
-        ("a: " + "[" * 4000, "spec.yaml: sections and lists are more than 64 deep"),
-        ("a:\n  " + "- " * 4000 + "b\n", "spec.yaml: sections and lists are more than 64 deep"),
+        (
+            "a: " + "[" * 65 + "]" * 65,
+            "spec.yaml:1:68: sections and lists are nested more than 64 deep",
+        ),
+        ("a: " + "[" * 4000, "spec.yaml: sections and lists are nested more than 64 deep"),
+        (
+            "a:\n  " + "- " * 4000 + "b\n",
+            "spec.yaml: sections and lists are nested more than 64 deep",
+        ),
         ("[" * 5000, "brackets"),
         ("? [a]\n: 1\n", "keys must be plain text"),
     ],

@@ -1,5 +1,8 @@
 """What is wrong with a spec, in words, and what to write instead."""
 
+import json
+import re
+
 import pytest
 
 from capsule.experiment.spec import Spec
@@ -254,3 +257,59 @@ def test_a_file_of_another_kind_is_the_only_complaint(schema, kind, model, comma
     other = "study" if kind == "spec" else "spec"
     assert caught.value.message == f"f.yaml:2:1: schema: this is a {other}, not a {kind}"
     assert f"'{command}'" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("changes", "fields"),
+    [
+        (
+            {
+                "trainer": {"command": ["true"]},
+                "environment": {"suite": "minatar", "game": "breakout"},
+                "evaluation": {"starts": 3},
+                "recording": {"trace_interval": 8},
+                "seeds": {"streams": {"minibatch": 1}},
+            },
+            ["environment", "evaluation", "recording", "seeds.streams"],
+        ),
+        (
+            {
+                "trainer": {"algorithm": "dqn", "network": "mlp"},
+                "environment": {"suite": "minatar", "game": "breakout"},
+                "evaluation": {"actions": "sampled", "action_sweep": True, "interval": 1},
+                "recording": {"trace_interval": 1},
+                "code": {"path": "."},
+            },
+            [
+                "code",
+                "recording.trace_interval",
+                "evaluation.interval",
+                "trainer.network",
+                "evaluation.actions",
+                "evaluation.action_sweep",
+            ],
+        ),
+        (
+            {
+                "trainer": {
+                    "algorithm": "dqn",
+                    "network": "small-conv",
+                    "optimizer": "adam",
+                    "gradient_momentum": 0.5,
+                    "squared_gradient_momentum": 0.5,
+                },
+                "environment": {"suite": "minatar", "game": "breakout"},
+            },
+            ["trainer.gradient_momentum", "trainer.squared_gradient_momentum"],
+        ),
+    ],
+    ids=["program", "algorithm", "optimizer"],
+)
+def test_all_sections_that_do_not_fit_are_reported_at_once(changes, fields):
+    text = json.dumps({"schema": "capsule/spec/v1", "name": "x", **changes})
+    with pytest.raises(CapsuleError) as caught:
+        parse_spec(text.encode(), "s")
+    lines = caught.value.message.splitlines()
+    assert [re.match(r"s:1:\d+: ([a-z_.]+)", line)[1] for line in lines] == fields
+    for field in fields:
+        assert field in caught.value.fix

@@ -45,7 +45,6 @@ def engines(monkeypatch, tmp_path):
         raise CapsuleError("CAP-E015", "enough seen", fix="-")
 
     monkeypatch.setattr(ProcessEngine, "prepare", prepare)
-    monkeypatch.setattr(connection, "_CONNECT_SECONDS", 0.2)
     monkeypatch.setenv("CAPSULE_CACHE", str(tmp_path / "cache"))
     for name in ("CAPSULE_ENGINE", "CAPSULE_VERIFY_ENGINE"):  # no variable selects an engine
         monkeypatch.setenv(name, "process")
@@ -59,8 +58,10 @@ def engines(monkeypatch, tmp_path):
 
 
 @pytest.fixture(params=["nothing", "silent", "full"])
-def absent(request, tmp_path):
+def absent(request, tmp_path, monkeypatch):
     """An address at which no engine answers: no socket, a silent server, one that accepts none."""
+    for limit in ("_CONNECT_SECONDS", "_ANSWER_SECONDS"):
+        monkeypatch.setattr(connection, limit, 0.2)
     address = tmp_path / "engine.sock"
     with closing(socket.socket(socket.AF_UNIX)) as server:
         if request.param != "nothing":

@@ -321,5 +321,5 @@ def test_debian_pins_are_compared_with_spec_and_recipe(made, with_debian):
 def test_a_package_of_two_kinds_is_none(tiny):
     """An index of wheels must not bring what is taken for a package of Debian."""
     tiny.debs[0] += build_wheel(PURE)
-    with pytest.raises(CapsuleError, match="is a zip archive"):
+    with pytest.raises(CapsuleError, match="is also a zip archive"):
         tiny.assemble()

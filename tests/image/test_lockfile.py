@@ -272,6 +272,16 @@ def test_a_lock_that_cannot_be_written_is_named(tmp_path):
     assert caught.value.code in {"CAP-X003", "CAP-X004"}
 
 
+def test_a_new_lock_that_cannot_be_written_is_found_before_packages_are_resolved(
+    tmp_path, cache, resolved
+):
+    (tmp_path / "file").touch()
+    with pytest.raises(CapsuleError, match=r"x\.lock\.json' cannot be written") as caught:
+        obtain_lock(spec_of(), tmp_path / "file" / "x.lock.json", cache, progress=print)
+    assert "Copy the spec to a folder that you may write to" in caught.value.fix
+    assert resolved == []
+
+
 def test_a_lock_that_could_not_be_read_again_is_not_made(obtain, path, resolved, monkeypatch):
     lock, _ = obtain(spec_of())
     size = len(lock.document())

@@ -33,6 +33,7 @@ FLAGS = (
 )
 WIDTHS = {"phone": 320, "tablet": 768, "desktop": 1280}
 MAX_HEIGHT = 12_000
+SECONDS = 600  # that a script in a page may take on a busy machine
 
 
 class Browser:
@@ -45,6 +46,7 @@ class Browser:
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         service = Service(shutil.which("chromedriver"))
         self.driver = webdriver.Chrome(options=options, service=service)
+        self.driver.set_script_timeout(SECONDS)
 
     def show(self, path, *, width=1280, dark=False):
         """Open a page at a width, after forgetting what was logged before."""
@@ -197,7 +199,7 @@ def axe(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("axe")
     for name in ("package.json", "package-lock.json"):
         shutil.copy(HERE / "accessibility" / name, folder)
-    options = ("--ignore-scripts", "--no-audit", "--no-fund")
+    options = ("--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=5")
     subprocess.run(["npm", "ci", *options], cwd=folder, check=True, capture_output=True)
     return (folder / "node_modules/axe-core/axe.min.js").read_text()
 

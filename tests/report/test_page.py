@@ -117,7 +117,7 @@ def test_one_reproduction_does_not_hide_another_that_failed(bundles, saved):
     reports = saved(*(make_report(subject, verdict, **bare) for verdict in verdicts))
     _, reader = page_of(bundles["dqn"], *reports)
     assert "Every result was reproduced" not in reader.words
-    assert "Nowhere in one execution (1.json), but another ended" in reader.words
+    assert "They do not differ in one execution (1.json), but another ended" in reader.words
 
 
 def test_a_plain_process_is_not_said_to_have_an_image(bundles):
@@ -129,17 +129,20 @@ def test_a_plain_process_is_not_said_to_have_an_image(bundles):
 
 def test_equal_runs_have_one_calm_line_and_no_map(bundles, saved):
     page, reader = page_of(bundles["dqn"], *saved(make_report(read(bundles["dqn"]))))
-    assert "Nowhere. In 400 agent steps, all 5 components of the trace are the same" in reader.words
+    assert (
+        "The runs do not differ. In 400 agent steps, all 5 components of the trace are the same"
+        in reader.words
+    )
     assert 'class="differs"' not in page
 
 
 @pytest.mark.parametrize(
     ("verdict", "said"),
     [
-        ("reproduced-prefix", "Nowhere in the part of the run that was executed again"),
+        ("reproduced-prefix", "The runs do not differ in the part that was executed again"),
         ("not-reproduced", "The repetition ended before its results could be compared"),
         ("intact", "The run was not executed again"),
-        ("reproduced-bitwise", "Nowhere. Every result was reproduced (1.json)."),
+        ("reproduced-bitwise", "The runs do not differ. Every result was reproduced (1.json)."),
     ],
 )
 def test_a_report_without_a_comparison_says_what_was_executed(bundles, saved, verdict, said):

@@ -8,6 +8,7 @@ import pty
 import re
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -15,7 +16,7 @@ from capsule.experiment.contract import Event
 from capsule.report.progress import PlainReporter, event_line, open_reporter
 
 PROGRAM = """
-import time
+import sys
 from capsule.experiment.contract import Event
 from capsule.report.progress import open_reporter
 
@@ -27,7 +28,7 @@ def event(kind, step, **values):
 with open_reporter(quiet=False) as reporter:
     reporter.note("assembling [bold]layers\\x1b[31m")
     reporter.event(event("progress", 250, episode_return=1.5))
-    time.sleep(0.3)  # the display is drawn ten times a second
+    sys.stdin.readline()  # a thread draws the display, and the test says when it has
     reporter.event(event("finish", 1000, loss=0.25))
 """
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -87,7 +88,8 @@ def test_the_bar_of_absurd_numbers_is_drawn(facts, monkeypatch):
     assert "step" in sys.stderr.getvalue()
 
 
-def test_plain_progress_is_thinned_but_nothing_else_is():
+def test_plain_progress_is_thinned_but_nothing_else_is(monkeypatch):
+    monkeypatch.setattr("capsule.report.progress.time.monotonic", lambda: 1_000.0)
     stream = io.StringIO()
     reporter = PlainReporter(stream)
     for kind in ("start", "progress", "progress", "checkpoint", "finish"):
@@ -109,16 +111,24 @@ def test_a_terminal_shows_a_bar_with_notes_above_it_and_keeps_only_the_notes():
     terminal, other_end = pty.openpty()
     child = subprocess.Popen(
         [sys.executable, "-c", PROGRAM],
-        stderr=other_end,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=other_end,
         env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
     )
     os.close(other_end)
+    late = threading.Timer(600.0, child.kill)
+    late.start()
     shown = b""
     while chunk := read(terminal):
         shown += chunk
+        if b"return 1.50" in shown and not child.stdin.closed:
+            child.stdin.close()
     os.close(terminal)
-    printed, _ = child.communicate()
+    printed = child.stdout.read()
+    child.stdout.close()
+    child.wait()
+    late.cancel()
     assert (child.returncode, printed) == (0, b"")  # only results are printed there
     text = shown.decode()
     assert "━" in text

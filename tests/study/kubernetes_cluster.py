@@ -22,7 +22,7 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 JOB = "batch.kubernetes.io/job-name"
 DISRUPTION = {"type": "DisruptionTarget", "status": "True"}
 ALIVE = ("Pending", "Running")
-PATIENCE = 60.0
+PATIENCE = 600.0
 RESOURCES = {
     "/api/v1": [("pods", "Pod"), ("events", "Event")],
     "/apis/batch/v1": [("jobs", "Job")],

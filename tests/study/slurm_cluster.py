@@ -10,9 +10,10 @@ import tempfile
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.conftest import wait_until
+from tests.conftest import free_port, wait_until
 
-PATIENCE = 60.0
+PATIENCE = 600.0
+# The limits of time are long, because the machine may be busy.
 CONFIGURATION = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -34,7 +35,10 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 SchedulerParameters=batch_sched_delay=0,sched_interval=2
 ReturnToService=2
-MinJobAge=300
+MinJobAge=3600
+MessageTimeout=100
+BatchStartTimeout=600
+KillWait=600
 NodeName={host} NodeAddr=127.0.0.1 CPUs=1 RealMemory=4096
 PartitionName=main Nodes=ALL Default=YES
 """
@@ -75,25 +79,17 @@ def _configure(folder):
     key = folder / "munge" / "key"
     key.write_bytes(secrets.token_bytes(128))
     key.chmod(0o400)
-    controller_port, node_port = _free_ports()
     path = folder / "slurm.conf"
     path.write_text(
         CONFIGURATION.format(
             host=socket.gethostname().partition(".")[0],
-            controller_port=controller_port,
-            node_port=node_port,
+            controller_port=free_port(),
+            node_port=free_port(),
             user=pwd.getpwuid(os.getuid()).pw_name,
             folder=folder,
         )
     )
     return path
-
-
-def _free_ports():
-    with socket.socket() as one, socket.socket() as other:
-        for each in (one, other):
-            each.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], other.getsockname()[1]
 
 
 @contextmanager

@@ -38,8 +38,8 @@ def refused(code, function, *arguments, **options):
     return caught.value
 
 
-def hold(directory, name):
-    with directory.held(name):
+def hold(directory, name, **options):
+    with directory.held(name, **options):
         pass
 
 
@@ -157,7 +157,7 @@ def test_looking_at_a_member_does_not_keep_it_from_being_run(directory):
     watcher.start()
     try:
         for _ in range(100):
-            hold(directory, "exploration.1")
+            hold(directory, "exploration.1", patience=600.0)
     finally:
         enough.set()
         watcher.join()

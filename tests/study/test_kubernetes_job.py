@@ -208,14 +208,14 @@ def test_a_template_may_say_what_capsule_says(study, options, tmp_path):
         (
             "metadata:\n",
             "metadata:\n  generateName: m-\n",
-            "generateName is 'm-', but it has to be absent",
+            "generateName is 'm-', but it must be absent",
         ),
         (
             "spec:\n",
             "spec:\n  completions: 2\n",
             "6:3: spec.completions is 2, but it is set by Capsule, to 9",
         ),
-        ("spec:\n", "spec:\n  backoffLimit: 0\n", "spec.backoffLimit is 0, but it has to"),
+        ("spec:\n", "spec:\n  backoffLimit: 0\n", "spec.backoffLimit is 0, but it must"),
         ("spec:\n", "spec:\n  maxFailedIndexes: 0\n", "spec.maxFailedIndexes is 0"),
         ("spec:\n", "spec:\n  activeDeadlineSeconds: 9\n", "spec.activeDeadlineSeconds is 9"),
         (

@@ -83,7 +83,7 @@ def test_the_claims_are_those_of_a_local_run_whatever_happens_meanwhile(
         if not lost and any(state.state == "running" for state in states_of(study).values()):
             lost.append(next(iter(cluster.worker_nodes)))
             cluster.remove_node(lost[0], allow_graceful=False)
-            cluster.add_node(num_cpus=1, **NODE)
+            cluster.add_node(wait=False, num_cpus=1, **NODE)
 
     Ray(cluster.client_address, print).run(study, study.missing(), options, interfere)
     assert lost

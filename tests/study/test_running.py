@@ -171,7 +171,7 @@ def test_a_member_that_another_process_finishes_meanwhile_is_not_run_again(direc
     found = []
     with Runs() as runs:
         waiting = threading.Thread(
-            target=lambda: found.append(runs.run(directory, name, OPTIONS, patience=60.0))
+            target=lambda: found.append(runs.run(directory, name, OPTIONS, patience=600.0))
         )
         with directory.held(name):
             waiting.start()

@@ -35,7 +35,7 @@ def cluster():
 
 @pytest.fixture
 def study(tmp_path):
-    lock = make_lock(resources={"memory_mb": 512, "minutes": 5})
+    lock = make_lock(resources={"memory_mb": 512, "minutes": 60})
     return StudyDirectory.create(tmp_path / "study", lock, resume=False)
 
 
@@ -167,7 +167,9 @@ def test_what_slurm_rejects_is_said_in_its_words(cluster, study, options, monkey
 def test_a_controller_that_is_not_reachable(cluster, study, options, monkeypatch, tmp_path):
     elsewhere = tmp_path / "slurm.conf"
     lines = cluster.read_text().splitlines()
-    lines = ["SlurmctldPort=1" if "SlurmctldPort" in line else line for line in lines]
+    # The programs of Slurm try to reach it for so many seconds.
+    changes = {"SlurmctldPort": "SlurmctldPort=1", "MessageTimeout": "MessageTimeout=1"}
+    lines = [changes.get(line.partition("=")[0], line) for line in lines]
     elsewhere.write_text("\n".join(lines))
     monkeypatch.setenv("SLURM_CONF", str(elsewhere))
     with pytest.raises(CapsuleError, match="Unable to contact slurm controller") as caught:
@@ -306,8 +308,10 @@ def test_an_array_that_cannot_be_cancelled_is_named_and_found_again(study, optio
     assert "'scancel 1' cancels them" in error.fix
     assert [array.members for array in arrays_of(study)] == [(names[0],)]
 
+    # The first question is whether Slurm has got the third array after all.
     squeue = """
-if [ $(grep -c squeue "${0%/*}/calls") -gt 1 ]; then echo '0|FAILED|None'
+case "$*" in *--name=*) exit;; esac
+if [ $(grep -c squeue "${0%/*}/calls") -gt 2 ]; then echo '0|FAILED|None'
 else echo '0|RUNNING|None'; fi
 """
     programs(squeue=squeue)
@@ -401,3 +405,91 @@ def test_a_key_and_a_folder_with_spaces(study, workplace, programs):
     run(study, RunOptions(key), study.missing()[:1])
     script = Path(workplace / "bin" / "script").read_text()
     assert f"--key '{key}' --engine auto" in script
+
+
+def killed_while_it_submits(study, options, programs):
+    """Submit by a process that is killed once Slurm has the job, and before it has the number."""
+    calls = programs(sbatch="cat > /dev/null; kill -KILL $PPID; echo 7")
+    submitter = os.fork()
+    if submitter == 0:
+        run(study, options)
+        os._exit(0)
+    assert os.WIFSIGNALED(os.waitpid(submitter, 0)[1])
+    assert not arrays_of(study)
+    return calls, re.search(r"--job-name=(\S+)", calls.read_text())[1]
+
+
+def test_an_array_whose_number_was_never_seen_is_found_by_its_name(study, options, programs):
+    names = tuple(study.missing())
+    calls, name = killed_while_it_submits(study, options, programs)
+    assert name.startswith(f"{study.lock.study.name}.")
+    squeue = f"""
+case "$*" in *--name={name}*) echo 7; echo 7; exit;; esac
+[ $(grep -c squeue "${{0%/*}}/calls") -gt 2 ] || {{ echo '0|RUNNING|None'; exit; }}
+echo '0|FAILED|None'
+"""
+    programs(squeue=squeue)
+    noted = []
+    run(study, options, names[:1], noted)
+    assert noted == ["Slurm job 7 still has members that wait or run"]
+    assert calls.read_text().count("sbatch") == 1
+    assert arrays_of(study) == [SlurmArray("7", names)]
+    assert not list((study.path / "slurm").glob("*.submission"))
+
+
+def test_an_array_that_slurm_never_got_is_submitted_again(study, options, programs):
+    calls, _ = killed_while_it_submits(study, options, programs)
+    programs(squeue='case "$*" in *--name=*) ;; *) echo "0|FAILED|None";; esac')
+    run(study, options, study.missing()[:1])
+    assert calls.read_text().count("sbatch") == 2
+    assert not list((study.path / "slurm").glob("*.submission"))
+
+
+def test_nothing_is_submitted_again_while_slurm_does_not_answer(study, options, programs):
+    calls, _ = killed_while_it_submits(study, options, programs)
+    programs(squeue="echo 'Unable to contact slurm controller' >&2; exit 1")
+    rejected("CAP-Y022", study, options)
+    assert calls.read_text().count("sbatch") == 1
+    assert list((study.path / "slurm").glob("*.submission"))
+
+
+def test_a_lost_array_is_looked_for_on_each_cluster(study, options, programs, monkeypatch):
+    monkeypatch.setenv("SBATCH_CLUSTERS", "alpha,beta")
+    killed_while_it_submits(study, options, programs)
+    squeue = """
+case "$*" in *--name=*--clusters=beta*) echo 'CLUSTER: beta'; echo 7;; *--name=*) ;;
+*) echo '0|FAILED|None';; esac
+"""
+    programs(squeue=squeue)
+    run(study, options, study.missing()[:1])
+    assert "7;beta.members" in {path.name for path in (study.path / "slurm").iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("exported", "cut"),
+    [
+        (None, []),
+        ("ALL", []),
+        ("ALL,X=1", []),
+        ("NONE", ["CAPSULE_CACHE", "DOCKER_HOST"]),
+        ("PATH,CAPSULE_CACHE", ["DOCKER_HOST"]),
+        ("CAPSULE_CACHE=/x,DOCKER_HOST", []),
+    ],
+)
+def test_variables_that_jobs_would_miss_are_named(
+    study, options, programs, monkeypatch, exported, cut
+):
+    programs(squeue="echo '0|FAILED|None'")
+    for name in list(os.environ):
+        if re.match("CAPSULE_|XDG_|SBATCH_|TMPDIR|CONTAINER_|DOCKER_", name):
+            monkeypatch.delenv(name)
+    for name in ("CAPSULE_CACHE", "DOCKER_HOST", "OTHER"):
+        monkeypatch.setenv(name, "/somewhere")
+    if exported is not None:
+        monkeypatch.setenv("SBATCH_EXPORT", exported)
+    noted = []
+    run(study, options, study.missing()[:1], noted)
+    named = [note for note in noted if note.startswith(f"SBATCH_EXPORT={exported} ")]
+    assert [note.partition("jobs: ")[2].partition(". ")[0].split(", ") for note in named] == (
+        [cut] if cut else []
+    )

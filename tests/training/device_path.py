@@ -91,7 +91,7 @@ TABLE = "| deterministic on a GPU | operators |\n|---|---|\n"
 TITLES = {
     "deterministic": "always",
     "with-flag": "with the flag alone",
-    "uninitialized": "what they make is not set; with the flag it is filled",
+    "uninitialized": "only with the flag, which fills their uninitialised results",
 }
 GPU = {"kind": "cuda", "cuda": "13.0", "cudnn": ">=9.10", "driver": ">=580.65"}
 GPU["numerics"] = "native"  # nothing was pinned here

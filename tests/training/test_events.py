@@ -45,3 +45,17 @@ def test_a_line_that_was_left_unfinished_is_dropped(tmp_path, learner):
     path.write_bytes(whole + whole[:20])
     EventLog(path, learner, 1_000).write("resume")
     assert [each["kind"] for each in lines(path)] == ["start", "resume"]
+
+
+def test_the_calendar_clock_is_read_once_however_often_progress_is_written(
+    tmp_path, clock, learner, monkeypatch
+):
+    """A reading advances a virtual clock, which the environment of a trainer may read, too."""
+    readings = []
+    monkeypatch.setattr(events.time, "time", lambda: readings.append(None) or 1_000.0)
+    log = EventLog(tmp_path / "events.jsonl", learner, 10)
+    for _ in range(3):
+        clock.seconds += 2
+        log.progress()
+    assert [each["time"] for each in lines(tmp_path / "events.jsonl")] == [1_002, 1_004, 1_006]
+    assert len(readings) == 1

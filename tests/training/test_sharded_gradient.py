@@ -190,7 +190,7 @@ def threads():
 
 def test_threads_return_results_in_order_and_the_caller_works_beside(threads):
     names, done = [], []
-    both = threading.Barrier(2, timeout=60)
+    both = threading.Barrier(2, timeout=600)
 
     def square(number):
         names.append(threading.current_thread().name)
@@ -292,7 +292,7 @@ def test_a_run_that_loses_a_learner_is_resumed(tmp_path, one_core):
     run = start_run(broken)
     wait_for(lambda: len(read(broken, contract.CHECKPOINT_INDEX)["checkpoints"]) > 1, run)
     os.kill(children(run.pid)[-1], signal.SIGKILL)  # begun last
-    run.communicate(timeout=300)
+    run.communicate(timeout=600)
     failure = read(broken, contract.FAILURE)
     assert failure["code"] == "CAP-T361"
     order(broken, spec, 2)

@@ -147,7 +147,7 @@ def test_a_prefix_is_called_one():
 
 @pytest.mark.parametrize("mode", ["integrity", "environment", "segments:2", "fresh-seed"])
 def test_a_mode_that_does_not_execute_from_the_start_is_refused(trial, mode):
-    with pytest.raises(CapsuleError, match="CAP-V065 --vary with mode"):
+    with pytest.raises(CapsuleError, match="CAP-V065 --vary requires"):
         trial("threads", answers=[], mode=mode)
 
 

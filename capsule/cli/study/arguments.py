@@ -46,7 +46,7 @@ def locked_study(
     Raises:
         CapsuleError: CAP-S…, CAP-Y…, CAP-L…: the study, its base or its pins are wrong.
     """
-    from capsule.experiment.canonical import write_atomic
+    from capsule.host.outputs import write_file
     from capsule.study.lock import STUDY_LOCK, earlier_lock, find_starts, lock_study
     from capsule.study.study_file import StudyFile
 
@@ -55,7 +55,7 @@ def locked_study(
     previous = None if refresh else earlier_lock(file)
     found = lock_study(file, find_starts(file), previous, cache, progress, refresh=refresh)
     if found != previous:
-        write_atomic(target, found.document() + b"\n")
+        write_file(target, found.document() + b"\n")
         progress(f"wrote {target}")
         for note in _repetitions(file.study):
             progress(note)

@@ -33,8 +33,8 @@ def command(
 ) -> None:
     """Sign the results of a study.
 
-    The bundle has its lock, what every member claims, and the tables. The bundles of the members
-    are named by their digests and stay where they are.
+    The bundle contains the lock of the study, the claims of every member, and the tables. It names
+    the bundles of the members by their digests, and does not contain them.
 
     Examples:
         # Write studies/rates/rates-CLAIM.capsule-study.tar.

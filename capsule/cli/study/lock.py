@@ -24,8 +24,8 @@ def command(
 ) -> None:
     """Expand a study into its members, and pin all inputs.
 
-    The lock, STUDY.study.lock.json, is a pure function of the study and its base spec. Another
-    group or run leaves the other members as they are. The lock file of the base spec is not
+    The lock, STUDY.study.lock.json, is a pure function of the study and its base spec. Adding a
+    group or a run does not change the other members. The lock file of the base spec is not
     changed.
 
     Examples:

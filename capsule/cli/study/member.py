@@ -17,13 +17,13 @@ def command(
     name: Annotated[str, typer.Argument(metavar="MEMBER", help="The member, e.g. exploration.2.")],
     *,
     key: options.SigningKeyOption = None,
-    passphrase_file: options.PassphraseOption = None,
+    passphrase_file: options.PassphraseFileOption = None,
     engine: options.EngineOption = "auto",
 ) -> None:
     """Run one member of a study, or resume it. The jobs of schedulers call this command.
 
-    A member that is done is left as it is. A scheduler may start a member again while its last
-    attempt saves its state: the command waits a minute for that.
+    A member that is done is not run again. A scheduler may start a member again while its last
+    attempt still saves its state. In this case, the command waits up to a minute.
 
     Examples:
         # Run a member again whose bundle was lost.

@@ -26,13 +26,13 @@ def command(
     study: StudyArgument,
     *,
     key: options.SigningKeyOption = None,
-    passphrase_file: options.PassphraseOption = None,
+    passphrase_file: options.PassphraseFileOption = None,
     on: OnOption = "local",
     only: Annotated[
         list[str] | None, option("--only GROUP", "Run only this group. May be repeated.")
     ] = None,
     resume: Annotated[
-        bool, option("--resume", "Run what is missing in an existing folder.")
+        bool, option("--resume", "Run the missing members in an existing folder.")
     ] = False,
     engine: options.EngineOption = "auto",
     output: Annotated[
@@ -44,9 +44,9 @@ def command(
 ) -> None:
     """Run the members of a study.
 
-    Each member is an ordinary run with a signed bundle of its own. A member that fails says why and
-    does not stop the others. A study that was stopped at any moment continues with --resume, which
-    also runs failed and lost members again.
+    Each member is an ordinary run with its own signed bundle. If a member fails, the reason is
+    printed and the others continue. You can stop a study at any moment and continue it with
+    --resume, which also runs failed and lost members again.
 
     Examples:
         # Run every member, two at a time.
@@ -55,7 +55,7 @@ def command(
         # Continue after an interruption, with one group first.
         capsule study run study.yaml --key alice --resume --only slow
 
-        # One Slurm job for each member; the folder has to be on a shared file system.
+        # Run each member as a Slurm job; the folder must be on a shared file system.
         capsule study run study.yaml --key alice --on slurm
     """
     from capsule.cli.defaults import checked_key

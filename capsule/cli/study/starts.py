@@ -16,7 +16,7 @@ def command(
     study: StudyArgument,
     *,
     key: options.SigningKeyOption = None,
-    passphrase_file: options.PassphraseOption = None,
+    passphrase_file: options.PassphraseFileOption = None,
     engine: options.EngineOption = "auto",
     output: options.RunsOption = Path("runs"),
     quiet: options.QuietOption = False,

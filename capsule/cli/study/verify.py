@@ -55,19 +55,19 @@ def command(
 ) -> None:
     """Check the signature and the tables of a study.
 
-    Every table is compared with what the members claim. With --sample, members that this machine
-    draws at random are run again and have to give the same claims. With --challenge, it draws
-    segments of members that kept their states. The command then states how likely forged members
-    would have been drawn.
+    Every table is compared with the claims of the members. With --sample, members that are drawn
+    at random on this machine are run again and must give the same claims. With --challenge,
+    segments of members that saved their states are executed again. The command then prints the
+    probability with which it would have found forged members.
 
-    Exit status: 0 all that was asked for agrees, 1 a member differs, 3 tampered or untrusted,
-    4 a member could not be decided.
+    Exit status: 0 all requested checks agree, 1 a member differs, 3 tampered or untrusted,
+    4 a member is inconclusive.
 
     Examples:
         # Check everything that needs no execution.
         capsule study verify rates.capsule-study.tar --key alice.pub
 
-        # And run three members again.
+        # Also run three members again.
         capsule study verify rates.capsule-study.tar --key alice.pub --sample 3
 
         # Check the members' bundles, too, and execute nine segments again.

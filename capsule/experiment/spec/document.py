@@ -12,11 +12,11 @@ from capsule.experiment.spec.accelerator import CpuAccelerator, CudaAccelerator,
 from capsule.experiment.spec.consistency import check_program, check_training
 from capsule.experiment.spec.data import DataSpec
 from capsule.experiment.spec.determinism import DeterminismSpec
-from capsule.experiment.spec.environment import EnvironmentSpec, GymnasiumEnvironment
+from capsule.experiment.spec.environment import EnvironmentSpec
 from capsule.experiment.spec.image import CodeSpec, ImageSpec
 from capsule.experiment.spec.randomness import EntropySpec, SeedsSpec
 from capsule.experiment.spec.recording import LimitsSpec, RecordingSpec
-from capsule.experiment.trainers import AlgorithmTrainer, CommandTrainer, ModuleSpec, TrainerSpec
+from capsule.experiment.trainers import AlgorithmTrainer, CommandTrainer, TrainerSpec
 
 MAX_DATA_SETS = 32
 
@@ -74,12 +74,6 @@ class Spec(DigestedModel):
             check_program(self)
         elif self.environment is None:
             raise ValueError("environment is missing: trainer.algorithm needs one")
-        elif self.code is not None and not _has_own_modules(self.environment, self.trainer):
-            raise ValueError(
-                "code is not used: it holds trainer.command, trainer.network.module, or "
-                "environment.modules of suite 'gymnasium'; remove it, or name a module in one "
-                "of these"
-            )
         else:
             check_training(self.training())
         return self
@@ -99,12 +93,6 @@ class Spec(DigestedModel):
             raise TypeError("the spec runs a command")
         # model_construct() shares the sections, which have been validated already.
         return TrainingSpec.model_construct(**dict(self))
-
-
-def _has_own_modules(environment: EnvironmentSpec, trainer: AlgorithmTrainer) -> bool:
-    if isinstance(trainer.network, ModuleSpec):
-        return True
-    return isinstance(environment, GymnasiumEnvironment) and bool(environment.modules)
 
 
 class TrainingSpec(Spec):

@@ -6,7 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from capsule.experiment.fields import Model, PositiveFloat, PositiveInt, Probability, is_given
+from capsule.experiment.fields import (
+    Model,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    is_given,
+    reject_all,
+)
 from capsule.experiment.trainers.checks import (
     require_at_most,
     require_micro_batches,
@@ -116,12 +123,11 @@ class DqnTrainer(Model):
     def _consistent(self) -> DqnTrainer:
         require_micro_batches(self.micro_batches, self.batch_size)
         require_no_units(self)
-        for name in _FIELDS_OF_THE_OTHER_OPTIMIZER[self.optimizer]:
-            if is_given(self, name):
-                raise ValueError(
-                    f"{name} {getattr(self, name)} is not used by optimizer '{self.optimizer}': "
-                    "remove it"
-                )
+        reject_all(
+            f"{name} {getattr(self, name)} is not used by optimizer '{self.optimizer}': remove it"
+            for name in _FIELDS_OF_THE_OTHER_OPTIMIZER[self.optimizer]
+            if is_given(self, name)
+        )
         for name in ("total_steps", "replay_start", "target_interval"):
             require_multiple(self, name, "update_interval")
         if self.concurrent and self.updates > 1:

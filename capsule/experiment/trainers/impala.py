@@ -16,6 +16,7 @@ from capsule.experiment.fields import (
     Word,
     added,
     is_given,
+    reject_all,
 )
 from capsule.experiment.trainers.checks import require_micro_batches, require_no_units
 from capsule.experiment.trainers.layers import Layers, Module, Named, by_kind
@@ -265,12 +266,12 @@ class ImpalaTrainer(Model):
             raise ValueError(
                 "schedule.mode 'recorded' is not supported with a population: use 'lockstep'"
             )
-        for name in DRAWN_BY_MEMBERS:
-            if is_given(self, name):
-                raise ValueError(
-                    f"{name} {getattr(self, name)} does not apply: each member of the population "
-                    "draws its own; remove it"
-                )
+        reject_all(
+            f"{name} {getattr(self, name)} does not apply: each member of the population draws its "
+            "own; remove it"
+            for name in DRAWN_BY_MEMBERS
+            if is_given(self, name)
+        )
 
     def _check_recorded(self, lag: int) -> None:
         """Reject a schedule that cannot be kept, or not be recorded."""

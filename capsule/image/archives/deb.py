@@ -53,7 +53,7 @@ def deb_entries(path: Path, package: LockedDebianPackage, scratch: BinaryIO) -> 
     """
     owner = package.pool.rpartition("/")[2]
     if zipfile.is_zipfile(path):  # a file that an index of wheels may have brought into the cache
-        raise rejected("CAP-I104", f"{owner} is a zip archive, too")
+        raise rejected("CAP-I104", f"{owner} is also a zip archive")
     with path.open("rb") as stream:
         _, control_member, data_member = _deb_members(stream, owner)
         control = _control(_unpacked(stream, control_member, scratch, owner), owner)

@@ -75,7 +75,7 @@ def safe_path(name: str, owner: str) -> str:
     try:
         return plain_path(name)
     except ValueError as error:
-        raise rejected("CAP-I107", f"{owner} holds the unsafe path {name!r}: {error}") from error
+        raise rejected("CAP-I107", f"{owner} contains the unsafe path {name!r}: {error}") from error
 
 
 def plain_path(name: str) -> str:

@@ -88,7 +88,7 @@ def check_filename(wheel: LockedWheel) -> None:
         raise CapsuleError(
             "CAP-I305",
             f"the lock says that {wheel.filename!r} is {wheel.name!r} {wheel.version!r}",
-            fix="Lock again; do not trust a bundle that holds such a lock.",
+            fix="Lock again; do not trust a bundle that contains such a lock.",
         )
 
 
@@ -196,7 +196,7 @@ def _members(archive: zipfile.ZipFile, wheel: LockedWheel) -> dict[str, zipfile.
         if member.flag_bits & 1:
             raise rejected("CAP-I105", f"{wheel.filename}: {name} is encrypted")
         if name in members:
-            raise rejected("CAP-I105", f"{wheel.filename} holds {name} twice")
+            raise rejected("CAP-I105", f"{wheel.filename} contains {name} twice")
         members[name] = member
     return members
 
@@ -217,7 +217,7 @@ def _dist_info(members: dict[str, zipfile.ZipInfo], wheel: LockedWheel) -> str:
     if not same or canonicalize_name(name) != canonicalize_name(wheel.name):
         raise rejected(
             "CAP-I105",
-            f"{wheel.filename} holds {found[0]}, the lock says {wheel.name} {wheel.version}",
+            f"{wheel.filename} contains {found[0]}, the lock says {wheel.name} {wheel.version}",
             "Lock the spec again. This lock does not match its packages.",
         )
     return found[0]

@@ -128,7 +128,9 @@ def _layer_facts(layer: Layer, lock: Lock) -> dict[str, str]:
     _, facts = canonical_layer(layer.path, layer.name)
     for path in facts:
         if any(part.startswith(_WHITEOUT) for part in path.split("/")):
-            raise _malformed(f"layer {layer.name} holds {path!a}, which would remove another file")
+            raise _malformed(
+                f"layer {layer.name} contains {path!a}, which would remove another file"
+            )
     if layer.name == "code":
         check_code_layer(layer.path, lock)
     return facts

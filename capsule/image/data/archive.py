@@ -22,7 +22,7 @@ from capsule.image.assembly.unpack import write_entry
 from capsule.image.data.listing import FOLDER, Listing
 
 _OWNER = "the archive of the data set"
-_FIX = "Leave the data set alone until the bundle is written."
+_FIX = "Do not change the data set until the bundle is written."
 _FILE_MODE, _FOLDER_MODE, _LINK_MODE = 0o644, 0o755, 0o777
 
 

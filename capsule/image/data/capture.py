@@ -15,7 +15,7 @@ from capsule import __version__
 from capsule.experiment.canonical import sha256_file, sha256_hex, write_atomic
 from capsule.experiment.lock import Lock, LockedData
 from capsule.experiment.spec import DataSpec
-from capsule.host.errors import CapsuleError
+from capsule.host.errors import CapsuleError, innermost_reason
 from capsule.host.folders import real_path
 from capsule.host.network import trusted_certificates
 from capsule.host.wording import counted
@@ -93,7 +93,7 @@ def _captured(
         raise CapsuleError(
             "CAP-L301",
             f"data.{name} has neither path nor url",
-            fix=f"Say where the data set is: data.{name}.path, or data.{name}.url.",
+            fix=f"State where the data set is, in data.{name}.path or data.{name}.url.",
         )
     _check_expected(name, spec, listing)
     return listing, place, address
@@ -261,7 +261,7 @@ def _download(name: str, url: str, target: Path, progress: Progress) -> None:
     except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
         raise CapsuleError(
             "CAP-L306",
-            f"data.{name}.url {url!r} cannot be downloaded: {error}",
+            f"data.{name}.url {url!r} cannot be downloaded: {innermost_reason(error)}",
             fix=f"Check the address and the network, or download the file and name it in "
             f"data.{name}.path.",
         ) from error

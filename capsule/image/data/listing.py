@@ -108,7 +108,7 @@ def list_data(
     if all(fact == FOLDER for fact in listing.values()):
         raise CapsuleError(
             "CAP-L303",
-            f"the data set {name!r} at {place} holds no file",
+            f"the data set {name!r} at {place} contains no file",
             fix=f"Correct data.{name}.path, or remove the data set from the spec.",
         )
     return listing

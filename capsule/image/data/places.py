@@ -90,7 +90,7 @@ class FoundData(NamedTuple):
         error = _differs(name, self.path, what)
         if self.path != unpacked_place(self.cache, pin_of(self.listing)):
             return error
-        fix = f"Delete {self.path}: it is unpacked again from a bundle that carries the data set."
+        fix = f"Delete {self.path}: it is unpacked again from a bundle that contains the data set."
         return CapsuleError(error.code, error.message, fix=fix)
 
 
@@ -139,7 +139,7 @@ def check_places(given: Mapping[str, Path], names: Collection[str]) -> None:
         raise CapsuleError(
             "CAP-E045",
             f"--data {name}={path}: {reason}",
-            fix="Name a data set of the lock, and the file or folder where it lies.",
+            fix="Name a data set of the lock, and the file or folder with its content.",
         )
 
 
@@ -174,8 +174,8 @@ def _find(
             "CAP-E046",
             f"the data set {name!r} ({size_text(pin)}, SHA-256 {pin.sha256}) is not on this machine"
             + ("" if path is None else f": {path} does not exist any more"),
-            fix=f"Name the file or folder where it lies with --data {name}=PATH, or ask for a "
-            "bundle that carries it (capsule run --embed-data).",
+            fix=f"Name its file or folder with --data {name}=PATH, or ask for a "
+            "bundle that contains it (capsule run --embed-data).",
         )
     # A copy of the user was not downloaded from where the data set once was.
     url = known.url if known is not None and Path(known.path) == path else None

@@ -20,7 +20,7 @@ import urllib3
 from requests.adapters import HTTPAdapter
 
 from capsule.experiment.canonical import sha256_hex
-from capsule.host.errors import CapsuleError
+from capsule.host.errors import CapsuleError, innermost_reason
 from capsule.host.network import HttpClient, trusted_certificates
 from capsule.host.wording import counted
 from capsule.image.registry.credentials import find_login
@@ -249,7 +249,7 @@ class Repository(HttpClient):
             yield
         # The errors of requests are of the first two kinds; the body is read by urllib3 itself.
         except (OSError, ValueError, urllib3.exceptions.HTTPError) as error:
-            raise self._unavailable(str(error)) from error
+            raise self._unavailable(innermost_reason(error)) from error
 
     def _unavailable(self, reason: str) -> CapsuleError:
         return CapsuleError(
@@ -269,6 +269,6 @@ class Repository(HttpClient):
     def _other_bytes(self, wanted: str, found: str) -> CapsuleError:
         return CapsuleError(
             "CAP-I404",
-            f"{self._reference.registry} gives {found} for {wanted}",
+            f"{self._reference.registry} returns {found} for {wanted}",
             fix="Do not use this registry, or push the image again.",
         )

@@ -90,6 +90,6 @@ def _from_helper(helper: str, key: str) -> Login | None:
         return None
     raise CapsuleError(
         "CAP-I403",
-        f"the credential helper {program} gives no login for {key}: {reason}",
+        f"the credential helper {program} returns no login for {key}: {reason}",
         fix="Correct it, or remove it from 'credsStore' and 'credHelpers' in Docker's config.json.",
     )

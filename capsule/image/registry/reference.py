@@ -51,7 +51,7 @@ class Reference(NamedTuple):
             raise CapsuleError(
                 "CAP-I401",
                 f"{text!a} is not REGISTRY/NAME[:TAG][@DIGEST]",
-                fix="Write for example registry.example.org/group/name:1.0, in lower case.",
+                fix="Write, for example, registry.example.org/group/name:1.0, in lower case.",
             )
         return cls(match["registry"], match["name"], match["tag"], match["digest"])
 

@@ -89,8 +89,8 @@ def resolve_debian(
             "CAP-L124",
             f"image.debian {list(extra)} cannot be resolved: {error}",
             fix=f"Change image.debian so that the packages exist in {distribution.title} and fit "
-            "together, or lock with --refresh-base. Of alternative dependencies, the first is "
-            "taken: to have another one, name it in image.debian before the package that needs it.",
+            "together, or lock with --refresh-base. Capsule takes the first of alternative "
+            "dependencies; to use another one, list it before the package that needs it.",
         ) from error
     merged = {package.name: package for package in locked}
     for stanza in added:

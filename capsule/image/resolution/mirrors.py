@@ -22,6 +22,7 @@ import requests
 import urllib3
 
 from capsule.experiment.spec import SourcesSpec
+from capsule.host.errors import innermost_reason
 from capsule.host.network import HttpClient, trusted_certificates
 from capsule.image.distribution import Distribution, Vendor
 
@@ -125,7 +126,7 @@ class Downloader(HttpClient):
             OSError,
             ValueError,  # of a malformed address
         ) as error:
-            raise DownloadError(f"{place}: {error}") from error
+            raise DownloadError(f"{place}: {innermost_reason(error)}") from error
 
 
 def _from_apt(vendor: Vendor) -> list[str]:

@@ -26,6 +26,7 @@ from capsule.experiment.spec import CodeSpec
 from capsule.host.encoding import is_utf8
 from capsule.host.errors import CapsuleError
 from capsule.host.folders import real_path
+from capsule.host.owner import HELD
 from capsule.host.run_directory import LOCK, STUDY_LOCK
 from capsule.image.archives.layer_reader import read_layer
 from capsule.image.archives.layers import (
@@ -109,7 +110,7 @@ def capture_project(
     # git lists a file with a merge conflict several times, and tracked files that are gone as well.
     names = [name for name in sorted(set(listed)) if tree.takes(name) and tree.holds(name)]
     if not names:
-        raise _rejected("CAP-L203", f"{tree.root} holds no file that code.files chooses")
+        raise _rejected("CAP-L203", f"{tree.root} contains no file that code.files selects")
     if len(names) > MAX_FILES:
         raise _too_large(tree, f"{len(names):,} files, more than {MAX_FILES:,}")
     sha256, size = _archive(tree, names, cache)
@@ -206,7 +207,8 @@ class _Tree:
         path = self.root / name
         remains = _REMAINS.fullmatch(parts[-1])
         called = remains[1] if remains else parts[-1]
-        own = any(part in _LEFT_OUT for part in parts) or chosen(called, _OWN_FILES)
+        own = any(part in _LEFT_OUT or part.endswith(HELD) for part in parts)
+        own = own or chosen(called, _OWN_FILES)
         own = own or _is_own(path, PurePosixPath(called).suffix)
         left_out = any(each in self.leave_out for each in (path, *path.parents))
         return chosen(name, self.patterns) and not own and not left_out
@@ -333,7 +335,11 @@ def _all_files(root: Path, below: str = "") -> Iterator[str]:
         with os.scandir(folder) as entries:
             found = sorted(entries, key=lambda entry: entry.name)
     except OSError as error:
-        raise _rejected("CAP-L201", f"{folder} cannot be read: {error.strerror}") from error
+        raise CapsuleError(
+            "CAP-L201",
+            f"code.path: {folder} cannot be read: {error.strerror}",
+            fix="Change the permissions of this folder, or move it out of the tree.",
+        ) from error
     for entry in found:
         name = f"{below}/{entry.name}" if below else entry.name
         if entry.is_dir(follow_symlinks=False):
@@ -449,7 +455,7 @@ _FIXES = {
     "CAP-L201": "Name the folder of the program in code.path, relative to the spec.",
     "CAP-L202": "Install git and make 'git status' work there, or move the tree out of the "
     "repository.",
-    "CAP-L203": "Correct code.path or code.files; files that git ignores are not taken.",
+    "CAP-L203": "Correct code.path or code.files; files that git ignores are excluded.",
 }
 
 

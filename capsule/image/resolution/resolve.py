@@ -122,7 +122,7 @@ def check_accelerator(
         if version is None or not satisfies(version, wanted):
             raise CapsuleError(
                 "CAP-L108",
-                f"accelerator.{field} asks for {library} {wanted}, but the wheels bring "
+                f"accelerator.{field} requires {library} {wanted}, but the wheels contain "
                 f"{version or 'none'}",
                 fix=f"Set accelerator.{field} to that version, or pin a torch in "
                 f"image.packages that is built for {library} {wanted}.",

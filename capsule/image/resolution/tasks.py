@@ -41,7 +41,7 @@ def check_packages(spec: Spec, wheels: Sequence[LockedWheel]) -> None:
     if missing:
         raise CapsuleError(
             "CAP-L112",
-            f"image.packages resolve to no {', '.join(missing)}, which trainer.algorithm "
+            f"the resolved image.packages lack {', '.join(missing)}, which trainer.algorithm "
             f"{spec.training().trainer.algorithm!r} needs",
             fix=f"Add {', '.join(missing)} to image.packages, or remove image.packages.",
         )
@@ -131,8 +131,8 @@ def _check(field: str, name: str, wheel: LockedWheel, known: Collection[str]) ->
     other = (
         "ROM names are listed in https://ale.farama.org/environments."
         if wheel.name == "ale-py"
-        else "Ids that another package registers need it in image.packages, and its module in "
-        "environment.modules."
+        else "If another package registers this id, add the package to image.packages, and its "
+        "module to environment.modules."
     )
     raise CapsuleError(
         "CAP-L110",

@@ -115,8 +115,9 @@ def too_many() -> CapsuleError:
     """Return the error of a program with more arrivals than a log holds."""
     return CapsuleError(
         "CAP-T383",
-        f"the program has more arrivals than a log holds: {MAX_ENTRIES:,}, where a wait counts as "
-        f"{ENTRIES_OF_WAIT} more and a source as one more, in at most {MAX_LOG_BYTES >> 20} MiB",
+        f"the program has more arrivals than a log can contain: {MAX_ENTRIES:,}, where a wait "
+        f"counts as {ENTRIES_OF_WAIT} more and a source as one more, in at most "
+        f"{MAX_LOG_BYTES >> 20} MiB",
         fix="Let each result or message carry more work.",
     )
 

@@ -7,6 +7,7 @@ import queue as queues
 from typing import Any, Generic, Protocol, TypeVar
 
 from capsule.experiment.arrival_log import MAX_NAME
+from capsule.training.arrivals.scopes import clock, waited_in_vain
 from capsule.training.arrivals.waits import NothingCameError, Wait, run_directory, wait_name
 
 Item = TypeVar("Item")
@@ -124,6 +125,15 @@ class Inbox(Generic[Item]):
         if wait is None:
             item: Item = self._arrived(timeout)
             return item
+        begun = clock()
+        try:
+            return self._next(wait, timeout)
+        except queues.Empty:
+            # A replay does not wait here, and the program must read the same dates afterwards.
+            waited_in_vain(begun, timeout or 0)
+            raise
+
+    def _next(self, wait: Wait[Item], timeout: float | None) -> Item:
         try:
             while not wait.due():
                 # What came in time when the run was recorded may take longer in a replay.

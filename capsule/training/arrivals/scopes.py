@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from types import TracebackType
 
+_LONGEST_SECONDS = 1e9  # which 64 bits hold in nanoseconds
 _PATH_SIZE = 192  # CAPSULE_PATH_SIZE of capsule/native/source/shared/entropy.h
 
 
@@ -48,6 +49,24 @@ def next_place() -> Place | None:
     clock = ctypes.c_int64()
     number = library.capsule_scope_next(process, thread, ctypes.byref(clock))
     return Place(process.value.decode(), thread.value.decode(), number, clock.value)
+
+
+def clock() -> int:
+    """Return how far the calling thread's calendar clock has gone on; 0 without the library."""
+    library = _library()
+    return 0 if library is None else int(library.capsule_scope_clock(-1, 0))
+
+
+def waited_in_vain(begun: int, seconds: float) -> None:
+    """Let the calling thread's calendar clock show a wait that ran to its time-out.
+
+    Args:
+        begun: What :func:`clock` returned before the wait.
+        seconds: The time-out. The clock advances by it whether or not the thread has waited.
+    """
+    library = _library()
+    if library is not None:
+        library.capsule_scope_clock(begun, int(min(max(seconds, 0), _LONGEST_SECONDS) * 1e9))
 
 
 class Scope:
@@ -113,6 +132,7 @@ def _library() -> ctypes.PyDLL | None:
         ("open", pointer, (text, text, number, number, time)),
         ("switch", None, (pointer,)),
         ("close", None, (pointer,)),
+        ("clock", time, (time, time)),
     ):
         function = getattr(library, f"capsule_scope_{name}")
         function.restype, function.argtypes = result, arguments

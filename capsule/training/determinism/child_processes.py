@@ -151,7 +151,8 @@ def check_start(environment: Mapping[str, str], expected: Mapping[str, str]) -> 
                 "CAP-T101",
                 f"environment variable {name} is {environment.get(name)!r}; the spec needs "
                 f"{wanted!r} before the interpreter starts",
-                fix="Start the run with 'capsule run', which sets it; set it for no child.",
+                fix="Start the run with 'capsule run', which sets it, and do not change it in the "
+                "environment of a child process.",
             )
     seed = expected["PYTHONHASHSEED"]
     if not _heeds_hash_seed() or sys.flags.hash_randomization != (seed != "0"):

@@ -167,7 +167,7 @@ class ReplayMemory:
             raise CapsuleError(
                 "CAP-T222",
                 f"the replay memory can sample {size} entries; it needs {_MIN_ENTRIES}",
-                fix="raise trainer.replay_start and trainer.replay_capacity",
+                fix="Raise trainer.replay_start and trainer.replay_capacity.",
             )
         oldest = self.count - size
         indices = oldest + stream.integers(size, batch)

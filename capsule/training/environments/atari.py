@@ -154,7 +154,7 @@ class AtariGame(Environment):
                     "CAP-T213",
                     f"environment.noop_max {self._noop_max}: the episode ended after "
                     f"{self._frames} no-ops",
-                    fix="lower environment.noop_max, or raise environment.max_episode_frames",
+                    fix="Lower environment.noop_max, or raise environment.max_episode_frames.",
                 )
 
     def _advance(self, action: int) -> Transition:
@@ -271,11 +271,11 @@ def _load(game: str) -> Any:
     path = str(roms.get_rom_path(game)) if game in known else None
     if path is None or not ale_py.ALEInterface.isSupportedROM(path):
         near = difflib.get_close_matches(game, known, n=1)
-        hint = f"did you mean {near[0]!r}? " if near and near[0] != game else ""
+        hint = f"Did you mean {near[0]!r}? " if near and near[0] != game else ""
         raise CapsuleError(
             "CAP-T212",
-            f"environment.game {game!r} is not a game this ale-py can play for one player",
-            fix=f"{hint}use a ROM name as ale-py spells it, such as 'breakout'",
+            f"environment.game {game!r} is not a one-player game of this ale-py",
+            fix=f"{hint}Use a ROM name as ale-py spells it, such as 'breakout'.",
         )
     ale = ale_py.ALEInterface()
     # ALE applies settings when it loads a game, so they come first.

@@ -268,7 +268,7 @@ def _damaged(how: str) -> CapsuleError:
     return CapsuleError(
         "CAP-T211",
         f"the saved episode {how}",
-        fix="resume inside the image the run was started in; if it is, report a bug",
+        fix="Resume the run in the image in which it began. If it fails there, report the error.",
     )
 
 

@@ -43,12 +43,12 @@ from capsule.training.state.streams import Stream
 MAX_ACTIONS = 4_096  # of a product of choices: each has an output of the network
 
 _FIX = (
-    "name a registered environment, such as 'CartPole-v1', and in environment.modules the module "
-    "that registers it"
+    "Name a registered environment, such as 'CartPole-v1', and in environment.modules the module "
+    "that registers it."
 )
 _FINITE = (
-    "use an environment with Discrete, MultiDiscrete or MultiBinary actions, register one in "
-    "environment.modules that wraps this one, or run a program of your own (trainer.command)"
+    "Use an environment with Discrete, MultiDiscrete or MultiBinary actions, register one in "
+    "environment.modules that wraps this one, or run your own program (trainer.command)."
 )
 
 
@@ -237,7 +237,7 @@ def _numbers(spec: GymnasiumEnvironment, space: Space) -> list[Entry]:
         if path not in usable:
             raise _misfit(
                 f"environment.numbers: {path!r} is not an entry of numbers of {space}",
-                fix=f"name some of {', '.join(sorted(usable))}" if usable else "remove it",
+                fix=f"Name some of {', '.join(sorted(usable))}." if usable else "Remove it.",
             )
     return [entries[path] for path in spec.numbers or ()]
 
@@ -248,7 +248,7 @@ def _check_apart(entries: Sequence[Entry]) -> None:
         if outer.contains(inner):
             raise _misfit(
                 f"environment names the entry {outer.path!r} and also {inner.path!r} inside of it",
-                fix=f"name the entries of {outer.path!r} that the agent should see, each once",
+                fix=f"Name the entries of {outer.path!r} that the agent should see, each once.",
             )
 
 
@@ -261,9 +261,9 @@ def _flat_view(spec: GymnasiumEnvironment, space: Space, entry: Entry) -> _View:
         raise _unusable(
             spec.id,
             f"observations {space} are not supported: {where} is not a vector of a fixed length",
-            fix="name an entry of numbers in environment.observation"
+            fix="Name an entry of numbers in environment.observation"
             + (f" ({', '.join(usable)})" if usable else "")
-            + ", or use another environment",
+            + ", or use another environment.",
         )
     seen = _seen_numbers(spec, spaces.flatdim(entry.space))
     dtype = np.dtype(np.float32)
@@ -284,8 +284,8 @@ def _image_view(space: Space, entry: Entry) -> _View:
         raise _misfit(
             f"environment.frames 'image': {f'the entry {entry.path!r}, ' if entry.keys else ''}"
             f"{entry.space}, is not a Box of uint8 [rows, columns, channels]",
-            fix="use frames: flat, or name the entry that is an image in environment.observation, "
-            "or several in environment.images" + (f": {', '.join(found)}" if found else ""),
+            fix="Use frames: flat, or name the entry that is an image in environment.observation, "
+            "or several in environment.images" + (f": {', '.join(found)}." if found else "."),
         )
 
     def frame(observation: Any) -> Frame:
@@ -306,8 +306,8 @@ def _make(spec: GymnasiumEnvironment) -> gymnasium.Env[Any, Any]:
             raise _unusable(
                 spec.id,
                 f"environment.modules {module!r} cannot be imported: {error}",
-                fix="add its package to image.packages, or its source tree as code, and lock "
-                "again; or correct the name",
+                fix="Add its package to image.packages, or its source tree as code, and lock "
+                "again; or correct the name.",
             ) from error
     try:
         return gymnasium.make(
@@ -323,7 +323,7 @@ def _named(space: Space, field: str, path: str) -> Entry:
     if path not in entries:
         raise _misfit(
             f"environment.{field} {path!r} is not an entry of {space}",
-            fix=f"name one of {', '.join(sorted(entries))}" if entries else "remove it",
+            fix=f"Name one of {', '.join(sorted(entries))}." if entries else "Remove it.",
         )
     return entries[path]
 
@@ -336,7 +336,7 @@ def _told_entry(spec: GymnasiumEnvironment, space: Space) -> Entry | None:
     if spec.instruction not in texts:
         raise _misfit(
             f"environment.instruction {spec.instruction!r} is not a text of {space}",
-            fix=f"name one of {', '.join(texts)}" if texts else "remove it",
+            fix=f"Name one of {', '.join(texts)}." if texts else "Remove it.",
         )
     return texts[spec.instruction]
 
@@ -348,13 +348,13 @@ def _seen_numbers(spec: GymnasiumEnvironment, size: int) -> NDArray[np.int64]:
             raise _misfit(
                 f"environment.masked_observations {index}: a flat observation of {spec.id} has "
                 f"{size} numbers",
-                fix=f"hide indices from 0 to {size - 1}",
+                fix=f"Hide indices from 0 to {size - 1}.",
             )
     seen = np.setdiff1d(np.arange(size), np.array(spec.masked_observations, np.int64))
     if not len(seen):
         raise _misfit(
             f"environment.masked_observations hides all {size} numbers of the observations",
-            fix="leave one to be seen",
+            fix="Remove at least one index, so that the agent sees a number.",
         )
     return seen
 

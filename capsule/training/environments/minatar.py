@@ -87,7 +87,7 @@ def _game_module(game: str) -> Any:
         raise CapsuleError(
             "CAP-T215",
             "environment.suite 'minatar' needs the package minatar, which is not installed",
-            fix="add 'minatar' to image.packages and lock again",
+            fix="Add 'minatar' to image.packages and lock again.",
         )
     path = Path(package.origin).parent / "environments" / f"{game}.py"
     loader = SourceFileLoader(f"minatar_{game}", str(path))

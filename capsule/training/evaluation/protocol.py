@@ -161,7 +161,7 @@ def choose_starts(
                 "CAP-T232",
                 f"evaluation.start_set: start {number} has action {max(start)}, but the "
                 f"environment's actions are 0 to {actions - 1}",
-                fix="make the start set with a run of this environment",
+                fix="Make the start set with a run of this environment.",
             )
     return spec.start_set.starts
 
@@ -212,7 +212,7 @@ def generate_starts(
             f"only {len(reached)} of evaluation.candidates {spec.candidates} random starts survive "
             f"{spec.min_actions} to {spec.max_actions} actions; evaluation.starts {spec.starts} "
             "are needed",
-            fix="lower evaluation.min_actions and max_actions, or raise evaluation.candidates",
+            fix="Lower evaluation.min_actions and max_actions, or raise evaluation.candidates.",
         )
     # The values are negated, and the order is not reversed: so the stable sort has the earlier of
     # equal candidates first.

@@ -355,12 +355,12 @@ def _too_small(
             "CAP-T243",
             f"trainer.network.convolutions.{layer - 1}: {frames}: this layer gets "
             f"{sides[0]}x{sides[1]}, and its kernel has {kernel}x{kernel}",
-            fix="use smaller kernels or strides, or fewer layers",
+            fix="Use smaller kernels or strides, or fewer layers.",
         )
     return CapsuleError(
         "CAP-T243",
         f"trainer.network {name!r}: {frames}",
-        fix="use 'residual', which takes frames of any size, or 'small-conv'",
+        fix="Use 'residual', which takes frames of any size, or 'small-conv'.",
     )
 
 

@@ -77,7 +77,7 @@ class Vocabulary:
                 raise CapsuleError(
                     "CAP-T241",
                     f"the vocabulary has {word!r}, which is not one word in lower case",
-                    fix="split it at spaces, drop punctuation, and write it in lower case",
+                    fix="Split it at spaces, drop punctuation, and write it in lower case.",
                 )
 
     def encode(self, instruction: str) -> NDArray[np.int64]:
@@ -92,13 +92,13 @@ class Vocabulary:
             raise _unreadable(
                 f"the instruction {instruction!r} has the word {unknown[0]!r}, which is not among "
                 f"the {len(self.words)} of the vocabulary",
-                fix="add the word to trainer.language.vocabulary",
+                fix="Add the word to trainer.language.vocabulary.",
             )
         if len(words) > self.longest:
             raise _unreadable(
                 f"the instruction {instruction!r} has {len(words)} words; there is room for "
                 f"{self.longest}",
-                fix=f"set trainer.language.longest to {len(words)} or more",
+                fix=f"Set trainer.language.longest to {len(words)} or more.",
             )
         numbers = np.full(self.longest, NO_WORD, np.int64)
         numbers[: len(words)] = [self._numbers[word] for word in words]

@@ -138,7 +138,7 @@ class OwnModule:
         return CapsuleError(
             "CAP-T244",
             f"trainer.network.module {self.source!r} cannot be used: {reason}",
-            fix="name a function of the source tree 'code', or of a package, that takes the shape "
+            fix="Name a function of the source tree 'code', or of a package, that takes the shape "
             "of an observation and returns a torch.nn.Module without buffers, which makes float32 "
-            "[batch, width] of float32 [batch, *shape]",
+            "[batch, width] of float32 [batch, *shape].",
         )

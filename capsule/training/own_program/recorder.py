@@ -73,6 +73,9 @@ class Recorder:
         # Programs also pass 1e6, and NumPy's integers, neither of which an event may have.
         self._total_steps = None if total_steps is None else int(total_steps)
         self._shown = -math.inf
+        # How often progress is shown depends on the machine's speed, and each reading advances a
+        # virtual calendar clock. So that clock is read here only, and events are dated from it.
+        self._date_of_zero = time.time() - time.monotonic()
         self._files: dict[str, IO[str]] = {}
 
     def log(self, step: int, **metrics: SupportsFloat) -> None:
@@ -158,7 +161,8 @@ class Recorder:
             return
         self._shown = now
         # Events are for the screen alone: they have times, and no claim is made from them.
-        event: dict[str, Any] = {"time": time.time(), "kind": "progress", "step": int(step)}
+        date = self._date_of_zero + now
+        event: dict[str, Any] = {"time": date, "kind": "progress", "step": int(step)}
         if self._total_steps is not None:
             event["total_steps"] = self._total_steps
         event["message"] = "  ".join(f"{name} {_short(value)}" for name, value in values.items())

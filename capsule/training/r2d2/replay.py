@@ -357,7 +357,7 @@ class SequenceReplay:
             raise CapsuleError(
                 "CAP-T222",
                 f"none of the {self.sequences} sequences in the replay memory has a priority",
-                fix="raise trainer.replay_start",
+                fix="Raise trainer.replay_start.",
             )
         actors, numbers, probabilities = self._priorities.sample(
             stream.uniforms(batch), self._sequences.counts - 1

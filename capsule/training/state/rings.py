@@ -144,7 +144,7 @@ def mapped_array(
         raise CapsuleError(
             "CAP-T221",
             f"replay file {path.name} of {size} bytes cannot be made: {error.strerror}",
-            fix="raise limits.disk_mb, free disk space, or lower trainer.replay_capacity",
+            fix="Raise limits.disk_mb, free disk space, or lower trainer.replay_capacity.",
         ) from error
     # A plain view: indexing a memmap itself is slower.
     return np.asarray(np.memmap(path, dtype, "r+", shape=shape))
@@ -164,6 +164,6 @@ def require_checkpoint(found: str, expected: str, what: str) -> None:
     if found != expected:
         raise CapsuleError(
             "CAP-T223",
-            f"the replay files do not hold the {what}",
-            fix="start a new run directory: this one was changed or is incomplete",
+            f"the replay files do not contain the {what}",
+            fix="Start a new run directory: this one was changed or is incomplete.",
         )

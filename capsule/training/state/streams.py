@@ -68,7 +68,7 @@ class Account:
                 "CAP-T201",
                 f"stream {self.name!r}: the saved state has key {state['key']}, but seed "
                 f"{self.seed} and index {self.index} give {self.key}",
-                fix="resume with the spec the run was started with, or start a new run directory",
+                fix="Resume with the spec with which the run began, or start a new run directory.",
             )
         self._jump(state["draws"], bytes.fromhex(state["digest"]))
 

@@ -254,7 +254,7 @@ def _unexplained(facts: Facts) -> Cause:
         hint = "what differs in locks and machines is listed; the evidence does not decide"
     else:
         hint = (
-            "locks and machines, as far as they are known, are the same: 'capsule diagnose' says "
+            "locks and machines, as far as they are known, are the same: 'capsule diagnose' shows "
             "whether the run repeats at all"
         )
     return Cause(name="unexplained", certainty=None, evidence=(_first(facts), hint))

@@ -199,7 +199,7 @@ def _packages(what: str, left: Mapping[str, str], right: Mapping[str, str]) -> I
 def _wheels(lock: Lock) -> dict[str, str]:
     found = {}
     for wheel in lock.image.wheels:
-        why = "a dependency" if wheel.requested is None else f"asked for {wheel.requested!r}"
+        why = "a dependency" if wheel.requested is None else f"requested as {wheel.requested!r}"
         found[wheel.name] = f"{wheel.version} ({why}; {wheel.sha256[:12]}…)"
     return found
 

@@ -45,7 +45,7 @@ def map_tensors(path: Path) -> dict[str, Tensor]:
     Raises:
         CapsuleError: CAP-V011, it breaks the format; CAP-V072, it cannot be mapped.
     """
-    what, fix = f"{path.name} cannot be read", "Take it from its bundle or run directory again."
+    what, fix = f"{path.name} cannot be read", "Copy it from its bundle or run directory again."
     with coded("CAP-V072", what, fix=fix), open_regular(path, follow=False) as stream:
         size = os.fstat(stream.fileno()).st_size
         entries = tensors_of(stream, size, path.name)

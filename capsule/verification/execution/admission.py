@@ -52,7 +52,7 @@ def require_trust(request: VerifyRequest, bundle: OpenedBundle) -> None:
     raise UntrustedError(
         "CAP-V002",
         f"the bundle is intact and names {bundle.fingerprint} as its signer, but no key "
-        "was given to check that with",
+        "was given to check this",
         fix="Get the signer's public key from a source you trust, then pass --key, or add "
         "the key to the file allowed_signers in your configuration folder; or pass "
         "--allow-untrusted to check everything but who signed it.",

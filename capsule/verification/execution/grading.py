@@ -180,8 +180,8 @@ def grade_replica(
     if tolerance is None:
         return Judgement(
             "not-reproduced",
-            f"{difference}; equal bits were not to be expected here, but the spec declares no "
-            "evaluation.tolerance by which other ones could be accepted",
+            f"{difference}; equal bits could not be expected here, but the spec declares no "
+            "evaluation.tolerance by which others could be accepted",
         )
     if statistics is None:
         incomparable = "the returns of the final networks cannot be compared"
@@ -192,7 +192,7 @@ def grade_replica(
         "outside": "not-reproduced",
         "undecided": "inconclusive",
     }
-    prefix = "other bits, as was to be expected" if outcome == "within" else difference
+    prefix = "different bits, as expected" if outcome == "within" else difference
     return Judgement(verdict[outcome], f"{prefix}: {statistics.shown}")
 
 

@@ -292,23 +292,23 @@ def test_a_start_set_of_the_same_task_is_accepted(document, task):
 @pytest.mark.parametrize(
     ("document", "evaluation", "message"),
     [
-        (atari("dqn"), pinned("pong"), "the task is 'pong', here it is 'breakout'"),
-        (DQN, pinned("breakout"), "the task is 'breakout', here it is 'CartPole-v1'"),
+        (atari("dqn"), pinned("pong"), "the task is 'pong', but in this spec it is 'breakout'"),
+        (DQN, pinned("breakout"), "the task is 'breakout', but in this spec it is 'CartPole-v1'"),
         (
             atari("dqn", environment={**ATARI, "full_action_set": True}),
             pinned("breakout"),
-            "full_action_set is False, here it is True",
+            "full_action_set is False, but in this spec it is True",
         ),
         (
             DQN,
             pinned("CartPole-v1", full_action_set=True),
-            "full_action_set is True, here it is False",
+            "full_action_set is True, but in this spec it is False",
         ),
     ],
 )
 def test_pinned_starts_of_another_task_are_rejected(document, evaluation, message):
     found = refusal(document, evaluation=evaluation)
-    assert f"evaluation.start_set was made where {message}: make a start set with a run" in found
+    assert f"evaluation.start_set was made in an environment where {message}: make" in found
 
 
 # ---- several games ----

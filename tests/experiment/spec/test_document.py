@@ -111,7 +111,7 @@ def test_code_may_have_the_network_of_a_trainer():
 
 def test_an_environment_of_another_suite_has_no_code():
     atari = {"environment": ATARI, "trainer": {"network": "nature"}}
-    assert "code is not used: it holds trainer.command, trainer.network.module, or " in refusal(
+    assert "code is not used: it is the source tree of trainer.command, of " in refusal(
         code={}, **atari
     )
 

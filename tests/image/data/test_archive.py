@@ -73,7 +73,7 @@ def test_a_file_that_changes_while_it_is_packed_is_noticed(tmp_path, content):
     with pytest.raises(CapsuleError) as caught:
         pack(tmp_path, listing)
     assert caught.value.code == "CAP-I104"
-    assert caught.value.fix == "Leave the data set alone until the bundle is written."
+    assert caught.value.fix == "Do not change the data set until the bundle is written."
 
 
 def test_a_file_that_is_removed_while_it_is_packed_is_noticed(tmp_path):

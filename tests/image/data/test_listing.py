@@ -100,7 +100,7 @@ def test_what_cannot_be_pinned_is_refused(place, spoil, code, said, monkeypatch)
 
 def test_a_folder_without_a_file_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CapsuleError, match="holds no file") as caught:
+    with pytest.raises(CapsuleError, match="contains no file") as caught:
         list_data("digits", tmp_path, sha256_file)
     assert caught.value.code == "CAP-L303"
 

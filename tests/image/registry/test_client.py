@@ -200,6 +200,13 @@ def test_a_failure_is_named_with_what_the_registry_says(server):
     assert "disk is full" in message
 
 
+def test_a_registry_that_does_not_answer_is_named_with_the_cause_alone(server):
+    server.http.shutdown()
+    server.http.server_close()
+    message = refused("CAP-I402", blob, server)
+    assert message == f"{server.host}/a/b:1 is not available: connection refused"
+
+
 def test_an_answer_that_ends_early_is_an_unavailable_registry(server):
     longer = {"Content-Length": str(len(BLOB) + 1), "Connection": "close"}
     server.answers = {f"/v2/a/b/blobs/{DIGEST}": lambda _: (200, longer, BLOB)}

@@ -40,19 +40,19 @@ def test_a_helper_may_have_no_login_of_the_registry(helper):
         (None, "No such file or directory: 'docker-credential-tests'"),
         ("echo the keychain is locked; exit 1", "the keychain is locked"),
         ("echo the keychain is locked >&2; exit 1", "the keychain is locked"),
-        ("exec sleep 60", "timed out"),
+        ("exec sleep 600", "timed out"),
         ("echo '{}'", "Username"),
         ("echo x", "Expecting value"),
     ],
 )
 def test_a_helper_that_fails_is_named(helper, monkeypatch, script, reason):
-    monkeypatch.setattr(credentials, "_TIMEOUT_S", 0.5 if script == "exec sleep 60" else 60.0)
+    monkeypatch.setattr(credentials, "_TIMEOUT_S", 0.5 if script == "exec sleep 600" else 600.0)
     if script is not None:
         helper(script)
     with pytest.raises(CapsuleError, match=reason) as raised:
         find_login("example.org")
     assert raised.value.code == "CAP-I403"
-    assert "docker-credential-tests gives no login for example.org" in raised.value.message
+    assert "docker-credential-tests returns no login for example.org" in raised.value.message
 
 
 def test_without_a_home_directory_the_variable_is_named(no_home, monkeypatch):

@@ -163,10 +163,10 @@ def put(host, content, kind=None):
     digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
     place = f"http://{host}/v2/tiny/manifests/bad"
     if kind is None:
-        answer = requests.post(f"http://{host}/v2/tiny/blobs/uploads/", timeout=10)
+        answer = requests.post(f"http://{host}/v2/tiny/blobs/uploads/", timeout=600)
         place = f"{answer.headers['Location']}&digest={digest}"
     headers = {"Content-Type": kind or "application/octet-stream"}
-    requests.put(place, content, headers=headers, timeout=10).raise_for_status()
+    requests.put(place, content, headers=headers, timeout=600).raise_for_status()
     return {"digest": digest, "size": len(content)}
 
 

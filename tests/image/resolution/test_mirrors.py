@@ -118,7 +118,7 @@ def test_files_come_over_http_and_from_folders(mirror):
     [
         ("http", "none", "404"),
         ("http", "large", "larger than 100 bytes"),
-        ("file", "none", "No such file"),
+        ("file", "none", "no such file"),
         ("file", "large", "larger than 100 bytes"),
         ("ftp", "large", "begins with http, https or file"),
     ],

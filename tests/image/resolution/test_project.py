@@ -1,5 +1,6 @@
 """Capturing a source tree: which files, which identity, what is refused."""
 
+import errno
 import os
 import shutil
 import stat
@@ -133,6 +134,7 @@ def test_what_a_killed_process_left_of_its_own_files_is_no_part_of_it(tree, cach
     before = capture(tree, cache).sha256
     write(tree, ".capsule.lock.json.ab12cd_4")
     write(tree, ".verify-report.json.ab12cd_4")
+    write(tree, ".ab12cd_4.01234567.capsule-held/thesis.html")
     assert capture(tree, cache).sha256 == before
     write(tree, ".train.py.ab12cd_4")
     assert len(capture(tree, cache).files) == 3
@@ -401,6 +403,21 @@ def test_a_missing_or_empty_tree_is_refused(tree, cache, tmp_path):
     ):
         assert said in refused("CAP-L201", tmp_path / name, cache)
     refused("CAP-L203", tree, cache, "*.rs")
+
+
+def test_a_folder_of_the_tree_that_cannot_be_read_is_named(tree, cache, monkeypatch):
+    scandir = os.scandir
+
+    def denied(path):
+        if str(path).endswith("closed"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    (tree / "closed").mkdir()
+    monkeypatch.setattr("os.scandir", denied)
+    with pytest.raises(CapsuleError, match=r"CAP-L201 code\.path: .*closed cannot be") as caught:
+        capture(tree, cache)
+    assert "permissions of this folder" in caught.value.fix
 
 
 def test_a_lock_whose_tree_is_gone_says_so(tree, cache, tmp_path):

@@ -162,13 +162,13 @@ def test_cuda_of_another_version_names_the_field(torch_machine, field, wanted, f
     with pytest.raises(CapsuleError) as caught:
         torch_machine.wheels(make_spec("torch==2.13.0", accelerator=accelerator))
     assert caught.value.code == "CAP-L108"
-    assert f"accelerator.{field} asks for" in caught.value.message
+    assert f"accelerator.{field} requires" in caught.value.message
     assert found in caught.value.message
 
 
 def test_cuda_without_cuda_wheels_is_refused():
     torch = ResolvedWheel("torch", "2.13.0+cpu", "torch.whl", "0" * 64, "file:///torch.whl")
-    with pytest.raises(CapsuleError, match="bring none"):
+    with pytest.raises(CapsuleError, match="contain none"):
         check_accelerator(CUDA, [torch])
 
 

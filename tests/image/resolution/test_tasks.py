@@ -58,7 +58,7 @@ def test_a_package_that_trainers_import_is_not_missing(missing):
     }
     check_packages(spec, [*pinned.values()])
     del pinned[missing]
-    with pytest.raises(CapsuleError, match=f"resolve to no {missing}, which") as caught:
+    with pytest.raises(CapsuleError, match=f"packages lack {missing}, which") as caught:
         check_packages(spec, [*pinned.values()])
     assert caught.value.code == "CAP-L112"
 

@@ -109,7 +109,7 @@ def test_nor_under_the_variables_of_a_run_where_its_place_matters():
         env={**start_variables(make_spec(CARTPOLE)), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.stdout == "independent\n", done.stderr
 

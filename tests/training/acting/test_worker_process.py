@@ -26,7 +26,7 @@ def test_an_interpreter_ends_that_failed_between_the_starts_of_two_workers():
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=60,
+        timeout=600,
     )
     assert done.returncode == 1
     assert done.stderr.endswith("OSError: no more processes\n")

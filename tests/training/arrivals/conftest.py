@@ -42,7 +42,7 @@ class Finished:
 def run(tmp_path):
     """Run a program as in a run directory, with derived randomness; collect its arrivals."""
 
-    def run(code, order=(), *, replay=None, entropy="virtual", under_capsule=True):
+    def run(code, order=(), *, replay=None, entropy="virtual", clock="system", under_capsule=True):
         number = sum(1 for _ in tmp_path.iterdir())
         directory = tmp_path / f"run-{number}"
         (directory / "journal").mkdir(parents=True)
@@ -55,6 +55,7 @@ def run(tmp_path):
             variables |= {
                 "LD_PRELOAD": str(native_part("libcapsule-entropy.so")),
                 "CAPSULE_ENTROPY": entropy,
+                "CAPSULE_CLOCK": clock,
                 "CAPSULE_ENTROPY_PATH": "0",
                 "CAPSULE_ENTROPY_KEY": "00" * 32,
                 "CAPSULE_ENTROPY_DIRECTORY": str(directory / "journal"),
@@ -66,7 +67,7 @@ def run(tmp_path):
             capture_output=True,
             text=True,
             env=variables,
-            timeout=300,
+            timeout=600,
         )
         if under_capsule and done.returncode == 0:
             collect_arrivals(directory)

@@ -84,7 +84,7 @@ if __name__ == "__main__":
             gate.set()
         while len(got) < 3 * len(ORDER):
             try:
-                got.append(mail.get(timeout=60))
+                got.append(mail.get(timeout=600))
             except queue.Empty:
                 got.append("nothing")
     for sender in senders:

@@ -125,7 +125,7 @@ def test_the_order_of_arrival_and_the_moments_without_a_message_are_recorded(in_
         inbox.get(timeout=0)
     for item in ("a0", "b1"):
         inbox.put(item, source=item[0])
-        assert inbox.get(timeout=60) == item
+        assert inbox.get(timeout=600) == item
     wait = only_wait(directory)
     assert (wait.sources, wait.order) == (("b", "a"), (0, NOTHING, 1, 0))
 
@@ -169,7 +169,7 @@ def test_messages_are_got_in_the_recorded_order_however_they_come(
         shuffled.shuffle(order)
         for source in order:
             inbox.put((source, waiting[source].pop(0)), source=source)
-        assert [got_from(inbox, 60) for _ in events] == expected
+        assert [got_from(inbox, 600) for _ in events] == expected
         assert only_wait(folder / "again") == live
 
 
@@ -189,8 +189,55 @@ def test_a_message_that_came_in_time_when_recorded_may_be_late_in_a_replay(in_ru
     assert inbox.get(timeout=0) == "late"
     sender.join()
     with pytest.raises(queue.Empty):
-        inbox.get(timeout=60)  # at once, as nothing had come
+        inbox.get(timeout=600)  # at once, as nothing had come
     assert only_wait(directory).order == (0, NOTHING)
+
+
+DATES = """
+import subprocess, time
+
+def tell():
+    print(time.time_ns(), flush=True)
+
+def wait_in_vain(inbox):
+    for timeout in (0.1, 0.0623, 0.0499, 1e-9, 0):
+        try:
+            inbox.get(timeout)
+        except queue.Empty:
+            tell()
+
+make = {"threads": queue.Queue, "simple": queue.SimpleQueue, "processes": multiprocessing.Queue}
+inbox = arrivals.Inbox(make[ORDER[0]](), name="inbox")
+tell()
+if not LIVE:
+    inbox.put("sent", source="me")
+wait_in_vain(inbox)
+if LIVE:
+    inbox.put("sent", source="me")
+inbox.get(60)
+tell()
+if os.fork() == 0:
+    tell()
+    os._exit(0)
+os.wait()
+subprocess.run([sys.executable, "-c", "import time; print(time.time_ns())"], check=True)
+"""
+STEP = 1_000_000  # by which a reading advances the clock
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", ["threads", "simple", "processes"])
+def test_a_time_out_advances_the_clock_in_a_replay_as_when_it_was_recorded(run, make):
+    """Programs measure how long they waited, and children begin with their creator's clock."""
+    live = run(DATES, [make], clock="virtual")
+    again = run(DATES, [make], clock="virtual", replay=live.log)
+    assert again.output == live.output, live.errors + again.errors
+    dates = [int(line) for line in live.output.splitlines()]
+    passed = [after - before - STEP for before, after in itertools.pairwise(dates[:7])]
+    # Rounded up to one digit, as the time-out of any wait is; what came does not count.
+    assert passed == [100_000_000, 70_000_000, 50_000_000, 1, 0, 0]
+    assert len(dates) == 9
+    assert min(dates[7:]) > dates[6]
 
 
 def test_an_asyncio_inbox_repeats_its_order(in_run):

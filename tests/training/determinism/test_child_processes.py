@@ -89,7 +89,7 @@ def probe(interpreter, folder, determinism, *children):
         env=start_variables(spec),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -334,7 +334,7 @@ def test_a_process_notes_the_hash_seed_that_is_in_effect(tmp_path, options, vari
         [sys.executable, *options, "-c", NOTE, ROOT],
         env={contract.RUN_VARIABLE: str(tmp_path), **variables},
         check=True,
-        timeout=300,
+        timeout=600,
     )
     noted = json.loads((tmp_path / contract.INTERPRETERS).read_text())
     assert noted == {"hash_seed": seed, "watched": False}

@@ -304,7 +304,7 @@ def test_frame_skips_other_than_four(skip):
 
 @pytest.mark.parametrize(
     ("game", "fix"),
-    [("breakot", "did you mean 'breakout'"), ("combat", "use a ROM name"), ("zzz", "use a ROM")],
+    [("breakot", "Did you mean 'breakout'"), ("combat", "Use a ROM name"), ("zzz", "Use a ROM")],
 )
 def test_unknown_games_are_refused(game, fix):
     with pytest.raises(CapsuleError, match=f"CAP-T212 environment.game '{game}'") as refused:

@@ -213,12 +213,12 @@ def test_hidden_numbers_are_left_out():
             "environment.masked_observations 4: a flat observation .* has 4",
             "from 0 to 3",
         ),
-        ({"masked_observations": (0, 1, 2, 3)}, "hides all 4 numbers", "leave one"),
-        ({"observation": "image"}, "'image' is not an entry of Box", "remove it"),
+        ({"masked_observations": (0, 1, 2, 3)}, "hides all 4 numbers", "Remove at least one"),
+        ({"observation": "image"}, "'image' is not an entry of Box", "Remove it"),
         (
             {"observation": "picture", "id": "MiniGrid-MemoryS7-v0", "modules": ("minigrid",)},
             "'picture' is not an entry of Dict",
-            "name one of direction, image, mission",
+            "Name one of direction, image, mission",
         ),
     ],
 )
@@ -500,7 +500,7 @@ def test_an_instruction_may_be_nested():
     assert environment.instruction == "go"
     error = refused(observation="arm", instruction="order/urgent")
     assert "CAP-T216 environment.instruction 'order/urgent' is not a text of Dict" in str(error)
-    assert error.fix == "name one of order/text"
+    assert error.fix == "Name one of order/text."
 
 
 def test_a_space_that_is_no_vector_is_refused_with_its_path():
@@ -541,7 +541,7 @@ def test_a_path_that_leads_nowhere_is_refused(field):
     error = refused(WITHOUT_TEXT, **named)
     assert f"CAP-T216 environment.{field} 'camera/top' is not an entry of Dict" in str(error)
     assert error.fix == (
-        "name one of arm, arm/0, arm/1, arm/1/speed, camera, camera/left, camera/right"
+        "Name one of arm, arm/0, arm/1, arm/1/speed, camera, camera/left, camera/right."
     )
 
 
@@ -550,7 +550,7 @@ def test_an_entry_that_is_no_image_is_refused_with_the_paths_of_images(path):
     error = refused(frames="image", images=["camera/left", path])
     said = re.escape(f"CAP-T216 environment.frames 'image': the entry {path!r}, ")
     assert re.match(said + r".*, is not a Box of uint8 \[rows, columns, channels\]", str(error))
-    assert error.fix.endswith("several in environment.images: camera/left, camera/right")
+    assert error.fix.endswith("several in environment.images: camera/left, camera/right.")
 
 
 def test_numbers_name_what_is_no_number_by_its_path():

@@ -436,12 +436,12 @@ def test_a_reader_that_cannot_be_made_is_refused(language, message):
 @pytest.mark.parametrize(
     ("changes", "message", "fix"),
     [
-        ({"instruction": "image"}, "'image' is not a text of Dict", "name one of mission"),
-        ({"instruction": "task"}, "'task' is not a text of Dict", "name one of mission"),
+        ({"instruction": "image"}, "'image' is not a text of Dict", "Name one of mission."),
+        ({"instruction": "task"}, "'task' is not a text of Dict", "Name one of mission."),
         (
             {"id": "CartPole-v1", "observation": None},
             r"'mission' is not a text of Box",
-            "remove it",
+            "Remove it.",
         ),
     ],
 )

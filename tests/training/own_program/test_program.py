@@ -147,9 +147,10 @@ def test_a_command_that_is_not_there_is_named_and_the_shell_that_is_there(progra
 @pytest.mark.slow
 def test_what_a_program_leaves_running_is_ended_before_anything_is_hashed(program):
     directory, variables = program(
-        "import subprocess, sys\n"
+        "import os, subprocess, sys, time\n"
         'code = \'import time\\nwhile True: open("noise", "a").write("x"); time.sleep(0.01)\'\n'
         "subprocess.Popen([sys.executable, '-c', code], start_new_session=True)\n"
+        "while not os.path.exists('noise'): time.sleep(0.01)\n"
     )
     status, errors = finish_run(directory, environment=variables)
     assert status == 0, errors
@@ -167,7 +168,7 @@ WAITING = (
     "if state.exists(): sys.exit()\n"
     "signal.signal(signal.SIGTERM, lambda *_: (state.write_text('1'), sys.exit()))\n"
     "pathlib.Path('ready').touch()\n"
-    "time.sleep(0 if pathlib.Path(os.environ['CAPSULE_RUN'], 'go').exists() else 60)\n"
+    "time.sleep(0 if pathlib.Path(os.environ['CAPSULE_RUN'], 'go').exists() else 6000)\n"
 )
 
 

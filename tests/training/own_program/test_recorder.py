@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 
 from capsule.experiment.contract import Event
 from capsule.training import run
+from capsule.training.own_program import recorder
 
 
 @pytest.fixture
@@ -93,6 +94,25 @@ def test_under_capsule_the_variables_say_where_and_progress_is_told(folder, monk
     assert [(event.step, event.total_steps, event.message) for event in told] == [
         (5, 10, "loss 0.25")
     ]
+
+
+@pytest.mark.parametrize("interval", [0, math.inf])
+def test_the_calendar_clock_is_read_once_however_often_progress_is_told(
+    folder, monkeypatch, interval
+):
+    """A reading advances a virtual clock, so the program would see how fast the machine is."""
+    monkeypatch.setenv("CAPSULE_RUN", str(folder))
+    monkeypatch.setattr(recorder, "PROGRESS_SECONDS", interval)
+    moments, readings = iter((100.0, 101.0, 103.5)), []
+    monkeypatch.setattr(recorder.time, "monotonic", lambda: next(moments))
+    monkeypatch.setattr(recorder.time, "time", lambda: readings.append(None) or 1_000.0)
+    with run() as record:
+        record.log(1, loss=0)
+        record.log(2, loss=0)
+    assert len(readings) == 1
+    told = lines(folder / "events.jsonl")
+    # The first progress is told at once; infinity has not passed since any earlier moment.
+    assert [event["time"] for event in told] == [1_001.0, 1_003.5][: 2 if interval == 0 else 1]
 
 
 def test_a_resumed_run_goes_on_after_the_step_of_its_state(folder, monkeypatch):

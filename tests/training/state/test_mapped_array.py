@@ -54,7 +54,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_an_array_outlives_a_process_that_is_killed(tmp_path):
-    done = subprocess.run([sys.executable, "-c", WRITES_AND_DIES, tmp_path], timeout=300)
+    done = subprocess.run([sys.executable, "-c", WRITES_AND_DIES, tmp_path], timeout=600)
     assert done.returncode == -9
     assert mapped_array(tmp_path, "x", "u1", (4,)).tolist() == [3, 1, 4, 1]
 

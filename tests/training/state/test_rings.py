@@ -79,5 +79,5 @@ def test_entries_outlive_their_writer_in_files(tmp_path):
 
 def test_files_that_do_not_hold_the_checkpoint_are_refused():
     require_checkpoint("same", "same", "entries")
-    with pytest.raises(CapsuleError, match="CAP-T223 the replay files do not hold the unrolls"):
+    with pytest.raises(CapsuleError, match="CAP-T223 the replay files do not contain the unrolls"):
         require_checkpoint("one", "other", "unrolls of the checkpoint at 3")

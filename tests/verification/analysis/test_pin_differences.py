@@ -139,7 +139,7 @@ def test_the_request_for_a_wheel_is_shown_where_only_it_differs():
     asked = plain.model_copy(update={"requested": "attrs>=1"})
     a, b = (side(make_lock(wheels=(each,))) for each in (plain, asked))
     (change,) = changes(a, b)
-    assert "asked for 'attrs>=1'" in change.b
+    assert "requested as 'attrs>=1'" in change.b
 
 
 def with_image(**changes_of_image):

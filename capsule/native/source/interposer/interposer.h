@@ -141,8 +141,13 @@ void advance_clock_to(int64_t date);
  * attribute that says that they do not, by which the compiler would remove the test. */
 int time_of_day(struct timeval *restrict now, void *restrict zone) __asm__("gettimeofday");
 
-/* waits.c: answer a futex system call, whose time-out may be a date; one that waits, and has other
- * arguments than the function; and one that sets a timer. */
+/* waits.c: the least number of one digit and zeros that is not less: as long as a wait counts that
+ * ran to its time-out. */
+int64_t one_digit(int64_t number);
+
+/* waits.c: whether a futex system call has a deadline, which may be a date; answer one; one that
+ * waits, and has other arguments than the function; and one that sets a timer. */
+bool waits_until(const long futex[6]);
 long futex_by_number(const long arguments[6]);
 long wait_by_number(long number, const long arguments[6]);
 long timer_by_number(long number, const long arguments[6]);

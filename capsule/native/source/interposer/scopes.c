@@ -42,4 +42,16 @@ EXPORT void capsule_scope_switch(void *scope) {
     *(struct thread *)scope = before;
 }
 
+/* How far the calling thread's calendar clock has gone on. If `begun` is not negative, it is set
+ * first: to a wait that began there and ran to its time-out, after `duration`. A run that is
+ * repeated does not wait for what never came, and then its clock must show the same. */
+EXPORT int64_t capsule_scope_clock(int64_t begun, int64_t duration) {
+    struct thread *self = this_thread();
+    if (begun >= 0) {
+        self->passed = begun;
+        advance_clock(one_digit(duration));
+    }
+    return self->passed;
+}
+
 EXPORT void capsule_scope_close(void *scope) { free(scope); }

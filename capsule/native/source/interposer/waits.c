@@ -47,8 +47,7 @@ static const struct timespec *real_date(const struct timespec *date, struct time
     return translated;
 }
 
-/* The least number of one digit and zeros that is not less. */
-static int64_t one_digit(int64_t number) {
+int64_t one_digit(int64_t number) {
     int64_t unit = 1;
     while (number / unit >= 10) unit *= 10;
     return (number + unit - 1) / unit * unit;
@@ -310,12 +309,15 @@ EXPORT int mtx_timedlock(mtx_t *restrict mutex, const struct timespec *restrict 
     return c11_result(pthread_mutex_timedlock((pthread_mutex_t *)mutex, deadline));
 }
 
-long futex_by_number(const long a[6]) {
-    int command = (int)a[1] & FUTEX_CMD_MASK;
+bool waits_until(const long futex[6]) {
+    int command = (int)futex[1] & FUTEX_CMD_MASK;
     /* FUTEX_WAIT takes a duration, which is the same on every clock (futex(2)). */
-    bool absolute = command == FUTEX_WAIT_BITSET || command == FUTEX_LOCK_PI ||
-                    command == FUTEX_WAIT_REQUEUE_PI;
-    const struct timespec *given = absolute ? (const struct timespec *)a[3] : NULL;
+    return command == FUTEX_WAIT_BITSET || command == FUTEX_LOCK_PI ||
+           command == FUTEX_WAIT_REQUEUE_PI;
+}
+
+long futex_by_number(const long a[6]) {
+    const struct timespec *given = waits_until(a) ? (const struct timespec *)a[3] : NULL;
     struct timespec translated;
     long deadline = given ? (long)real_date(given, &translated) : a[3];
     long result = checked(system_call(SYS_futex, a[0], a[1], a[2], deadline, a[4], a[5]));
