@@ -391,6 +391,14 @@ def test_runs_of_one_experiment_may_begin_at_one_time(tmp_path, directory, monke
     assert len(list(experiment.glob("*/meta.yaml"))) == 2
 
 
+def ends_with_a_record(data):
+    """Tell whether an event file has whole records only: a length, its sum, the data, their sum."""
+    place = 0
+    while place < len(data):
+        place += 16 + int.from_bytes(data[place : place + 8], "little")
+    return place == len(data)
+
+
 @pytest.mark.parametrize("form", ["csv", "tensorboard", "mlflow"])
 def test_a_disk_that_becomes_full_leaves_no_part_of_a_value(form, tmp_path, directory):
     told, place = Told(), tmp_path / "logs"
@@ -418,7 +426,8 @@ def test_a_disk_that_becomes_full_leaves_no_part_of_a_value(form, tmp_path, dire
         if form == "csv":
             assert rows(place)[-1]["time"] == str(EVENTS[1].time)
         if form == "tensorboard":
-            assert scalars(place / "mine")
+            (data,) = after.values()
+            assert ends_with_a_record(data)
         if form == "mlflow":
             assert all(data.endswith(b"\n") for data in after.values())
     assert told.events == [EVENTS[1], EVENTS[-1], EVENTS[-1]]
