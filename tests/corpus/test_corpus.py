@@ -279,7 +279,7 @@ CHANGES = {
     "capsule.experiment.trainers.dqn": [
         ("    discount: Probability = Field(0.99, ",
          "    novelty: int = added(absent=0, default=7)\\n    discount: Probability = Field(0.5, "),
-        ("import Model,", "import Model, added,"),
+        ("import (\\n    Model,", "import (\\n    Model,\\n    added,"),
     ],
     "capsule.bundle.claims": [
         ("    flags: Facts\\n",
@@ -384,7 +384,7 @@ def test_training_code_of_a_later_version_repeats_it_bit_for_bit(tmp_path):
     assert old in text
     new = old.replace("0.99", "0.5")
     changed = text.replace(old, f"    novelty: int = added(absent=0, default=7)\n{new}", 1)
-    path.write_text(changed.replace("import Model,", "import Model, added,", 1))
+    path.write_text(changed.replace("    Model,\n", "    Model,\n    added,\n", 1))
     lock = make_lock(CARTPOLE)
     assert Lock.parse(lock.document()) == lock
     honest = train(tmp_path / "honest", lock)
