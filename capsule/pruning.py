@@ -10,14 +10,16 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from capsule.engine.connection import answering_engines
-from capsule.engine.containers import ContainerEngine
 from capsule.engine.images import EngineImage, EngineImages
 from capsule.host.owner import abandoned, remove_abandoned
 from capsule.image.cache import Cache
 from capsule.image.cache_items import CacheItem, disk_bytes, scratch_folders
+
+if TYPE_CHECKING:
+    from capsule.engine.containers import ContainerEngine
 
 CONTAINERS = "containers of killed processes in {engine}"
 IMAGES = "images in {engine}"
@@ -116,6 +118,9 @@ def removable_images() -> Iterator[tuple[EngineImages, list[EngineImage]]]:
 def abandoned_containers() -> Iterator[tuple[ContainerEngine, int]]:
     """Yield the engines that have containers or networks of killed processes, and how many."""
     for _, client in answering_engines():
+        # Imported only here, because Windows lacks modules that it needs, and has no engines.
+        from capsule.engine.containers import ContainerEngine
+
         engine = ContainerEngine(client)
         if number := engine.count_abandoned():
             yield engine, number

@@ -94,9 +94,9 @@ class Changed(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
         text = Path(path).read_text()
         old = "    discount: Probability = Field(0.99, "
         new = "    novelty: int = added(absent=0, default=7)\\n" + old.replace("0.99", "0.5")
-        text = text.replace("import Model,", "import Model, added,", 1)
+        text = text.replace("    Model,\\n", "    Model,\\n    added,\\n", 1)
         changed = text.replace(old, new, 1)
-        assert changed.count("added(") == 1 and "Model, added," in changed
+        assert changed.count("added(") == 1 and "\\n    added,\\n" in changed
         return changed.encode()
 
 sys.meta_path.insert(0, Changed())
