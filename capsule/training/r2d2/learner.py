@@ -61,10 +61,9 @@ from capsule.training.networks.feedforward import Parameters
 from capsule.training.networks.recurrent import RecurrentNetwork
 from capsule.training.optimizers.adam import Adam
 from capsule.training.r2d2.actor_worker import Experience, exploration_ladder, q_values
-from capsule.training.r2d2.actors import Actors, ActorsState
+from capsule.training.r2d2.actors import Actors
 from capsule.training.r2d2.replay import SequenceBatch, SequenceReplay
 from capsule.training.sharded_gradient import Threads, added, flat_gradient, split
-from capsule.training.state.checkpoint import array_document, document_array
 from capsule.training.train_state import TrainState
 from capsule.training.trainer import TrainerContext
 
@@ -398,12 +397,10 @@ class R2D2(BaseTrainer):
 
     def state(self) -> dict[str, Any]:
         """See :meth:`BaseTrainer.state`."""
-        actors = self._actors.state()
         return {
             **super().state(),
             "updates": self.updates,
-            "actors": actors.actors,
-            "arrays": {name: array_document(array) for name, array in actors.arrays.items()},
+            "actors": self._actors.state(),
             "replay": self._replay.state(),
         }
 
@@ -411,8 +408,7 @@ class R2D2(BaseTrainer):
         self, step: int, state: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]
     ) -> None:
         """See :meth:`BaseTrainer.restore`."""
-        arrays = {name: document_array(array) for name, array in state["arrays"].items()}
-        self._actors.restore(ActorsState(state["actors"], arrays))
+        self._actors.restore(state["actors"])
         self._replay.restore(state["replay"])
         super().restore(step, state, tensors)
         self.updates = self.optimizer.updates = state["updates"]

@@ -54,21 +54,12 @@ class RequestingActor(Actor):
 
     def document(self) -> dict[str, Any]:
         """See :meth:`Actor.document`."""
-        return {
-            "environment": self.environment.state(),
-            "streams": {name: stream.state() for name, stream in self.streams.items()},
-            "requests": self.requests.state(),
-            "age": self.age,
-            "return": self.episode_return,
-        }
+        return super().document() | {"requests": self.requests.state()}
 
     def restore(self, document: Mapping[str, Any]) -> None:
         """See :meth:`Actor.restore`."""
-        self.environment.restore(document["environment"])
-        for name, stream in self.streams.items():
-            stream.restore(document["streams"][name])
+        super().restore(document)
         self.requests.restore(document["requests"])
-        self.age, self.episode_return = document["age"], document["return"]
 
 
 class UnrollWorker(ActorWorker[RequestingActor, Unroll]):

@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 
 from capsule.experiment.contract import StreamProfile
 from capsule.experiment.spec import SeedsSpec
-from capsule.training.acting.actor_worker import Snapshot, actor_streams, profiles_of
+from capsule.training.acting.actor_worker import Snapshot, profiles_of
 from capsule.training.acting.inference import request_account
-from capsule.training.state.streams import Account
 
 
 class Unroll(NamedTuple):
@@ -73,14 +72,10 @@ def stream_profiles(seeds: SeedsSpec, actor: int, snapshot: Snapshot) -> list[St
     That of ``exploration`` is among them if every request was answered from it.
     """
     requests = snapshot.document["requests"]
-    accounts: list[tuple[Account, dict[str, Any]]] = [
-        (stream, snapshot.document["streams"][name])
-        for name, stream in actor_streams(seeds, actor).items()
-    ]
     # Otherwise some words came from streams of replicas, which keep no account.
-    if requests["own_stream"] == requests["draws"]:
-        accounts.append((request_account(seeds, actor), requests))
-    return profiles_of(accounts, actor)
+    known = requests["own_stream"] == requests["draws"]
+    own = [(request_account(seeds, actor), requests)] if known else []
+    return profiles_of(seeds, actor, snapshot, *own)
 
 
 def stacked(unrolls: Sequence[Unroll], frame_stack: int) -> NDArray[Any]:
