@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from capsule.experiment.trainers import ImpalaTrainer
 from capsule.training.impala.actors.unrolls import Unroll, stacked
 from capsule.training.losses.impala import clipped_rewards, impala_losses, softmax_policy
-from capsule.training.losses.v_trace import Correction
+from capsule.training.losses.v_trace import corrected_targets
 from capsule.training.networks.actor_critic import ActorCriticNetwork
 from capsule.training.networks.feedforward import Parameters
 from capsule.training.sharded_gradient import ShardGradient, flat_gradient
@@ -38,14 +38,6 @@ class ImpalaGradient:
         """
         self._trainer, self._network, self._frame_stack = trainer, network, frame_stack
         self._device = parameters.flat.device
-        self._correction = Correction(
-            trainer.correction,
-            trainer.rho_bar,
-            trainer.c_bar,
-            trainer.trace_decay,
-            trainer.correction_epsilon,
-            trainer.action_values,
-        )
         self._leaves = parameters.leaves()
 
     def __call__(self, shard: Sequence[Unroll]) -> ShardGradient:
@@ -66,8 +58,9 @@ class ImpalaGradient:
         # value its target: earlier steps bootstrap from it, and it is not trained.
         rewards = torch.where(batch.acted, batch.rewards, values[:-1])
         # Targets are constants (section 4.2): they are made of numbers without a gradient.
-        targets = self._correction.targets(
-            log_target.detach(), batch.log_behaviour, rewards, batch.discounts, values
+        trajectories = rewards, batch.discounts, values
+        targets = corrected_targets(
+            self._trainer, log_target.detach(), batch.log_behaviour, *trajectories
         )
         loss = impala_losses(
             log_target,
