@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -28,12 +28,7 @@ from capsule.training.networks.recurrent import RecurrentNetwork
 from capsule.training.r2d2.actor_worker import Experience
 from capsule.training.r2d2.actors import Actors
 from capsule.training.r2d2.cutting import SequenceLayout
-from capsule.training.r2d2.factory import (
-    actor_settings,
-    make_network,
-    replay_options,
-    sequence_layout,
-)
+from capsule.training.r2d2.factory import actor_settings, make_network, replay_options
 from capsule.training.r2d2.learner import R2D2
 from capsule.training.r2d2.replay import Draw, SequenceBatch, SequenceReplay
 from capsule.training.state.streams import Stream, make_streams
@@ -167,8 +162,8 @@ def make_recorded(context: TrainerContext, trainer: R2d2Trainer) -> tuple[R2D2, 
     example = make_environment(spec.environment, make_streams(context.seeds), training=True)
     network = make_network(trainer, example, spec.accelerator)
     replay = RecordingReplay(network, **replay_options(context, trainer, example, network))
-    every_step = sequence_layout(trainer, EveryStep)
-    settings = actor_settings(context, trainer, example, every_step)
+    settings = actor_settings(context, trainer, example)
+    settings = replace(settings, layout=EveryStep(**asdict(settings.layout)))
     actors = RecordedActors(replay, settings, Serial(settings, trainer.actors, lag=0))
     return R2D2(context, trainer, network, actors, replay), replay
 

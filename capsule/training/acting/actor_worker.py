@@ -285,7 +285,7 @@ def actor_streams(
     seeds: SeedsSpec, actor: int, names: Sequence[StreamName] = ENVIRONMENT_STREAMS
 ) -> dict[StreamName, Stream]:
     """Return streams of one actor, with the actor as index."""
-    return {name: Stream(name, seeds.streams.get(name, seeds.root), actor) for name in names}
+    return {name: Stream(name, seeds.root_of(name), actor) for name in names}
 
 
 def profiles_of(

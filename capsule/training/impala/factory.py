@@ -93,7 +93,6 @@ def make_learners(
         len(trainer.micro_batches),
         threads=context.workers if alone else 1,
         ranks=context.learners,
-        shapes=network.shapes,
         determinism=context.spec.determinism,
         numerics=context.spec.cpu_numerics,
     )

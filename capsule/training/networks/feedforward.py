@@ -223,13 +223,14 @@ class Parameters:
     Convolution weights are channels-last in memory, all others in C order.
 
     Attributes:
+        shapes: Name to natural shape of each tensor.
         flat: The buffer, ``[size]``.
         views: Name to tensor of its natural shape.
         segments: Per tensor its part of the buffer, in memory order.
     """
 
     def __init__(self, shapes: Mapping[str, Shape], device: torch.device) -> None:
-        self._shapes = shapes
+        self.shapes = shapes
         sizes = [math.prod(shape) for shape in shapes.values()]
         self.flat = torch.zeros(sum(sizes), dtype=torch.float32, device=device)
         self.segments = list(torch.split(self.flat, sizes))
@@ -240,7 +241,7 @@ class Parameters:
 
     def zeros_like(self) -> Parameters:
         """Return zeros of the same names, shapes and device."""
-        return Parameters(self._shapes, self.flat.device)
+        return Parameters(self.shapes, self.flat.device)
 
     def copy(self) -> Parameters:
         """Return parameters of the same values, in memory of their own."""

@@ -200,11 +200,6 @@ class SequenceReplay:
         """Entries ever added, closing ones included."""
         return int(self._entries.counts.sum())
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all that grows with the capacity."""
-        return self._entries.nbytes + self._sequences.nbytes + self._priorities.tree.nbytes
-
     # Writing
 
     def append(

@@ -802,7 +802,10 @@ def test_four_million_atari_observations_take_less_than_32_gigabytes():
 
     def allocated(entries, slack):
         options = {"layout": paper, "actors": 1, "entries": entries, "slack": slack}
-        return memory(**options, shape=(84, 84), stack=4, state_shape=(2, 512)).nbytes
+        kept = memory(**options, shape=(84, 84), stack=4, state_shape=(2, 512))
+        rings = (kept._entries, kept._sequences)
+        arrays = [array for ring in rings for array in ring.fields.values()]
+        return sum(array.nbytes for array in (*arrays, kept._priorities.tree._nodes))
 
     sequences = (2560 - 1280) // 40
     growth = allocated(2560, 0) - allocated(1280, 0)
