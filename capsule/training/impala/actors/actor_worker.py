@@ -124,25 +124,11 @@ class UnrollWorker(ActorWorker[RequestingActor, Unroll]):
 
     def _blank(self, row: int) -> Unroll:
         """Return an unroll of which only the time before is known."""
-        example, steps, rows = self._actors[row].environment, self._length, self._length + 1
-        stack = self._rows.stacks[row]
-        shape = (len(stack) - 1 + rows, *example.frame_shape)
-        made = Unroll(
-            frames=np.zeros(shape, example.frame_dtype),
-            ages=np.zeros(rows, np.int64),
-            previous_actions=np.zeros(rows, np.int64),
-            previous_rewards=np.zeros(rows, np.float32),
-            instructions=np.zeros((rows, self._rows.instructions.shape[1]), np.int64),
-            acted=np.ones(steps, np.bool_),
-            actions=np.zeros(steps, np.int64),
-            log_behaviour=np.zeros(steps, np.float32),
-            rewards=np.zeros(steps),
-            terminals=np.zeros(steps, np.bool_),
-            state=self._rows.states[row].copy(),
-            returns=[],
-        )
+        made = Unroll.blank(self._length, self._actors[row].environment, self._network)
         # Each frame is kept once; the first stacks reach back over those before the unroll.
+        stack = self._rows.stacks[row]
         made.frames[: len(stack) - 1] = stack[:-1]
+        made.state[:] = self._rows.states[row]
         return made
 
     def _act(self, row: int, step: int, made: Unroll, action: int, logarithm: np.float32) -> None:
