@@ -24,7 +24,7 @@ from capsule.experiment.trainers import R2d2Trainer
 from capsule.training.acting.transports import Serial
 from capsule.training.environments import make_environment
 from capsule.training.evaluation.protocol import EvaluatedPolicy, Seen
-from capsule.training.networks.recurrent import RecurrentNetwork
+from capsule.training.networks.recurrent import RecurrentNetwork, Sequences
 from capsule.training.r2d2.actor_worker import Experience
 from capsule.training.r2d2.actors import Actors
 from capsule.training.r2d2.cutting import SequenceLayout
@@ -235,7 +235,8 @@ def q_discrepancy(
 
     def values(rows: slice, state: torch.Tensor) -> torch.Tensor:
         observations, actions, rewards, _, resets = (each[rows] for each in inputs)
-        return network.unroll(parameters, observations, actions, rewards, state, resets)[0]
+        seen = Sequences(observations, actions, rewards, state, resets)
+        return network.unroll(parameters, seen)[0]
 
     with torch.inference_mode():
         unrolled = values(slice(begin, end), start)[burn_in:]
@@ -359,7 +360,7 @@ class TruncatedPolicy:
         resets = torch.zeros(time, count, dtype=torch.bool)
         with torch.inference_mode():
             values, _ = self._network.unroll(
-                self._parameters, observations, actions, rewards, states, resets
+                self._parameters, Sequences(observations, actions, rewards, states, resets)
             )
         last: NDArray[np.float32] = values[-1].numpy()
         return last

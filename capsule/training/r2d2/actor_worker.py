@@ -134,16 +134,8 @@ def q_values(
     network: RecurrentNetwork, parameters: Parameters, inputs: Inputs
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return Q-values of one step, float32 ``[rows, actions]``, and the states after it."""
-    observations, actions, rewards, states, _ = inputs
     # A reset takes the given states, which a single step begins with in any case.
-    values, after = network.unroll(
-        parameters.views,
-        observations.unsqueeze(0),
-        actions.unsqueeze(0),
-        rewards.unsqueeze(0),
-        states,
-        torch.ones_like(actions, dtype=torch.bool).unsqueeze(0),
-    )
+    values, after = network.unroll(parameters.views, inputs.step(reset=True))
     return values[0], after
 
 

@@ -10,6 +10,7 @@ from torch.nn import functional
 from capsule.training.layers import kernels
 from capsule.training.layers.backends import FIXED_ORDER, LIBRARY
 from capsule.training.networks.actor_critic import make_actor_critic_network
+from capsule.training.networks.recurrent import Sequences
 from capsule.training.state.frames import FrameLayout
 from tests.training.networks.test_language import reference as reference_language
 from tests.training.networks.test_recurrent import (
@@ -198,8 +199,11 @@ def test_results_and_gradients_equal_torchs(name, recurrent, products):
     results = []
     for ours in (True, False):
         weights, start = leaves(parameters_of(net)), states.clone().requires_grad_()
-        inputs = weights, observations, actions, rewards, start, resets
-        found = net.unroll(*inputs) if ours else reference(net, name, *inputs)
+        inputs = observations, actions, rewards, start, resets
+        if ours:
+            found = net.unroll(weights, Sequences(*inputs))
+        else:
+            found = reference(net, name, weights, *inputs)
         generator = torch.Generator().manual_seed(1)
         loss = sum((torch.randn(part.shape, generator=generator) * part).sum() for part in found)
         wanted = [*weights.values(), *([start] if recurrent else [])]
@@ -220,7 +224,9 @@ def test_only_an_lstm_reads_the_previous_action_and_reward(recurrent):
     none, actions = torch.full((1, 6), -1), torch.arange(-1, 5).view(1, 6)
     resets = torch.zeros(1, 6, dtype=torch.bool)
     for inputs in ((actions, torch.zeros(1, 6)), (none, rewards)):
-        logits, baselines, _ = net.unroll(parameters, observations, *inputs, states, resets)
+        logits, baselines, _ = net.unroll(
+            parameters, Sequences(observations, *inputs, states, resets)
+        )
         different = 6 if recurrent else 1
         assert len({tuple(row.tolist()) for row in logits[0]}) == different
         assert len(set(baselines[0].tolist())) == different
@@ -262,7 +268,7 @@ def test_results_and_gradients_with_instructions_equal_torchs(recurrent, product
     for ours in (True, False):
         weights = leaves(parameters_of(net))
         if ours:
-            found = net.unroll(weights, *inputs, instructions)
+            found = net.unroll(weights, Sequences(*inputs, instructions))
         else:
             told = reference_language(weights, instructions.flatten(0, 1))
             found = reference(net, "mlp", weights, *inputs, told=told)
@@ -279,18 +285,20 @@ def test_steps_and_rows_with_instructions_get_the_bits_of_the_whole(recurrent):
     net = network("mlp", recurrent, **LANGUAGE)
     parameters = parameters_of(net).views
     *inputs, states, resets, instructions = instructed(net, 4, 7)
-    logits, baselines, after = net.unroll(parameters, *inputs, states, resets, instructions)
+    logits, baselines, after = net.unroll(
+        parameters, Sequences(*inputs, states, resets, instructions)
+    )
     state = states
     for step in range(4):
         one = [part[step : step + 1] for part in (*inputs, resets, instructions)]
-        first, second, state = net.unroll(parameters, *one[:3], state, *one[3:])
+        first, second, state = net.unroll(parameters, Sequences(*one[:3], state, *one[3:]))
         assert same_bits(first[0], logits[step])
         assert same_bits(second[0], baselines[step])
     assert same_bits(state, after)
     for row in range(7):
         part = slice(row, row + 1)
         one = [tensor[:, part] for tensor in (*inputs, resets, instructions)]
-        first, second, state = net.unroll(parameters, *one[:3], states[part], *one[3:])
+        first, second, state = net.unroll(parameters, Sequences(*one[:3], states[part], *one[3:]))
         assert same_bits(first, logits[:, part])
         assert same_bits(second.contiguous(), baselines[:, part].contiguous())
         assert same_bits(state, after[part])
@@ -306,10 +314,10 @@ def test_instructions_reach_both_heads_and_every_parameter_of_theirs_learns(recu
     told = none.clone()
     told[0, :, 0] = torch.tensor([3, 5, 5, -1])
     told[0, :, 1] = torch.tensor([-1, -1, 3, -1])
-    logits, baselines, _ = net.unroll(weights, *inputs, states, resets, told)
+    logits, baselines, _ = net.unroll(weights, Sequences(*inputs, states, resets, told))
     assert len({tuple(row.tolist()) for row in logits[0]}) == 4
     assert len(set(baselines[0].tolist())) == 4
-    silent, _, _ = net.unroll(weights, *inputs, states, resets, none)
+    silent, _, _ = net.unroll(weights, Sequences(*inputs, states, resets, none))
     assert same_bits(silent[0, 3], logits[0, 3])
     for head in (logits, baselines):
         loss = head.square().sum()
@@ -323,7 +331,9 @@ def test_instructions_go_with_a_network_that_reads_them():
         net = network("mlp", **language)
         *inputs, instructions = instructed(net, 2, 3)
         with pytest.raises(ValueError, match="vocabulary"):
-            net.unroll(parameters_of(net).views, *inputs, instructions if given else None)
+            net.unroll(
+                parameters_of(net).views, Sequences(*inputs, instructions if given else None)
+            )
 
 
 # --- time and batch -------------------------------------------------------------------------------
@@ -336,10 +346,10 @@ def test_a_sequence_is_its_steps_bit_for_bit(name, recurrent):
     parameters = parameters_of(net).views
     *inputs, states, resets = sequences(net, name, 6, 3)
     assert resets.any()
-    logits, baselines, after = net.unroll(parameters, *inputs, states, resets)
+    logits, baselines, after = net.unroll(parameters, Sequences(*inputs, states, resets))
     for row in range(6):
         one = [part[row : row + 1] for part in (*inputs, resets)]
-        first, second, states = net.unroll(parameters, *one[:3], states, one[3])
+        first, second, states = net.unroll(parameters, Sequences(*one[:3], states, one[3]))
         assert same_bits(first[0], logits[row])
         assert same_bits(second[0], baselines[row])
     assert same_bits(states, after)
@@ -352,10 +362,10 @@ def test_a_row_alone_gets_what_it_gets_in_a_batch(name, recurrent):
     net = network(name, recurrent)
     parameters = parameters_of(net).views
     *inputs, states, resets = sequences(net, name, 2, 19)
-    logits, baselines, after = net.unroll(parameters, *inputs, states, resets)
+    logits, baselines, after = net.unroll(parameters, Sequences(*inputs, states, resets))
     for part in (*(slice(row, row + 1) for row in range(19)), slice(3, 9)):
         alone = [tensor[:, part] for tensor in (*inputs, resets)]
-        first, second, state = net.unroll(parameters, *alone[:3], states[part], alone[3])
+        first, second, state = net.unroll(parameters, Sequences(*alone[:3], states[part], alone[3]))
         assert same_bits(first, logits[:, part])
         assert same_bits(second.contiguous(), baselines[:, part].contiguous())
         assert same_bits(state, after[part])
@@ -367,7 +377,7 @@ def test_instruction_sets_give_equal_bits():
     for name in ("AVX2", "AVX-512"):
         if kernels.limit_instruction_set(name) == name:
             weights = leaves(parameters_of(net))
-            logits, baselines, after = net.unroll(weights, *inputs)
+            logits, baselines, after = net.unroll(weights, Sequences(*inputs))
             loss = logits.square().sum() + baselines.sum()
             gradients = torch.autograd.grad(loss, list(weights.values()))
             parts = (part.contiguous() for part in gradients)
@@ -386,15 +396,15 @@ def test_an_episode_begins_with_a_state_of_zero():
     parameters = parameters_of(net).views
     *inputs, states, _ = sequences(net, "mlp", 7, 4)
     resets = torch.zeros(7, 4, dtype=torch.bool)
-    without = net.unroll(parameters, *inputs, states, resets)
+    without = net.unroll(parameters, Sequences(*inputs, states, resets))
     resets[3, 1] = True
-    found = net.unroll(parameters, *inputs, states, resets)
+    found = net.unroll(parameters, Sequences(*inputs, states, resets))
     for ours, theirs in zip(found[:2], without[:2], strict=True):
         assert same_bits(ours[:, (0, 2, 3)], theirs[:, (0, 2, 3)])
         assert same_bits(ours[:3], theirs[:3])
         assert (ours[3:, 1] != theirs[3:, 1]).all()
     rest = [part[3:] for part in (*inputs, torch.zeros_like(resets))]
-    alone = net.unroll(parameters, *rest[:3], torch.zeros_like(states), rest[3])
+    alone = net.unroll(parameters, Sequences(*rest[:3], torch.zeros_like(states), rest[3]))
     for ours, theirs in zip(found[:2], alone[:2], strict=True):
         assert same_bits(ours[3:, 1].contiguous(), theirs[:, 1].contiguous())
     assert same_bits(found[2][1], alone[2][1])
@@ -405,11 +415,11 @@ def test_row_0_goes_on_from_the_state_unless_an_episode_begins():
     parameters = parameters_of(net).views
     *inputs, states, _ = sequences(net, "mlp", 2, 3)
     resets = torch.zeros(2, 3, dtype=torch.bool)
-    going_on = net.unroll(parameters, *inputs, states, resets)[0]
+    going_on = net.unroll(parameters, Sequences(*inputs, states, resets))[0]
     resets[0, 2] = True
-    found = net.unroll(parameters, *inputs, states, resets)[0]
+    found = net.unroll(parameters, Sequences(*inputs, states, resets))[0]
     states[2] = 0
-    expected = net.unroll(parameters, *inputs, states, torch.zeros_like(resets))[0]
+    expected = net.unroll(parameters, Sequences(*inputs, states, torch.zeros_like(resets)))[0]
     assert same_bits(found, expected)
     assert same_bits(found[:, :2], going_on[:, :2])
     assert (found[:, 2] != going_on[:, 2]).all()
@@ -423,7 +433,7 @@ def test_no_gradient_flows_from_one_episode_to_the_one_before():
     rewards = inputs[2].clone().requires_grad_()
     states.requires_grad_()
     logits, baselines, _ = net.unroll(
-        parameters_of(net).views, inputs[0], inputs[1], rewards, states, resets
+        parameters_of(net).views, Sequences(inputs[0], inputs[1], rewards, states, resets)
     )
     for head in (logits, baselines):
         begun, other = head[5, 0].square().sum(), head[5, 1].square().sum()
@@ -444,7 +454,7 @@ def test_every_parameter_gets_a_gradient(name, recurrent):
     weights = leaves(parameters_of(net))
     *inputs, _ = sequences(net, name, 3, 4)
     resets = torch.zeros(3, 4, dtype=torch.bool)
-    logits, baselines, _ = net.unroll(weights, *inputs, resets)
+    logits, baselines, _ = net.unroll(weights, Sequences(*inputs, resets))
     loss = logits[2].square().sum() + baselines[2].square().sum()
     gradients = torch.autograd.grad(loss, list(weights.values()))
     assert all(gradient.any() for gradient in gradients)
@@ -460,7 +470,7 @@ def test_a_gpu_comes_close_to_the_cpu(name, recurrent):
     results = []
     for device in (CPU, torch.device("cuda")):
         weights = leaves(parameters_of(net, device=device))
-        found = net.unroll(weights, *(part.to(device) for part in inputs))
+        found = net.unroll(weights, Sequences(*(part.to(device) for part in inputs)))
         loss = sum(part.square().sum() for part in found)
         gradients = torch.autograd.grad(loss, list(weights.values()))
         results.append([part.cpu() for part in (*found, *gradients)])

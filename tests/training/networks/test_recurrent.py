@@ -11,7 +11,7 @@ from torch.nn import functional
 from capsule.training.layers import kernels
 from capsule.training.layers.backends import FIXED_ORDER, LIBRARY
 from capsule.training.networks.feedforward import Parameters, initialize
-from capsule.training.networks.recurrent import _lstm, _maximum, make_recurrent_network
+from capsule.training.networks.recurrent import Sequences, _lstm, _maximum, make_recurrent_network
 from capsule.training.state.frames import FrameLayout
 from capsule.training.state.streams import Stream
 
@@ -243,7 +243,7 @@ def test_values_and_gradients_equal_torchs(name, recurrent, products):
         weights, start = leaves(parameters_of(net)), states.clone().requires_grad_()
         inputs = observations, actions, rewards, start
         if ours:
-            values, after = net.unroll(weights, *inputs, resets)
+            values, after = net.unroll(weights, Sequences(*inputs, resets))
         else:
             values, after = reference(net, name, weights, *inputs)
         factors = torch.randn(values.shape, generator=torch.Generator().manual_seed(1))
@@ -282,19 +282,19 @@ def test_a_duel_is_its_formula():
     net = network("mlp")
     weights = dict(parameters_of(net).views)
     inputs = sequences(net, "mlp", 2, 3)
-    before, _ = net.unroll(weights, *inputs)
+    before, _ = net.unroll(weights, Sequences(*inputs))
     # A constant added to every advantage is taken away again; added to the value, it is kept.
     weights["advantage2.bias"] = weights["advantage2.bias"] + 3
-    torch.testing.assert_close(net.unroll(weights, *inputs)[0], before)
+    torch.testing.assert_close(net.unroll(weights, Sequences(*inputs))[0], before)
     weights["value2.bias"] = weights["value2.bias"] + 3
-    torch.testing.assert_close(net.unroll(weights, *inputs)[0], before + 3)
+    torch.testing.assert_close(net.unroll(weights, Sequences(*inputs))[0], before + 3)
     # With no weights in them, heads are their biases.
     for key in ("advantage2.weight", "value2.weight"):
         weights[key] = torch.zeros_like(weights[key])
     weights["advantage2.bias"] = torch.tensor([1.0, 2.0, 3.0, 4.0, 10.0])
     weights["value2.bias"] = torch.tensor([100.0])
     expected = torch.tensor([97.0, 98.0, 99.0, 100.0, 106.0]).expand(2, 3, 5)
-    torch.testing.assert_close(net.unroll(weights, *inputs)[0], expected)
+    torch.testing.assert_close(net.unroll(weights, Sequences(*inputs))[0], expected)
 
 
 def test_the_previous_action_and_reward_reach_the_lstm():
@@ -304,10 +304,10 @@ def test_the_previous_action_and_reward_reach_the_lstm():
     observations, states = observations[:, :1].expand(1, 6, 1, 4), states[:1].expand(6, 2, 13)
     actions = torch.arange(-1, 5).view(1, 6)
     alike = torch.zeros(1, 6)
-    values, _ = net.unroll(parameters, observations, actions, alike, states, resets)
+    values, _ = net.unroll(parameters, Sequences(observations, actions, alike, states, resets))
     assert len({tuple(row.tolist()) for row in values[0]}) == 6
     none = torch.full((1, 6), -1)
-    values, _ = net.unroll(parameters, observations, none, rewards, states, resets)
+    values, _ = net.unroll(parameters, Sequences(observations, none, rewards, states, resets))
     assert len({tuple(row.tolist()) for row in values[0]}) == 6
 
 
@@ -320,10 +320,10 @@ def test_a_sequence_is_its_steps_bit_for_bit(name, recurrent):
     net = network(name, recurrent)
     parameters = parameters_of(net).views
     *inputs, states, resets = sequences(net, name, 6, 3)
-    values, after = net.unroll(parameters, *inputs, states, resets)
+    values, after = net.unroll(parameters, Sequences(*inputs, states, resets))
     for row in range(6):
         one = [part[row : row + 1] for part in (*inputs, resets)]
-        found, states = net.unroll(parameters, *one[:3], states, one[3])
+        found, states = net.unroll(parameters, Sequences(*one[:3], states, one[3]))
         assert same_bits(found[0], values[row])
     assert same_bits(states, after)
 
@@ -336,10 +336,10 @@ def test_a_row_alone_gets_what_it_gets_in_a_batch(name, recurrent):
     parameters = parameters_of(net).views
     *inputs, states, resets = sequences(net, name, 2, 19)
     resets[1, ::3] = True
-    values, after = net.unroll(parameters, *inputs, states, resets)
+    values, after = net.unroll(parameters, Sequences(*inputs, states, resets))
     for part in (*(slice(row, row + 1) for row in range(19)), slice(3, 9)):
         alone = [tensor[:, part] for tensor in (*inputs, resets)]
-        found, state = net.unroll(parameters, *alone[:3], states[part], alone[3])
+        found, state = net.unroll(parameters, Sequences(*alone[:3], states[part], alone[3]))
         assert same_bits(found, values[:, part])
         assert same_bits(state, after[part])
 
@@ -350,7 +350,7 @@ def test_instruction_sets_give_equal_bits():
     for name in ("AVX2", "AVX-512"):
         if kernels.limit_instruction_set(name) == name:
             weights = leaves(parameters_of(net))
-            values, after = net.unroll(weights, *inputs)
+            values, after = net.unroll(weights, Sequences(*inputs))
             gradients = torch.autograd.grad(values.square().sum(), list(weights.values()))
             results[name] = [values, after, *(part.contiguous() for part in gradients)]
     kernels.limit_instruction_set("AVX-512")
@@ -367,10 +367,10 @@ def test_a_reset_begins_a_second_unroll():
     parameters = parameters_of(net).views
     *inputs, states, resets = sequences(net, "mlp", 7, 4)
     resets[3] = True
-    values, after = net.unroll(parameters, *inputs, states, resets)
+    values, after = net.unroll(parameters, Sequences(*inputs, states, resets))
     for part in (slice(0, 3), slice(3, 7)):
         halves = [tensor[part] for tensor in (*inputs, resets)]
-        found, end = net.unroll(parameters, *halves[:3], states, halves[3])
+        found, end = net.unroll(parameters, Sequences(*halves[:3], states, halves[3]))
         assert same_bits(found, values[part])
     assert same_bits(end, after)
 
@@ -379,9 +379,9 @@ def test_only_the_sequence_that_is_reset_begins_again():
     net = network("mlp")
     parameters = parameters_of(net).views
     *inputs, states, resets = sequences(net, "mlp", 5, 3)
-    without, _ = net.unroll(parameters, *inputs, states, resets)
+    without, _ = net.unroll(parameters, Sequences(*inputs, states, resets))
     resets[2, 1] = True
-    values, _ = net.unroll(parameters, *inputs, states, resets)
+    values, _ = net.unroll(parameters, Sequences(*inputs, states, resets))
     assert same_bits(values[:, (0, 2)], without[:, (0, 2)])
     assert same_bits(values[:2], without[:2])
     assert (values[2:, 1] != without[2:, 1]).all()
@@ -391,9 +391,9 @@ def test_row_0_is_always_reset():
     net = network("mlp")
     parameters = parameters_of(net).views
     *inputs, states, resets = sequences(net, "mlp", 3, 2)
-    expected, _ = net.unroll(parameters, *inputs, states, resets)
+    expected, _ = net.unroll(parameters, Sequences(*inputs, states, resets))
     resets[0] = True
-    assert same_bits(net.unroll(parameters, *inputs, states, resets)[0], expected)
+    assert same_bits(net.unroll(parameters, Sequences(*inputs, states, resets))[0], expected)
 
 
 def test_no_gradient_flows_through_a_reset():
@@ -402,7 +402,9 @@ def test_no_gradient_flows_through_a_reset():
     resets[4, 0] = True
     rewards = inputs[2].clone().requires_grad_()
     states.requires_grad_()
-    values, _ = net.unroll(parameters_of(net).views, inputs[0], inputs[1], rewards, states, resets)
+    values, _ = net.unroll(
+        parameters_of(net).views, Sequences(inputs[0], inputs[1], rewards, states, resets)
+    )
     reset, other = values[5, 0].square().sum(), values[5, 1].square().sum()
     through, start = torch.autograd.grad(reset, (rewards, states), retain_graph=True)
     assert (through[4:, 0] != 0).all()
@@ -419,12 +421,12 @@ def test_gradients_with_resets_are_those_of_separate_unrolls():
     *inputs, states, resets = sequences(net, "small-conv", 6, 3)
     resets[4] = True
     weights = leaves(parameters_of(net))
-    values, _ = net.unroll(weights, *inputs, states, resets)
+    values, _ = net.unroll(weights, Sequences(*inputs, states, resets))
     whole = torch.autograd.grad(values.square().sum(), list(weights.values()))
     total = [torch.zeros_like(gradient) for gradient in whole]
     for part in (slice(0, 4), slice(4, 6)):
         halves = [tensor[part] for tensor in (*inputs, resets)]
-        found, _ = net.unroll(weights, *halves[:3], states, halves[3])
+        found, _ = net.unroll(weights, Sequences(*halves[:3], states, halves[3]))
         parts = torch.autograd.grad(found.square().sum(), list(weights.values()))
         total = [sum_ + gradient for sum_, gradient in zip(total, parts, strict=True)]
     for ours, expected in zip(whole, total, strict=True):
@@ -437,7 +439,7 @@ def test_gradients_with_resets_are_those_of_separate_unrolls():
 def test_every_parameter_gets_a_gradient(name, recurrent):
     net = network(name, recurrent)
     weights = leaves(parameters_of(net))
-    values, _ = net.unroll(weights, *sequences(net, name, 3, 4))
+    values, _ = net.unroll(weights, Sequences(*sequences(net, name, 3, 4)))
     gradients = torch.autograd.grad(values[2].square().sum(), list(weights.values()))
     assert all(gradient.any() for gradient in gradients)
 
@@ -445,7 +447,7 @@ def test_every_parameter_gets_a_gradient(name, recurrent):
 def test_states_alone_may_be_wanted_without_a_gradient_for_them():
     net = network("mlp")
     weights = leaves(parameters_of(net))
-    _, after = net.unroll(weights, *sequences(net, "mlp", 2, 2))
+    _, after = net.unroll(weights, Sequences(*sequences(net, "mlp", 2, 2)))
     gradient = torch.autograd.grad(after.sum(), [weights["lstm.recurrent.weight"]])[0]
     assert gradient.any()
 
@@ -461,7 +463,7 @@ def test_a_gpu_comes_close_to_the_cpu(name, recurrent):
     results = []
     for device in (CPU, torch.device("cuda")):
         weights = leaves(parameters_of(net, device=device))
-        values, after = net.unroll(weights, *(part.to(device) for part in inputs))
+        values, after = net.unroll(weights, Sequences(*(part.to(device) for part in inputs)))
         loss = values.square().sum() + after.sum()
         gradients = torch.autograd.grad(loss, list(weights.values()))
         results.append([part.cpu() for part in (values, after, *gradients)])

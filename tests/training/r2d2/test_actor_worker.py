@@ -17,6 +17,7 @@ from capsule.training.acting.actor_worker import ActorRequest
 from capsule.training.acting.batched_actors import Inputs
 from capsule.training.environments import make_environment
 from capsule.training.layers.backends import LIBRARY
+from capsule.training.networks.recurrent import Sequences
 from capsule.training.r2d2.actor_worker import (
     EpsilonGreedyActor,
     Experience,
@@ -72,11 +73,13 @@ def textbook(settings, actor, parameters, steps):
     def evaluate():
         return settings.network.unroll(
             parameters.views,
-            torch.from_numpy(np.stack(stack))[None, None],
-            torch.tensor([[action]]),
-            torch.tensor([[reward]], dtype=torch.float32),
-            state,
-            torch.ones(1, 1, dtype=torch.bool),
+            Sequences(
+                torch.from_numpy(np.stack(stack))[None, None],
+                torch.tensor([[action]]),
+                torch.tensor([[reward]], dtype=torch.float32),
+                state,
+                torch.ones(1, 1, dtype=torch.bool),
+            ),
         )
 
     stack, action, reward, state, age = begin(environment.reset())

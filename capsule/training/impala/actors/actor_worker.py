@@ -168,7 +168,8 @@ def logits_of(
     network: ActorCriticNetwork, parameters: Parameters, inputs: Inputs
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the logits of one step, float32 ``[rows, actions]``, and the states after it."""
-    logits, _, after = _unrolled(network, parameters, inputs)
+    # No row is said to begin an episode: _begin() has set the state of those that do to zero.
+    logits, _, after = network.unroll(parameters.views, inputs.step(reset=False))
     return logits[0], after
 
 
@@ -176,22 +177,5 @@ def baselines_of(
     network: ActorCriticNetwork, parameters: Parameters, inputs: Inputs
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the baseline of each row, float32 ``[rows, 1]``, and the states after the step."""
-    _, baselines, after = _unrolled(network, parameters, inputs)
+    _, baselines, after = network.unroll(parameters.views, inputs.step(reset=False))
     return baselines[0].unsqueeze(1), after
-
-
-def _unrolled(
-    network: ActorCriticNetwork, parameters: Parameters, inputs: Inputs
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Unroll a network for one step."""
-    observations, actions, rewards, states, instructions = inputs
-    # No row is said to begin an episode: _begin() has set the state of those that do to zero.
-    return network.unroll(
-        parameters.views,
-        observations.unsqueeze(0),
-        actions.unsqueeze(0),
-        rewards.unsqueeze(0),
-        states,
-        torch.zeros_like(actions, dtype=torch.bool).unsqueeze(0),
-        instructions.unsqueeze(0),
-    )
