@@ -14,12 +14,9 @@ from capsule.training.r2d2.actor_worker import ActorSettings
 from capsule.training.r2d2.actors import Actors
 from capsule.training.r2d2.cutting import SequenceLayout
 from capsule.training.r2d2.learner import R2D2
-from capsule.training.r2d2.priorities import PriorityRule
 from capsule.training.r2d2.replay import Frames, SequenceReplay
 from capsule.training.state.streams import make_streams
 from capsule.training.trainer import TrainerContext, state_interval
-
-LOWEST_PRIORITY = 1e-6  # so that a sequence without errors is drawn now and then
 
 
 def make_r2d2(context: TrainerContext, trainer: R2d2Trainer) -> R2D2:
@@ -100,5 +97,5 @@ def replay_options(
         "slack": 2 * steps,
         "frames": Frames(example.frame_shape, example.frame_dtype, example.frame_stack),
         "state_shape": network.state_shape if trainer.recurrent_state == "stored" else (0,),
-        "priorities": PriorityRule(trainer.priority_exponent, floor=LOWEST_PRIORITY),
+        "priority_exponent": trainer.priority_exponent,
     }

@@ -26,7 +26,6 @@ from capsule.training.r2d2.actor_worker import (
     stream_profiles,
 )
 from capsule.training.r2d2.cutting import SequenceLayout
-from capsule.training.r2d2.priorities import PriorityRule
 from capsule.training.r2d2.replay import Frames, SequenceReplay
 from capsule.training.state.streams import Stream
 from tests.training.acting.actor_networks import PlacedNetwork
@@ -171,7 +170,7 @@ def test_the_replay_memory_finds_every_recurrent_state_that_it_needs():
         slack=100,
         frames=Frames((4,), np.float32, 1),
         state_shape=(2, 1),
-        priorities=PriorityRule(0.9, 1e-6),
+        priority_exponent=0.9,
     )
     finished = []
     unknown = np.full((2, 1), np.nan, np.float32)

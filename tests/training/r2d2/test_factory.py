@@ -9,7 +9,6 @@ from capsule.training.environments import make_environment
 from capsule.training.layers.backends import FIXED_ORDER, LIBRARY
 from capsule.training.r2d2.cutting import SequenceLayout
 from capsule.training.r2d2.factory import (
-    LOWEST_PRIORITY,
     actor_settings,
     make_network,
     replay_options,
@@ -83,7 +82,7 @@ def test_the_replay_memory_keeps_what_the_spec_says():
     assert (options["actors"], options["capacity"]) == (6, 1_200)
     assert options["frames"] == Frames((4,), np.dtype(np.float32), 1)
     assert options["state_shape"] == (2, 16)
-    assert options["priorities"] == (0.5, LOWEST_PRIORITY)
+    assert options["priority_exponent"] == 0.5
     atari = options_of(*parts(BREAKOUT))
     assert atari["frames"] == Frames((84, 84), np.dtype(np.uint8), 4)
 
