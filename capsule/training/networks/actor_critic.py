@@ -36,6 +36,7 @@ from capsule.experiment.trainers import OwnNetwork
 from capsule.training.layers.backends import LayerBackend
 from capsule.training.networks.feedforward import (
     PlainName,
+    dense,
     dense_shapes,
     make_convolutions,
 )
@@ -44,7 +45,6 @@ from capsule.training.networks.recurrent import (
     Architecture,
     Sequences,
     Tensors,
-    dense,
     lstm_shapes,
     make_plain_torso,
     make_residual_torso,

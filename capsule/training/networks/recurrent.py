@@ -52,6 +52,7 @@ from capsule.training.networks.feedforward import (
     Convolutions,
     Shape,
     convolution_shapes,
+    dense,
     dense_shapes,
     images,
     joined,
@@ -243,7 +244,7 @@ class _Plain:
             ]
             features = joined([each.permute(0, 2, 3, 1).flatten(1) for each in found], numbers)
         else:
-            features = stack.features(parameters, stack.inputs(observations))
+            features = stack.features(parameters, observations)
         for layer in range(1, self.dense + 1):
             features = stack.activate(dense(stack.products, parameters, f"dense{layer}", features))
         return features
@@ -521,13 +522,3 @@ def _step_back(
 def _lstm(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
     apply: Callable[..., tuple[torch.Tensor, torch.Tensor]] = _Lstm.apply
     return apply(*arguments)
-
-
-def dense(
-    products: LayerBackend, parameters: Tensors, name: str, inputs: torch.Tensor
-) -> torch.Tensor:
-    """Return the outputs, not rectified, of a dense layer: float32 ``[batch, out]``.
-
-    ``name`` comes before ``.weight`` and ``.bias``; the inputs are float32 ``[batch, in]``.
-    """
-    return products.dense(inputs, parameters[f"{name}.weight"], parameters[f"{name}.bias"])

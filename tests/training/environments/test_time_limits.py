@@ -143,7 +143,7 @@ def value_of(trainer, observation):
     network, parameters = trainer.network, trainer.online.views
     with torch.no_grad():
         if not hasattr(network, "unroll"):
-            return network.values(parameters, network.inputs(observation[None])).max().item()
+            return network.values(parameters, observation[None]).max().item()
         none, reward = torch.full((1, 1), -1), torch.zeros(1, 1)
         states, begins = torch.zeros(1, *network.state_shape), torch.ones(1, 1, dtype=torch.bool)
         inputs = observation[None, None], none, reward, states, begins
