@@ -37,7 +37,6 @@ sys.path.insert(0, str(ROOT))
 
 from capsule.training.dqn.replay import ReplayMemory  # noqa: E402
 from capsule.training.r2d2.cutting import SequenceLayout  # noqa: E402
-from capsule.training.r2d2.priorities import PriorityRule  # noqa: E402
 from capsule.training.r2d2.replay import Frames, SequenceReplay  # noqa: E402
 
 STEPS = [78_080, 156_160, 312_320, 624_640, 1_249_280]  # the last: 7,808 records
@@ -191,7 +190,7 @@ def fill_r2d2(transitions: int) -> SequenceReplay:
         slack=0,
         frames=Frames((84, 84), np.dtype(np.uint8), 4),
         state_shape=(2, 512),
-        priorities=PriorityRule(exponent=0.9, floor=0.001),
+        priority_exponent=0.9,
     )
     frame, state = np.ones((84, 84), np.uint8), np.ones((2, 512), np.float32)
     for _ in range(transitions):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -24,16 +24,11 @@ from capsule.experiment.trainers import R2d2Trainer
 from capsule.training.acting.transports import Serial
 from capsule.training.environments import make_environment
 from capsule.training.evaluation.protocol import EvaluatedPolicy, Seen
-from capsule.training.networks.recurrent import RecurrentNetwork
+from capsule.training.networks.recurrent import RecurrentNetwork, Sequences
 from capsule.training.r2d2.actor_worker import Experience
 from capsule.training.r2d2.actors import Actors
 from capsule.training.r2d2.cutting import SequenceLayout
-from capsule.training.r2d2.factory import (
-    actor_settings,
-    make_network,
-    replay_options,
-    sequence_layout,
-)
+from capsule.training.r2d2.factory import actor_settings, make_network, replay_options
 from capsule.training.r2d2.learner import R2D2
 from capsule.training.r2d2.replay import Draw, SequenceBatch, SequenceReplay
 from capsule.training.state.streams import Stream, make_streams
@@ -167,8 +162,8 @@ def make_recorded(context: TrainerContext, trainer: R2d2Trainer) -> tuple[R2D2, 
     example = make_environment(spec.environment, make_streams(context.seeds), training=True)
     network = make_network(trainer, example, spec.accelerator)
     replay = RecordingReplay(network, **replay_options(context, trainer, example, network))
-    every_step = sequence_layout(trainer, EveryStep)
-    settings = actor_settings(context, trainer, example, every_step)
+    settings = actor_settings(context, trainer, example)
+    settings = replace(settings, layout=EveryStep(**asdict(settings.layout)))
     actors = RecordedActors(replay, settings, Serial(settings, trainer.actors, lag=0))
     return R2D2(context, trainer, network, actors, replay), replay
 
@@ -240,7 +235,8 @@ def q_discrepancy(
 
     def values(rows: slice, state: torch.Tensor) -> torch.Tensor:
         observations, actions, rewards, _, resets = (each[rows] for each in inputs)
-        return network.unroll(parameters, observations, actions, rewards, state, resets)[0]
+        seen = Sequences(observations, actions, rewards, state, resets)
+        return network.unroll(parameters, seen)[0]
 
     with torch.inference_mode():
         unrolled = values(slice(begin, end), start)[burn_in:]
@@ -364,7 +360,7 @@ class TruncatedPolicy:
         resets = torch.zeros(time, count, dtype=torch.bool)
         with torch.inference_mode():
             values, _ = self._network.unroll(
-                self._parameters, observations, actions, rewards, states, resets
+                self._parameters, Sequences(observations, actions, rewards, states, resets)
             )
         last: NDArray[np.float32] = values[-1].numpy()
         return last

@@ -19,8 +19,9 @@ import torch
 from chart import COLOURS, Axis, Panel, draw
 from learning import CORRECTIONS, LAGS, TASKS, Run, lag_variants, runs_of, train_all
 
+from capsule.experiment.trainers import ImpalaTrainer
 from capsule.training.losses.impala import impala_losses, softmax_policy
-from capsule.training.losses.v_trace import Correction
+from capsule.training.losses.v_trace import corrected_targets
 from capsule.training.state.frames import FrameLayout
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -238,7 +239,8 @@ def test_the_shared_queue_learns_with_the_same_loss():
         logits, baselines = network(batch["observations"])
         policy = softmax_policy(logits[:-1])
         log_target = policy.of(batch["actions"][:-1])
-        targets = Correction().targets(
+        targets = corrected_targets(
+            ImpalaTrainer(algorithm="impala"),
             log_target,
             batch["log_behaviour"][:-1],
             batch["rewards"][1:],

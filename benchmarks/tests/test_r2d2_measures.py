@@ -19,6 +19,7 @@ from r2d2_measures import (
 from scipy import stats
 
 from capsule.training.evaluation.protocol import Seen
+from capsule.training.networks.recurrent import Sequences
 from capsule.training.r2d2.cutting import SequenceLayout
 from capsule.training.r2d2.replay import SequenceBatch
 from capsule.training.registry import make_trainer
@@ -39,7 +40,8 @@ class Halving:
     state_shape = (1,)
     actions = 2
 
-    def unroll(self, parameters, observations, actions, rewards, states, resets):
+    def unroll(self, parameters, seen):
+        observations, actions, rewards, states, resets, _ = seen
         assert observations.shape[:2] == actions.shape == rewards.shape == resets.shape
         state, values = states, []
         for row in range(len(observations)):
@@ -222,11 +224,13 @@ def test_every_state_leads_to_the_next(acted):
         both = torch.from_numpy(taken[row] & taken[row + 1])
         _, found = learner.network.unroll(
             learner.acting.views,
-            observations[row, None],
-            actions[row, None],
-            rewards[row, None],
-            before[row],
-            torch.ones(1, len(indices), dtype=torch.bool),
+            Sequences(
+                observations[row, None],
+                actions[row, None],
+                rewards[row, None],
+                before[row],
+                torch.ones(1, len(indices), dtype=torch.bool),
+            ),
         )
         assert torch.equal(found[both], after[row][both])
     assert ((numbers[1:] - numbers[:-1])[taken[1:] & taken[:-1]] == 1).all()

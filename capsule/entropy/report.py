@@ -113,33 +113,9 @@ class Coverage(Model):
     remark: str = Field(description="What was counted, or why it cannot be counted.")
 
 
-class _Launch(Model):
-    schema_id: Literal["capsule/launch/v1"] = Field(alias="schema")
-    mode: Literal["virtual", "record", "replay", "system"]
-    clock: Literal["system", "fixed", "virtual"]
-    supervised: bool
-    fixed_addresses: bool
-    own_numbers: bool
-    first_process: NonNegativeInt
-    status: NonNegativeInt
-    processes: NonNegativeInt
-    outlived: NonNegativeInt
-    programs: tuple[ProgramReport, ...]
+class _LaunchFacts(Model):
+    """The facts of the launcher's report that are kept as they are."""
 
-
-class _Failure(Model):
-    schema_id: Literal["capsule/launch-failure/v1"] = Field(alias="schema")
-    code: str
-    message: str
-
-
-class EntropyReport(Model):
-    """The requests for randomness of a whole run.
-
-    Every field but 'starts' describes the last start of the run.
-    """
-
-    schema_id: Literal["capsule/entropy/v1"] = Field("capsule/entropy/v1", alias="schema")
     mode: Literal["virtual", "record", "replay", "system"] = Field(
         description="Mode of the launcher."
     )
@@ -147,9 +123,6 @@ class EntropyReport(Model):
         description="Calendar clock that programs were given."
     )
     supervised: bool = Field(description="Whether system calls were supervised.")
-    address_randomization: bool = Field(
-        description="Whether programs were loaded at random addresses."
-    )
     own_numbers: bool = Field(
         description="Whether the launcher and its ancestors were alone in the process id "
         "namespace, so that only the run takes process and thread numbers there."
@@ -165,6 +138,29 @@ class EntropyReport(Model):
     )
     programs: tuple[ProgramReport, ...] = Field(
         description="Programs that were executed, by process path."
+    )
+
+
+class _Launch(_LaunchFacts):
+    schema_id: Literal["capsule/launch/v1"] = Field(alias="schema")
+    fixed_addresses: bool
+
+
+class _Failure(Model):
+    schema_id: Literal["capsule/launch-failure/v1"] = Field(alias="schema")
+    code: str
+    message: str
+
+
+class EntropyReport(_LaunchFacts):
+    """The requests for randomness of a whole run.
+
+    Every field but 'starts' describes the last start of the run.
+    """
+
+    schema_id: Literal["capsule/entropy/v1"] = Field("capsule/entropy/v1", alias="schema")
+    address_randomization: bool = Field(
+        description="Whether programs were loaded at random addresses."
     )
     uses: tuple[LibraryUse, ...] = Field(description="Requests to the preloaded library.")
     told: tuple[ToldReport, ...] = Field(
@@ -219,20 +215,11 @@ def collect(directory: Path, starts: int = 1) -> EntropyReport:
     # In this mode the interposer may be loaded for the clock, listings or cores, but it leaves
     # requests for randomness to the kernel.
     uses = () if launch.mode == "system" or journal is None else _uses(journal)
-    programs = tuple(
-        _without_folder(program) for program in sorted(launch.programs, key=lambda p: p.process)
-    )
+    programs = sorted(map(_without_folder, launch.programs), key=lambda p: p.process)
+    facts = {name: getattr(launch, name) for name in _LaunchFacts.model_fields}
     return EntropyReport(
-        mode=launch.mode,
-        clock=launch.clock,
-        supervised=launch.supervised,
+        **facts | {"programs": tuple(programs)},
         address_randomization=not launch.fixed_addresses,
-        own_numbers=launch.own_numbers,
-        first_process=launch.first_process,
-        status=launch.status,
-        processes=launch.processes,
-        outlived=launch.outlived,
-        programs=programs,
         uses=uses,
         told=() if journal is None else journal.told,
         coverage=tuple(_coverage(launch, uses)),

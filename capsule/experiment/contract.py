@@ -272,6 +272,17 @@ class Generation(Model):
         """What a trace record calls it."""
         return f"generation {self.number}, member {self.member}"
 
+    @property
+    def values(self) -> dict[str, float]:
+        """Its hyper-parameters as numbers, by their names in the spec."""
+        return {name: float.fromhex(value) for name, value in self.hyperparameters.items()}
+
+    @property
+    def fitness(self) -> float | None:
+        """Fitness of the weights it began with; None if it was not known yet."""
+        known = self.rival_score if self.copied else self.score
+        return None if known is None else float.fromhex(known)
+
     def facts(self) -> dict[str, Any]:
         """Return what a trace record has of it."""
         return self.model_dump(mode="json")

@@ -25,75 +25,27 @@ class ExitCode(IntEnum):
 
 # The codes that are raised inside images, with the status of a command that fails with one. Causes
 # and fixes, and all other codes, are in capsule/host/errors.txt.
+_BY_STATUS = {
+    ExitCode.DIFFERS: "CAP-T381",
+    ExitCode.USAGE: (
+        "CAP-S007 CAP-T112 CAP-T134 CAP-T243 CAP-T244 CAP-T344 CAP-T371 CAP-T384 CAP-V074"
+    ),
+    ExitCode.TAMPERED: "CAP-T141 CAP-T341 CAP-T385",
+    ExitCode.INCONCLUSIVE: (
+        "CAP-T103 CAP-T105 CAP-T109 CAP-T110 CAP-T113 CAP-T114 CAP-T115 CAP-T116 CAP-T351"
+    ),
+    ExitCode.TRAINING_FAILED: (
+        "CAP-T101 CAP-T102 CAP-T104 CAP-T106 CAP-T107 CAP-T108 CAP-T111 CAP-T121 CAP-T131 "
+        "CAP-T132 CAP-T133 CAP-T151 CAP-T161 CAP-T201 CAP-T211 CAP-T212 CAP-T213 CAP-T214 "
+        "CAP-T215 CAP-T216 CAP-T217 CAP-T221 CAP-T222 CAP-T223 CAP-T231 CAP-T232 CAP-T241 "
+        "CAP-T242 CAP-T301 CAP-T302 CAP-T303 CAP-T304 CAP-T305 CAP-T321 CAP-T331 CAP-T332 "
+        "CAP-T342 CAP-T343 CAP-T353 CAP-T354 CAP-T361 CAP-T362 CAP-T382 CAP-T383"
+    ),
+    ExitCode.INTERNAL: "CAP-N001",
+    ExitCode.NO_ENGINE: "CAP-T352",
+}
 IMAGE_CODES: Mapping[str, ExitCode] = {
-    "CAP-N001": ExitCode.INTERNAL,
-    "CAP-S007": ExitCode.USAGE,
-    "CAP-T101": ExitCode.TRAINING_FAILED,
-    "CAP-T102": ExitCode.TRAINING_FAILED,
-    "CAP-T103": ExitCode.INCONCLUSIVE,
-    "CAP-T104": ExitCode.TRAINING_FAILED,
-    "CAP-T105": ExitCode.INCONCLUSIVE,
-    "CAP-T106": ExitCode.TRAINING_FAILED,
-    "CAP-T107": ExitCode.TRAINING_FAILED,
-    "CAP-T108": ExitCode.TRAINING_FAILED,
-    "CAP-T109": ExitCode.INCONCLUSIVE,
-    "CAP-T110": ExitCode.INCONCLUSIVE,
-    "CAP-T111": ExitCode.TRAINING_FAILED,
-    "CAP-T112": ExitCode.USAGE,
-    "CAP-T113": ExitCode.INCONCLUSIVE,
-    "CAP-T114": ExitCode.INCONCLUSIVE,
-    "CAP-T115": ExitCode.INCONCLUSIVE,
-    "CAP-T116": ExitCode.INCONCLUSIVE,
-    "CAP-T121": ExitCode.TRAINING_FAILED,
-    "CAP-T131": ExitCode.TRAINING_FAILED,
-    "CAP-T132": ExitCode.TRAINING_FAILED,
-    "CAP-T133": ExitCode.TRAINING_FAILED,
-    "CAP-T134": ExitCode.USAGE,
-    "CAP-T141": ExitCode.TAMPERED,
-    "CAP-T151": ExitCode.TRAINING_FAILED,
-    "CAP-T161": ExitCode.TRAINING_FAILED,
-    "CAP-T201": ExitCode.TRAINING_FAILED,
-    "CAP-T211": ExitCode.TRAINING_FAILED,
-    "CAP-T212": ExitCode.TRAINING_FAILED,
-    "CAP-T213": ExitCode.TRAINING_FAILED,
-    "CAP-T214": ExitCode.TRAINING_FAILED,
-    "CAP-T215": ExitCode.TRAINING_FAILED,
-    "CAP-T216": ExitCode.TRAINING_FAILED,
-    "CAP-T217": ExitCode.TRAINING_FAILED,
-    "CAP-T221": ExitCode.TRAINING_FAILED,
-    "CAP-T222": ExitCode.TRAINING_FAILED,
-    "CAP-T223": ExitCode.TRAINING_FAILED,
-    "CAP-T231": ExitCode.TRAINING_FAILED,
-    "CAP-T232": ExitCode.TRAINING_FAILED,
-    "CAP-T241": ExitCode.TRAINING_FAILED,
-    "CAP-T242": ExitCode.TRAINING_FAILED,
-    "CAP-T243": ExitCode.USAGE,
-    "CAP-T244": ExitCode.USAGE,
-    "CAP-T301": ExitCode.TRAINING_FAILED,
-    "CAP-T302": ExitCode.TRAINING_FAILED,
-    "CAP-T303": ExitCode.TRAINING_FAILED,
-    "CAP-T304": ExitCode.TRAINING_FAILED,
-    "CAP-T305": ExitCode.TRAINING_FAILED,
-    "CAP-T321": ExitCode.TRAINING_FAILED,
-    "CAP-T331": ExitCode.TRAINING_FAILED,
-    "CAP-T332": ExitCode.TRAINING_FAILED,
-    "CAP-T341": ExitCode.TAMPERED,
-    "CAP-T342": ExitCode.TRAINING_FAILED,
-    "CAP-T343": ExitCode.TRAINING_FAILED,
-    "CAP-T344": ExitCode.USAGE,
-    "CAP-T351": ExitCode.INCONCLUSIVE,
-    "CAP-T352": ExitCode.NO_ENGINE,
-    "CAP-T353": ExitCode.TRAINING_FAILED,
-    "CAP-T354": ExitCode.TRAINING_FAILED,
-    "CAP-T361": ExitCode.TRAINING_FAILED,
-    "CAP-T362": ExitCode.TRAINING_FAILED,
-    "CAP-T371": ExitCode.USAGE,
-    "CAP-T381": ExitCode.DIFFERS,
-    "CAP-T382": ExitCode.TRAINING_FAILED,
-    "CAP-T383": ExitCode.TRAINING_FAILED,
-    "CAP-T384": ExitCode.USAGE,
-    "CAP-T385": ExitCode.TAMPERED,
-    "CAP-V074": ExitCode.USAGE,
+    code: status for status, codes in _BY_STATUS.items() for code in codes.split()
 }
 # The host adds its codes (capsule.host.errors), which images do not contain.
 _exit_codes = dict(IMAGE_CODES)

@@ -208,7 +208,6 @@ def first_difference(
     a: Path,
     b: Path,
     *,
-    prefix: bool = False,
     since: Mark = BEGINNING,
     until: int | None = None,
 ) -> Difference | None:
@@ -217,7 +216,6 @@ def first_difference(
     Args:
         a: One trace.
         b: Another.
-        prefix: Accept that one trace ends before the other.
         since: Where to begin, in both.
         until: Compare the records up to this step of ``a`` only; None: all of them.
 
@@ -228,7 +226,7 @@ def first_difference(
     for left, right in zip_longest(wanted, read_trace(b, since)):
         if left is None or right is None:
             present = left or right
-            if prefix or present is None:
+            if present is None:
                 return None
             more = ("more", None) if right is None else (None, "more")
             return Difference(present.step, "end", None, *more)

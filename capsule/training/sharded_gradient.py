@@ -164,7 +164,6 @@ class Learners:
         *,
         threads: int,
         ranks: int,
-        shapes: Mapping[str, Shape],
         determinism: DeterminismSpec,
         numerics: Numerics,
     ) -> None:
@@ -176,7 +175,6 @@ class Learners:
             shards: Shards of a batch.
             threads: Threads of this process, which is rank 0.
             ranks: Processes, this one included; no more than there are shards are used.
-            shapes: Shapes of the parameters.
             determinism: The spec's ``determinism`` section.
             numerics: The CPU numerics profile of the run.
         """
@@ -188,7 +186,7 @@ class Learners:
         self._others = [
             WorkerProcess(
                 rank,
-                partial(_Rank, make, shapes, _device(device, rank), determinism),
+                partial(_Rank, make, parameters.shapes, _device(device, rank), determinism),
                 self._shares[rank],
                 determinism,
                 numerics,

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from capsule.training.networks.feedforward import Parameters
-from capsule.training.state.trace import leaf_digest
+from capsule.training.state.trace import arrays_digest
 
 
 class TrainState:
@@ -70,6 +70,6 @@ class TrainState:
 def _digests(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> dict[str, str]:
     """Return name to digest of each tensor's elements, in memory order."""
     return {
-        name: leaf_digest(tensor.detach().cpu().numpy())
+        name: arrays_digest([tensor.detach().cpu().numpy()])
         for name, tensor in zip(names, tensors, strict=True)
     }

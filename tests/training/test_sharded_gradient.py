@@ -100,10 +100,10 @@ def ranks():
     """A function that starts ranks, or threads of one, with :class:`Telling`."""
     started = []
 
-    def start(parameters, shapes, count, make=Telling, shards=8, threads=1):
+    def start(parameters, count, make=Telling, shards=8, threads=1):
         spec = make_spec(IMPALA)
         options = {"determinism": spec.determinism, "numerics": "native", "threads": threads}
-        started.append(Learners(parameters, make, shards, ranks=count, shapes=shapes, **options))
+        started.append(Learners(parameters, make, shards, ranks=count, **options))
         return started[-1]
 
     yield start
@@ -114,8 +114,7 @@ def ranks():
 @pytest.mark.slow
 def test_gradients_are_added_in_the_order_of_the_shards_and_ranks_follow_the_parameters(ranks):
     """In float32, where eight numbers of very different sizes have as many sums as orders."""
-    shapes = {"weight": (3,)}
-    parameters = Parameters(shapes, torch.device("cpu"))
+    parameters = Parameters({"weight": (3,)}, torch.device("cpu"))
     parameters.flat.copy_(torch.tensor([1.0, 1 / 3, -7.0]))
     batch = [1e8, 1.0, -1e8, 3.0, 1e-3, 2**24, 1.0, -5e7]
     total = np.zeros(3, np.float32)
@@ -126,7 +125,7 @@ def test_gradients_are_added_in_the_order_of_the_shards_and_ranks_follow_the_par
     for each in reversed(batch):
         backwards = backwards + np.float32(each)
     assert backwards != total[0]
-    learners = [ranks(parameters, shapes, 1, threads=3), ranks(parameters, shapes, 3)]
+    learners = [ranks(parameters, 1, threads=3), ranks(parameters, 3)]
     for each in learners:
         for _ in range(2):  # threads share the work from the second time on
             parts = each.differentiate(split(batch, [1] * 8))
@@ -254,8 +253,8 @@ class Failing(Telling):
 
 @pytest.mark.slow
 def test_a_rank_that_fails_says_why_and_there_are_none_without_a_shard(ranks):
-    shapes = {"weight": (2,)}
-    learners = ranks(Parameters(shapes, torch.device("cpu")), shapes, 20, Failing, shards=2)
+    parameters = Parameters({"weight": (2,)}, torch.device("cpu"))
+    learners = ranks(parameters, 20, Failing, shards=2)
     assert len(learners._others) == 1
     with pytest.raises(CapsuleError) as caught:
         learners.differentiate([[1.0], [1.0, 1.0]])

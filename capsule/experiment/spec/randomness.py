@@ -61,6 +61,10 @@ class SeedsSpec(Model):
         default_factory=dict, description="Root seeds of single streams, which override 'root'."
     )
 
+    def root_of(self, stream: StreamName) -> int:
+        """Return the root seed of a stream."""
+        return self.streams.get(stream, self.root)
+
     @model_validator(mode="after")
     def _consistent(self) -> SeedsSpec:
         # A root of 0 is no contradiction, because stored specs spell out every default.

@@ -33,6 +33,7 @@ from capsule.training.environments import Frame, Transition, make_environment
 from capsule.training.networks.feedforward import Parameters
 from capsule.training.networks.language import NO_INSTRUCTIONS, Vocabulary
 from capsule.training.networks.recurrent import Architecture
+from capsule.training.state.checkpoint import array_document, document_array
 from capsule.training.state.streams import Account, Stream
 
 ENVIRONMENT_STREAMS: tuple[StreamName, ...] = ("environment", "no-op")
@@ -57,6 +58,17 @@ class Snapshot(NamedTuple):
     document: dict[str, Any]
     stack: NDArray[Any]
     state: NDArray[np.float32]
+
+    def saved(self) -> dict[str, Any]:
+        """Return all of it, JSON-safe."""
+        arrays = {"stack": array_document(self.stack), "state": array_document(self.state)}
+        return {"document": self.document, **arrays}
+
+    @classmethod
+    def of(cls, saved: Mapping[str, Any]) -> Snapshot:
+        """Return the snapshot that was :meth:`saved`."""
+        stack, state = document_array(saved["stack"]), document_array(saved["state"])
+        return cls(saved["document"], stack, state)
 
 
 Made = TypeVar("Made")
@@ -120,7 +132,7 @@ class WorkerSettings(ABC):
         """
 
 
-class Actor(ABC):
+class Actor:
     """One logical actor, except for what is evaluated in batches.
 
     Attributes:
@@ -140,17 +152,19 @@ class Actor(ABC):
         self.age = 0
         self.episode_return = 0.0
 
-    @abstractmethod
     def document(self) -> dict[str, Any]:
         """Return a JSON-safe snapshot."""
+        environment = self.environment.state()
+        return {"environment": environment, "age": self.age, "return": self.episode_return}
 
-    @abstractmethod
     def restore(self, document: Mapping[str, Any]) -> None:
         """Continue from a snapshot by playing the running episode again.
 
         Raises:
             CapsuleError: CAP-T201 or CAP-T211, as :meth:`Environment.restore` says.
         """
+        self.environment.restore(document["environment"])
+        self.age, self.episode_return = document["age"], document["return"]
 
 
 AnyActor = TypeVar("AnyActor", bound=Actor)
@@ -271,21 +285,27 @@ def actor_streams(
     seeds: SeedsSpec, actor: int, names: Sequence[StreamName] = ENVIRONMENT_STREAMS
 ) -> dict[StreamName, Stream]:
     """Return streams of one actor, with the actor as index."""
-    return {name: Stream(name, seeds.streams.get(name, seeds.root), actor) for name in names}
+    return {name: Stream(name, seeds.root_of(name), actor) for name in names}
 
 
 def profiles_of(
-    accounts: Iterable[tuple[Account, Mapping[str, Any]]], actor: int
+    seeds: SeedsSpec, actor: int, snapshot: Snapshot, *others: tuple[Account, Mapping[str, Any]]
 ) -> list[StreamProfile]:
-    """Return what streams of an actor gave out up to saved states, named ``stream/actor``.
+    """Return what the streams of an actor gave out up to a snapshot, named ``stream/actor``.
 
     Args:
-        accounts: Each stream, or account of one, with its saved state.
+        seeds: The spec's ``seeds`` section, with the root seed that holds.
         actor: Whose.
+        snapshot: Tells what the environment drew.
+        others: Further streams, or accounts of them, each with its saved state.
 
     Raises:
         CapsuleError: CAP-T201, a state is of another stream or seed.
     """
+    # Without the streams that the environment does not draw from.
+    drawn = snapshot.document["environment"]["streams"]
+    streams = actor_streams(seeds, actor).values()
+    accounts = [*((each, drawn.get(each.name, each.state())) for each in streams), *others]
     profiles = []
     for account, state in sorted(accounts, key=lambda pair: pair[0].name):
         account.restore(state)

@@ -12,7 +12,7 @@ from capsule.training.acting.batching import Arrays
 from capsule.training.environments import Environment, Frame
 from capsule.training.networks.feedforward import Shape
 from capsule.training.networks.language import NO_INSTRUCTIONS, NO_WORD, Vocabulary
-from capsule.training.networks.recurrent import Architecture
+from capsule.training.networks.recurrent import Architecture, Sequences
 
 NO_ACTION = -1
 
@@ -34,6 +34,18 @@ class Inputs(NamedTuple):
     previous_rewards: torch.Tensor
     states: torch.Tensor
     instructions: torch.Tensor
+
+    def step(self, *, reset: bool) -> Sequences:
+        """Return them as sequences of one step, with or without a reset before it."""
+        resets = torch.full_like(self.previous_actions, reset, dtype=torch.bool)
+        return Sequences(
+            self.observations.unsqueeze(0),
+            self.previous_actions.unsqueeze(0),
+            self.previous_rewards.unsqueeze(0),
+            self.states,
+            resets.unsqueeze(0),
+            self.instructions.unsqueeze(0),
+        )
 
 
 class ActorRows:

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import DeterminismSpec, SeedsSpec, StreamName
 from capsule.training.acting.batching import Arrays, Batching, Tensors
-from capsule.training.state.streams import RequestAccount, RequestWords, Stream, uniform_of
+from capsule.training.state.streams import Account, RequestWords, Stream, uniform_of
 
 _STREAM: StreamName = "exploration"
 _COUNTS = ("own_stream", "own_row", "misrouted")
@@ -195,8 +195,8 @@ class InferenceReplica:
     def _shared_word(self, version: int) -> int:
         if self._shared is None:
             # By the first version that it answers, or a resumed run would draw the same again.
-            name, seed = f"{_STREAM}/replica-{self._rank}", _seed(self._seeds)
-            self._shared = Stream(name, seed, version)
+            name = f"{_STREAM}/replica-{self._rank}"
+            self._shared = Stream(name, self._seeds.root_of(_STREAM), version)
         return self._shared.word()
 
 
@@ -258,9 +258,9 @@ def counted(states: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return {"requests": sum(state["draws"] for state in states), **totals}
 
 
-def request_account(seeds: SeedsSpec, actor: int) -> RequestAccount:
-    """Return an empty account of what the requests of an actor are drawn from."""
-    return RequestAccount(_STREAM, _seed(seeds), actor)
+def request_account(seeds: SeedsSpec, actor: int) -> Account:
+    """Return an empty account of the words that the requests of an actor are drawn from."""
+    return Account(_STREAM, seeds.root_of(_STREAM), actor)
 
 
 def replica_of(actor: int, replicas: int) -> int:
@@ -281,10 +281,6 @@ def sample(probabilities: NDArray[np.float32], uniform: float) -> int:
     cumulated = np.cumsum(probabilities, dtype=np.float64)
     # On the right: an action of probability 0 is not drawn even by a uniform of 0.
     return int(np.searchsorted(cumulated, uniform * cumulated[-1], side="right"))
-
-
-def _seed(seeds: SeedsSpec) -> int:
-    return seeds.streams.get(_STREAM, seeds.root)
 
 
 def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:

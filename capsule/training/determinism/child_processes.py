@@ -29,7 +29,7 @@ import sys
 
 TYPE_CHECKING = False  # known to type checkers by its name; importing typing would take too long
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Any
@@ -175,41 +175,60 @@ def environment_of(process: int | str) -> dict[str, str]:
     return {name: value for name, _, value in (entry.partition("=") for entry in entries if entry)}
 
 
-class _TorchFinder:
-    """A finder that finds torch as the others do, and sets its flags when it is imported."""
+class ImportFinder:
+    """A finder that finds a module as the others do, and takes part in its execution."""
 
-    def __init__(self, settings: str, environment: dict[str, str]) -> None:
-        self._settings = settings
-        self._environment = environment
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._searching = False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find the module; None for all but torch (:class:`importlib.abc.MetaPathFinder`)."""
-        if name != "torch":
+        """Find the module; None for all others (:class:`importlib.abc.MetaPathFinder`)."""
+        if name != self._module or self._searching:  # another finder of this kind asks in its turn
             return None
+        self._searching = True
         others = [finder for finder in sys.meta_path if finder is not self]
         found = (finder.find_spec(name, path, target) for finder in others)
         spec = next((spec for spec in found if spec is not None), None)
-        if spec is not None:
+        self._searching = False
+        if spec is not None and spec.loader is not None:
             self._attend(spec.loader)
         return spec
+
+    def around(self, execute: Callable[[], None]) -> None:
+        """Execute the module."""
+        execute()
 
     def _attend(self, loader: Any) -> None:
         """Be there when ``loader`` executes its module."""
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            import json
-
-            del loader.exec_module  # uncovers the method of its class again
-            settings = json.loads(self._settings)
-            # Only here: a child that does not import torch may be started as its program likes.
-            check_start(self._environment, settings["environment"])
-            execute(module)
-            _set_flags(settings)
+            # Uncovers the method of its class again, unless another finder of this kind has.
+            vars(loader).pop("exec_module", None)
+            self.around(lambda: execute(module))
 
         loader.exec_module = exec_module
+
+
+class _TorchFinder(ImportFinder):
+    """Sets the flags of torch when it is imported."""
+
+    def __init__(self, settings: str, environment: dict[str, str]) -> None:
+        super().__init__("torch")
+        self._settings = settings
+        self._environment = environment
+
+    def around(self, execute: Callable[[], None]) -> None:
+        import json
+
+        settings = json.loads(self._settings)
+        # Only here: a child that does not import torch may be started as its program likes.
+        check_start(self._environment, settings["environment"])
+        execute()
+        _set_flags(settings)
 
 
 def _set_flags(settings: Mapping[str, Any]) -> None:

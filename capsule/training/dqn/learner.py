@@ -296,14 +296,12 @@ class DeepQLearning(BaseTrainer):
             return self._differentiate_by_passes(self._inputs[number], *self._passes[number])
         windows, actions, rewards, terminals = self._inputs[number]
         with torch.no_grad():
-            next_values = self.network.values(
-                self.target.views, self.network.inputs(windows[:, 1:])
-            )
+            next_values = self.network.values(self.target.views, windows[:, 1:])
             targets = bootstrap_targets(rewards, terminals, next_values, self._trainer.discount)
         # The wide weights are a plain tensor among leaves, so autograd passes through them to the
         # convolutions without computing their own gradient.
         views = {**self.online.views, **self._leaves}
-        features = self.network.features(views, self.network.inputs(windows[:, :-1]))
+        features = self.network.features(views, windows[:, :-1])
         outputs = self.network.wide(views, features)
         values = self.network.head(views, outputs)
         loss = clipped_error_loss(values, actions, targets)
@@ -423,8 +421,8 @@ def value_function(network: Network, parameters: Parameters, *, by_passes: bool)
 
     def values(observations: NDArray[Any]) -> NDArray[np.float32]:
         with torch.inference_mode():
-            inputs = network.inputs(torch.from_numpy(observations).to(parameters.flat.device))
-            found: NDArray[np.float32] = network.values(parameters.views, inputs).cpu().numpy()
+            seen = torch.from_numpy(observations).to(parameters.flat.device)
+            found: NDArray[np.float32] = network.values(parameters.views, seen).cpu().numpy()
         return found
 
     return values

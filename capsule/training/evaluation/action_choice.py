@@ -40,7 +40,7 @@ class Sampled:
 
     def __init__(self, seeds: SeedsSpec, rows: int) -> None:
         """Begin the streams of ``rows`` rows."""
-        seed = seeds.streams.get("evaluation", seeds.root)
+        seed = seeds.root_of("evaluation")
         self._streams = [Stream("evaluation-actions", seed, row) for row in range(rows)]
 
     def __call__(self, logits: NDArray[np.float32], rows: Sequence[int]) -> list[int]:

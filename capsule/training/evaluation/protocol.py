@@ -116,7 +116,7 @@ def evaluation_environments(
     asking for one ends the other. With several tasks, environment ``index`` has the task of
     that number modulo their number, of which ``instances`` is a multiple.
     """
-    seed = seeds.streams.get("evaluation", seeds.root)
+    seed = seeds.root_of("evaluation")
     tasks = tasks_of(spec)
     made: dict[int, Environment] = {}
 

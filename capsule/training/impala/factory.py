@@ -17,6 +17,7 @@ from capsule.training.acting.transports import Processes, Transport, local_trans
 from capsule.training.environments import Environment, make_environment
 from capsule.training.impala.actors.actor_worker import UnrollSettings
 from capsule.training.impala.actors.replicas import Replicas, require_batch_invariance
+from capsule.training.impala.actors.unrolls import Unroll
 from capsule.training.impala.gradient import ImpalaGradient
 from capsule.training.impala.learner import Impala
 from capsule.training.impala.replay import UnrollReplay
@@ -62,17 +63,21 @@ def make_impala(context: TrainerContext, trainer: ImpalaTrainer) -> Impala:
         recorder = ScheduleRecorder(path, spec.digest(), trainer.actors, trainer.fresh)
     network = make_network(trainer, example, spec.accelerator)
     learners = partial(make_learners, context, network, example.frame_stack)
-    replay = make_replay(context, trainer)
+    blank = Unroll.blank(trainer.unroll_length, example, network)
+    replay = make_replay(context, trainer, blank)
     return Impala(context, trainer, network, learners, executor, recorder, replay, inference)
 
 
-def make_replay(context: TrainerContext, trainer: ImpalaTrainer) -> UnrollReplay | None:
+def make_replay(
+    context: TrainerContext, trainer: ImpalaTrainer, example: Unroll
+) -> UnrollReplay | None:
     """Return the replay memory that the spec asks for, empty."""
     if trainer.replay is None:
         return None
     updates = state_interval(context.spec) // trainer.interval_steps
     return UnrollReplay(
         context.directory / "replay",
+        example,
         capacity=trainer.replay.capacity,
         slack=updates * trainer.fresh,
     )
@@ -93,7 +98,6 @@ def make_learners(
         len(trainer.micro_batches),
         threads=context.workers if alone else 1,
         ranks=context.learners,
-        shapes=network.shapes,
         determinism=context.spec.determinism,
         numerics=context.spec.cpu_numerics,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from capsule.experiment.trainers import ImpalaTrainer
 from capsule.training.impala.actors.unrolls import Unroll, stacked
 from capsule.training.losses.impala import clipped_rewards, impala_losses, softmax_policy
-from capsule.training.losses.v_trace import Correction
+from capsule.training.losses.v_trace import corrected_targets
 from capsule.training.networks.actor_critic import ActorCriticNetwork
 from capsule.training.networks.feedforward import Parameters
+from capsule.training.networks.recurrent import Sequences
 from capsule.training.sharded_gradient import ShardGradient, flat_gradient
 
 
@@ -38,36 +39,21 @@ class ImpalaGradient:
         """
         self._trainer, self._network, self._frame_stack = trainer, network, frame_stack
         self._device = parameters.flat.device
-        self._correction = Correction(
-            trainer.correction,
-            trainer.rho_bar,
-            trainer.c_bar,
-            trainer.trace_decay,
-            trainer.correction_epsilon,
-            trainer.action_values,
-        )
         self._leaves = parameters.leaves()
 
     def __call__(self, shard: Sequence[Unroll]) -> ShardGradient:
         """Return the loss of some unrolls and its gradient."""
         batch = self._batch(shard)
-        logits, baselines, _ = self._network.unroll(
-            self._leaves,
-            batch.observations,
-            batch.previous_actions,
-            batch.previous_rewards,
-            batch.states,
-            batch.resets,
-            batch.instructions,
-        )
+        logits, baselines, _ = self._network.unroll(self._leaves, batch.seen)
         policy = softmax_policy(logits[:-1])
         log_target, values = policy.of(batch.actions), baselines.detach()
         # Where no action is taken, a reward of the state's own value and a discount of 0 make that
         # value its target: earlier steps bootstrap from it, and it is not trained.
         rewards = torch.where(batch.acted, batch.rewards, values[:-1])
         # Targets are constants (section 4.2): they are made of numbers without a gradient.
-        targets = self._correction.targets(
-            log_target.detach(), batch.log_behaviour, rewards, batch.discounts, values
+        trajectories = rewards, batch.discounts, values
+        targets = corrected_targets(
+            self._trainer, log_target.detach(), batch.log_behaviour, *trajectories
         )
         loss = impala_losses(
             log_target,
@@ -88,32 +74,33 @@ class ImpalaGradient:
 
         rewards = clipped_rewards(columns("rewards"), self._trainer.reward_clipping)
         discounts = np.float32(self._trainer.discount) * ~columns("terminals")
-        arrays = (
+        seen = (
             stacked(unrolls, self._frame_stack),
             columns("previous_actions"),
             columns("previous_rewards"),
-            columns("ages") == 0,
             np.stack([unroll.state for unroll in unrolls]),
+            columns("ages") == 0,
             columns("instructions"),
+        )
+        taken = (
             columns("acted"),
             columns("actions"),
             columns("log_behaviour"),
             rewards,
             discounts.astype(np.float32),
         )
-        return _Batch(*(torch.from_numpy(array).to(self._device) for array in arrays))
+        return _Batch(Sequences(*self._moved(seen)), *self._moved(taken))
+
+    def _moved(self, arrays: Iterable[NDArray[Any]]) -> Iterator[torch.Tensor]:
+        """Yield arrays as tensors where the network is."""
+        return (torch.from_numpy(array).to(self._device) for array in arrays)
 
 
 class _Batch(NamedTuple):
-    """Unrolls beside each other, ``rows`` one more than ``steps``.
+    """Unrolls beside each other.
 
     Attributes:
-        observations: ``[rows, unrolls, frame_stack, *frame_shape]``.
-        previous_actions: int64 ``[rows, unrolls]``.
-        previous_rewards: float32 ``[rows, unrolls]``.
-        resets: bool ``[rows, unrolls]``: an episode begins.
-        states: Recurrent, before row 0: float32 ``[unrolls, *state_shape]``.
-        instructions: int64 ``[rows, unrolls, words]``.
+        seen: What the network reads, one row more than there are steps.
         acted: bool ``[steps, unrolls]``; False: the last frame of a truncated episode.
         actions: int64 ``[steps, unrolls]``.
         log_behaviour: ``ln mu(a_t|x_t)``: float32 ``[steps, unrolls]``.
@@ -121,12 +108,7 @@ class _Batch(NamedTuple):
         discounts: float32 ``[steps, unrolls]``: 0 where the return ends.
     """
 
-    observations: torch.Tensor
-    previous_actions: torch.Tensor
-    previous_rewards: torch.Tensor
-    resets: torch.Tensor
-    states: torch.Tensor
-    instructions: torch.Tensor
+    seen: Sequences
     acted: torch.Tensor
     actions: torch.Tensor
     log_behaviour: torch.Tensor

@@ -57,7 +57,6 @@ from capsule.training.networks.feedforward import Parameters
 from capsule.training.networks.language import make_vocabulary
 from capsule.training.optimizers.rmsprop import RmsProp, annealed
 from capsule.training.sharded_gradient import Learners, added, split
-from capsule.training.state.checkpoint import array_document, document_array
 from capsule.training.train_state import TrainState
 from capsule.training.trainer import TrainerContext
 
@@ -256,9 +255,7 @@ class Impala(BaseTrainer):
             "unrolls": list(self._unrolls.items()),  # in their order, as a mapping would not be
             "learned": list(self._executor.trained),
             "replay": None if self._replay is None else self._replay.state(),
-            "actors": [
-                None if each is None else _document(each) for each in self._executor.snapshots
-            ],
+            "actors": [None if each is None else each.saved() for each in self._executor.snapshots],
         }
 
     def restore(
@@ -269,7 +266,7 @@ class Impala(BaseTrainer):
         self.updates = state["updates"]
         self._unrolls = dict(state["unrolls"])
         self._executor.restore(
-            [None if each is None else _snapshot(each) for each in state["actors"]],
+            [None if each is None else Snapshot.of(each) for each in state["actors"]],
             state["learned"],
             {version: tensors[_VERSION.format(version)] for version in self._older(self.updates)},
         )
@@ -336,17 +333,3 @@ def network_policy(
     vocabulary = make_vocabulary(trainer.language)
     device = parameters.flat.device
     return RecurrentPolicy(network, environment, device, evaluate, vocabulary, value)
-
-
-def _document(snapshot: Snapshot) -> dict[str, Any]:
-    return {
-        "document": snapshot.document,
-        "stack": array_document(snapshot.stack),
-        "state": array_document(snapshot.state),
-    }
-
-
-def _snapshot(document: Mapping[str, Any]) -> Snapshot:
-    return Snapshot(
-        document["document"], document_array(document["stack"]), document_array(document["state"])
-    )

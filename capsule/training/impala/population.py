@@ -28,13 +28,14 @@ function of its seed and of the order in which returns arrive and questions are 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from math import fsum
 from typing import Any
 
 import numpy as np
 
+from capsule.experiment.contract import Generation
 from capsule.experiment.scores import ReferenceScores
 from capsule.experiment.trainers import PopulationSpec
 from capsule.training.state.streams import Stream
@@ -44,72 +45,28 @@ Hyperparameters = dict[str, float]
 # --- initial values -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class LogUniform:
-    """A distribution with a uniform logarithm, between two positive bounds."""
-
-    low: float
-    high: float
-
-    def draw(self, stream: Stream) -> float:
-        """Draw one, of one word, rounded to float32: libraries' powers differ in the last bits."""
-        return float(np.float32(self.low * (self.high / self.low) ** stream.uniform()))
+Prior = Callable[[Stream], float]
+"""Draws an initial value, of one word of a stream."""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """One of some values, each as likely."""
+def log_uniform(low: float, high: float) -> Prior:
+    """Return the prior of a uniform logarithm, between two positive bounds.
 
-    values: tuple[float, ...]
-
-    def draw(self, stream: Stream) -> float:
-        """Draw one, of one word."""
-        return self.values[stream.integer(len(self.values))]
-
-
-Prior = LogUniform | Choice
-DMLAB_PRIORS: dict[str, Prior] = {  # table D.1
-    "entropy_cost": LogUniform(5e-5, 1e-2),
-    "learning_rate": LogUniform(5e-6, 5e-3),
-    "rmsprop_epsilon": Choice((1e-1, 1e-3, 1e-5, 1e-7)),
-}
-
-# --- what a population is made of -----------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class MemberGeneration:
-    """One stretch of a member's training, with the same hyper-parameters all along.
-
-    Attributes:
-        number: Its place among all generations of the population.
-        member: Whose it is.
-        parent: The generation whose weights it began with; None for new ones.
-        frames: The member's frames at its beginning.
-        parent_frames: Frames of the parent's member at that moment; None without a parent.
-        hyperparameters: Name to value.
-        score: The fitness that the member had reached itself by then; None in the beginning.
-        rival: The member it was compared with; None in the beginning.
-        rival_score: That one's fitness; None if there was none yet.
-        copied: Whether weights and hyper-parameters were the rival's.
+    Its values are rounded to float32: libraries' powers differ in the last bits.
     """
+    return lambda stream: float(np.float32(low * (high / low) ** stream.uniform()))
 
-    number: int
-    member: int
-    parent: int | None
-    frames: int
-    parent_frames: int | None
-    hyperparameters: Hyperparameters
-    score: float | None = None
-    rival: int | None = None
-    rival_score: float | None = None
-    copied: bool = False
 
-    @property
-    def fitness(self) -> float | None:
-        """Fitness of the weights it began with; None if it was not known yet."""
-        return self.rival_score if self.copied else self.score
+def choice(*values: float) -> Prior:
+    """Return the prior of some values, each as likely."""
+    return lambda stream: values[stream.integer(len(values))]
 
+
+DMLAB_PRIORS: dict[str, Prior] = {  # table D.1
+    "entropy_cost": log_uniform(5e-5, 1e-2),
+    "learning_rate": log_uniform(5e-6, 5e-3),
+    "rmsprop_epsilon": choice(1e-1, 1e-3, 1e-5, 1e-7),
+}
 
 # --- rules ----------------------------------------------------------------------------------------
 
@@ -158,13 +115,13 @@ class _Progress:
     """The progress of a member so far.
 
     Attributes:
-        frames: Number of frames of its training.
+        steps: Number of steps of its training.
         current: Number of its generation.
         counts: Task to how many returns there are since the last fitness.
         sums: Task to their sum, added up as they arrived.
     """
 
-    frames: int
+    steps: int
     current: int
     counts: dict[str, int] = field(default_factory=dict)
     sums: dict[str, float] = field(default_factory=dict)
@@ -195,36 +152,40 @@ class Population:
         """
         self._rules, self._references, self._stream = rules, references, stream
         self.generations = [
-            MemberGeneration(
+            Generation(
                 number=member,
                 member=member,
                 parent=None,
-                frames=0,
-                parent_frames=None,
-                hyperparameters={name: priors[name].draw(stream) for name in sorted(priors)},
+                step=0,
+                parent_step=None,
+                hyperparameters={name: priors[name](stream).hex() for name in sorted(priors)},
+                score=None,
+                rival=None,
+                rival_score=None,
+                copied=False,
             )
             for member in range(rules.members)
         ]
         self._progress = [_Progress(0, member) for member in range(rules.members)]
 
-    def current(self, member: int) -> MemberGeneration:
+    def current(self, member: int) -> Generation:
         """Return the generation that ``member`` is in."""
         return self.generations[self._progress[member].current]
 
-    def collect(self, member: int, frames: int, returns: Iterable[tuple[str, float]]) -> None:
+    def collect(self, member: int, steps: int, returns: Iterable[tuple[str, float]]) -> None:
         """Note what a member did since the last time.
 
         Args:
             member: Which.
-            frames: Number of frames of its training so far, in all.
+            steps: Number of steps of its training so far, in all.
             returns: Task and return of each episode that ended, in order.
 
         Raises:
             KeyError: A task that has no reference.
         """
         progress = self._progress[member]
-        progress.frames = frames
-        if frames < self._rules.burn_in:
+        progress.steps = steps
+        if steps < self._rules.burn_in:
             return
         for task, value in returns:
             if task not in self._references:
@@ -238,7 +199,7 @@ class Population:
         enough = sum(counts.values()) >= self._rules.episodes
         return enough and counts.keys() == self._references.keys()
 
-    def evolve(self, member: int) -> MemberGeneration:
+    def evolve(self, member: int) -> Generation:
         """Compare ``member`` with another one and begin its next generation.
 
         If it is ``copied``, the caller gives ``member`` the trained tensors of its ``rival``.
@@ -256,31 +217,28 @@ class Population:
         rival_score = self.current(rival).fitness
         copied = is_fitter(rival_score, score, self._rules.margin)
         parent = self.current(rival if copied else member)
-        generation = MemberGeneration(
+        values = explore(parent.values, self._rules, self._stream)
+        generation = Generation(
             number=len(self.generations),
             member=member,
             parent=parent.number,
-            frames=progress.frames,
-            parent_frames=self._progress[parent.member].frames,
-            hyperparameters=explore(parent.hyperparameters, self._rules, self._stream),
-            score=score,
+            step=progress.steps,
+            parent_step=self._progress[parent.member].steps,
+            hyperparameters={name: value.hex() for name, value in values.items()},
+            score=score.hex(),
             rival=rival,
-            rival_score=rival_score,
+            rival_score=None if rival_score is None else rival_score.hex(),
             copied=copied,
         )
         self.generations.append(generation)
-        self._progress[member] = _Progress(progress.frames, generation.number)
+        self._progress[member] = _Progress(progress.steps, generation.number)
         return generation
-
-    def ancestry(self) -> list[dict[str, Any]]:
-        """Return all generations as a JSON-safe document."""
-        return [asdict(generation) for generation in self.generations]
 
     def state(self) -> dict[str, Any]:
         """Return a JSON-safe snapshot from which :meth:`restore` continues."""
         return {
             "stream": self._stream.state(),
-            "generations": self.ancestry(),
+            "generations": [each.facts() for each in self.generations],
             "members": [asdict(progress) for progress in self._progress],
         }
 
@@ -291,7 +249,7 @@ class Population:
             CapsuleError: CAP-T201, the snapshot is of another seed.
         """
         self._stream.restore(state["stream"])
-        self.generations = [MemberGeneration(**generation) for generation in state["generations"]]
+        self.generations = [Generation(**generation) for generation in state["generations"]]
         self._progress = [_Progress(**progress) for progress in state["members"]]
 
     def _score(self, progress: _Progress) -> float:

@@ -50,12 +50,7 @@ from capsule.experiment.trainers import ImpalaTrainer, PopulationSpec
 from capsule.training.evaluation.protocol import EvaluatedPolicy
 from capsule.training.impala.factory import make_impala
 from capsule.training.impala.learner import Impala
-from capsule.training.impala.population import (
-    DMLAB_PRIORS,
-    Choice,
-    MemberGeneration,
-    Population,
-)
+from capsule.training.impala.population import DMLAB_PRIORS, Population, choice
 from capsule.training.networks.feedforward import Parameters
 from capsule.training.state.streams import Stream, make_streams
 from capsule.training.trainer import TrainerContext
@@ -81,14 +76,14 @@ def make_population(
     references = references_of(context.spec.environment, population)
     stream = Stream(_STREAM, context.seeds.root)
     norm = trainer.max_gradient_norm
-    priors = DMLAB_PRIORS if norm is None else DMLAB_PRIORS | {"max_gradient_norm": Choice((norm,))}
+    priors = DMLAB_PRIORS if norm is None else DMLAB_PRIORS | {"max_gradient_norm": choice(norm)}
     rules = Population(population, references, stream, priors)
     count = population.members
     settings = [member_setting(context, number, count) for number in range(count)]
     members = []
     for number, each in enumerate(settings):
         with _named(number):
-            values = rules.current(number).hyperparameters
+            values = rules.current(number).values
             members.append(make_impala(each, trainer.model_copy(update=values)))
     streams = [each.streams for each in settings]
     return ImpalaPopulation(context, members, rules, stream, streams, list(references))
@@ -189,9 +184,9 @@ class ImpalaPopulation:
             # one has just become.
             if self._population.ready(number):
                 generation = self._population.evolve(number)
-                member.adopt(generation.hyperparameters, self._copied(generation))
+                member.adopt(generation.values, self._copied(generation))
 
-    def _copied(self, generation: MemberGeneration) -> dict[str, NDArray[np.float32]] | None:
+    def _copied(self, generation: contract.Generation) -> dict[str, NDArray[np.float32]] | None:
         """Return what a generation begins with, if that is its rival's."""
         if generation.rival is None or not generation.copied:
             return None
@@ -214,7 +209,7 @@ class ImpalaPopulation:
     def record(self, *, complete: bool = False) -> None:
         """Write one trace record for all members, whose data were folded in their turns."""
         complete = complete or self._trace.wants_tensors(self.step, self._recording)
-        begun = self._generations()[self._recorded :]
+        begun = self._population.generations[self._recorded :]
         unrolls = [member.take_unrolls() for member in self._members]
         self._trace.record(
             self.step,
@@ -268,7 +263,7 @@ class ImpalaPopulation:
             with _named(number):
                 member.restore(step, state["members"][number], own)
             # The members were made with their initial values. Those of their generations apply now.
-            member.adopt(self._population.current(number).hyperparameters)
+            member.adopt(self._population.current(number).values)
         self._sum_up()
 
     def stream_profiles(self) -> list[StreamProfile]:
@@ -292,37 +287,13 @@ class ImpalaPopulation:
 
     def artifacts(self) -> dict[str, bytes]:
         """Return the ancestry."""
-        ancestry = contract.Ancestry(generations=tuple(self._generations()))
+        ancestry = contract.Ancestry(generations=tuple(self._population.generations))
         return {contract.POPULATION: ancestry.document()}
 
     def close(self) -> None:
         """End every thread and process."""
         for member in self._members:
             member.close()
-
-    def _generations(self) -> list[contract.Generation]:
-        return [_document(generation) for generation in self._population.generations]
-
-
-def _document(generation: MemberGeneration) -> contract.Generation:
-    """Return a generation as the run contract has it."""
-    values = sorted(generation.hyperparameters.items())
-    return contract.Generation(
-        number=generation.number,
-        member=generation.member,
-        parent=generation.parent,
-        step=generation.frames,
-        parent_step=generation.parent_frames,
-        hyperparameters={name: float(value).hex() for name, value in values},
-        score=_hex(generation.score),
-        rival=generation.rival,
-        rival_score=_hex(generation.rival_score),
-        copied=generation.copied,
-    )
-
-
-def _hex(value: float | None) -> str | None:
-    return None if value is None else float(value).hex()
 
 
 def _name(number: int, what: str, form: str = "member {}/{}") -> str:

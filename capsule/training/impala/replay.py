@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsule.training.impala.actors.unrolls import Unroll
-from capsule.training.state.rings import Field, Rings, require_checkpoint
+from capsule.training.state.rings import Rings, require_checkpoint
 from capsule.training.state.streams import Stream
 from capsule.training.state.trace import arrays_digest
 
@@ -28,16 +28,24 @@ _FIELDS = tuple(name for name in Unroll._fields if name != "returns")
 class UnrollReplay:
     """The newest unrolls, first in, first out."""
 
-    def __init__(self, directory: Path | None, *, capacity: int, slack: int) -> None:
-        """Begin empty.
+    def __init__(
+        self, directory: Path | None, example: Unroll, *, capacity: int, slack: int
+    ) -> None:
+        """Open the ring in ``directory``, making its files where there are none.
 
         Args:
             directory: Where the memory-mapped files lie; None keeps the ring in memory.
+            example: An unroll of the shapes that all have.
             capacity: Unrolls that can be drawn.
             slack: Unrolls that may follow a checkpoint without touching what it needs.
+
+        Raises:
+            CapsuleError: CAP-T221, there is no room for the files.
         """
-        self._directory, self._capacity, self._slack = directory, capacity, slack
-        self._ring = Rings(None, {}, slots=capacity + slack, slack=slack)  # until unrolls come in
+        self._capacity = capacity
+        arrays = {name: getattr(example, name) for name in _FIELDS}
+        fields = {name: (array.dtype, array.shape) for name, array in arrays.items()}
+        self._ring = Rings(directory, fields, slots=capacity + slack, slack=slack)
 
     @property
     def count(self) -> int:
@@ -45,15 +53,11 @@ class UnrollReplay:
         return int(self._ring.counts[0])
 
     def append(self, unrolls: Sequence[Unroll]) -> None:
-        """Take unrolls in, which all have the same shapes.
+        """Take unrolls in.
 
         Raises:
-            CapsuleError: CAP-T221, there is no room for the files.
             RuntimeError: More than ``slack`` came in since the last checkpoint.
         """
-        if not self._ring.fields:
-            arrays = {name: getattr(unrolls[0], name) for name in _FIELDS}
-            self._open({name: (array.dtype, array.shape) for name, array in arrays.items()})
         for unroll in unrolls:
             self._ring.append(unroll._asdict())
 
@@ -80,30 +84,17 @@ class UnrollReplay:
         call.
         """
         self._ring.keep()
-        fields = self._ring.fields.items()
-        # A resumed memory opens its files before any unroll shows these.
-        shapes = {name: [a.dtype.str, list(a.shape[1:])] for name, a in fields}
-        return {"count": self.count, "shapes": shapes, "digest": self._digest()}
+        return {"count": self.count, "digest": self._digest()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Return to a snapshot; the unrolls are those in the files.
 
         Raises:
-            CapsuleError: CAP-T221, there is no room for the files; CAP-T223, they do not hold what
-                they held at the checkpoint.
+            CapsuleError: CAP-T223, the files do not hold what they held at the checkpoint.
         """
-        if state["count"]:
-            self._open(
-                {name: (dtype, tuple(size)) for name, (dtype, size) in state["shapes"].items()}
-            )
         self._ring.resume([state["count"]])
         what = f"unrolls of the checkpoint at {self.count}"
         require_checkpoint(self._digest(), state["digest"], what)
-
-    def _open(self, fields: Mapping[str, Field]) -> None:
-        ordered = {name: fields[name] for name in _FIELDS}  # a document has another order
-        slots = self._ring.slots
-        self._ring = Rings(self._directory, ordered, slots=slots, slack=self._slack)
 
     def _digest(self) -> str:
         alive = range(max(0, self.count - self._capacity), self.count)

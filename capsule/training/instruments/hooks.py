@@ -13,13 +13,12 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
+from capsule.training.determinism.child_processes import ImportFinder
 from capsule.training.instruments.report import (
     SEEDING,
     InstrumentReport,
@@ -183,40 +182,17 @@ class Instruments:
         )
 
 
-class _ImportFinder:
-    """A finder that finds modules as the others do, and calls back after the import of one."""
+class _ImportFinder(ImportFinder):
+    """Calls back after the import of a module."""
 
     def __init__(self, module: str, imported: Callable[[], None]) -> None:
-        self._module = module
+        super().__init__(module)
         self._imported = imported
-        self._searching = False
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Find the module; None for all others (:class:`importlib.abc.MetaPathFinder`)."""
-        if name != self._module or self._searching:  # another finder of this kind asks in its turn
-            return None
-        self._searching = True
-        others = [finder for finder in sys.meta_path if finder is not self]
-        found = (finder.find_spec(name, path, target) for finder in others)
-        spec = next((spec for spec in found if spec is not None), None)
-        self._searching = False
-        if spec is not None and spec.loader is not None:
-            self._hook(spec.loader)
-        return spec
-
-    def _hook(self, loader: Any) -> None:
-        execute = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            with _unhooked():  # an import makes millions of calls
-                execute(module)
-            # The hook of child_processes, if this one wraps it, has done so already.
-            vars(loader).pop("exec_module", None)  # uncovers the method of its class again
-            self._imported()
-
-        loader.exec_module = exec_module
+    def around(self, execute: Callable[[], None]) -> None:
+        with _unhooked():  # an import makes millions of calls
+            execute()
+        self._imported()
 
 
 @contextmanager

@@ -108,20 +108,14 @@ class ReexecutionMode(OperatorMode):  # type: ignore[no-untyped-call]
     Enter :meth:`for_this_thread` in every other thread; all share one census.
     """
 
-    def __init__(self, *, repeats: int = 1, limit: int = 1 << 62) -> None:
-        """Prepare the mode.
-
-        Args:
-            repeats: How many times each operator is executed again.
-            limit: Operator calls after which nothing is repeated or counted any more.
-        """
+    def __init__(self, *, limit: int = 1 << 62) -> None:
+        """Prepare the mode; after ``limit`` calls nothing is repeated or counted any more."""
         super().__init__()
-        self._repeats = repeats
         self._census = _Census(limit)
 
     def for_this_thread(self) -> ReexecutionMode:
         """Return a mode for another thread, which adds to the same census."""
-        mode = ReexecutionMode(repeats=self._repeats)
+        mode = ReexecutionMode()
         mode._census = self._census
         return mode
 
@@ -161,10 +155,10 @@ class ReexecutionMode(OperatorMode):  # type: ignore[no-untyped-call]
             return call.execute()
         # All threads share the default generator: none may draw while another has set it back.
         with self._census.generators if call.seeded else nullcontext():
-            result, differences = call.compare(self._repeats)
+            result, elements, differing = call.compare()
         with self._census.lock:
             use.repeated += 1
-            for elements, differing in differences:
+            if differing:
                 use.differing += 1
                 use.first = use.first or OperatorDifference(
                     index=index, elements=elements, differing=differing
@@ -254,36 +248,29 @@ class DispatchedCall:
         """Return the tensors that the operator gave back or wrote to."""
         return list(_tensors([*self._written(), *self._results(result)]))
 
-    def compare(self, repeats: int) -> tuple[Any, list[tuple[int, int]]]:
+    def compare(self) -> tuple[Any, int, int]:
         """Execute the operator, then again, and compare.
 
         Returns:
-            The result, and for each repetition that differed the number of elements of all results
-            and how many of them have other bits.
+            The result, the number of elements of all results, and how many of them had other bits.
         """
         written = list(_tensors(self._written()))
-        pristine = _Copies(written, self.tensors)
+        copies = _Copies(written, self.tensors)
         generator = self._generator()
         before = generator.get_state() if generator else None
         result = self.execute()
         after = generator.get_state() if generator else None
-        differences = []
         try:
-            for _ in range(repeats):
-                if generator and before is not None:
-                    generator.set_state(before)
-                copies = pristine.again()
-                again = self._execute_on(copies)
-                first = [*written, *self._results(result)]
-                second = [*map(copies.substitute, written), *self._results(again)]
-                elements, differing = _compare(first, second)
-                if differing:
-                    differences.append((elements, differing))
+            if generator and before is not None:
+                generator.set_state(before)
+            again = self._execute_on(copies)
         finally:
             if generator and after is not None:
                 # The program continues from where its own execution left the generator.
                 generator.set_state(after)
-        return result, differences
+        first = [*written, *self._results(result)]
+        second = [*map(copies.substitute, written), *self._results(again)]
+        return result, *_compare(first, second)
 
     def _execute_on(self, copies: _Copies) -> Any:
         if not copies:
@@ -351,14 +338,6 @@ class _Copies:
 
     def __len__(self) -> int:
         return len(self._memory)
-
-    def again(self) -> _Copies:
-        """Return a fresh copy of everything."""
-        copies = _Copies([], [])
-        copies._memory = {
-            address: (start, memory.clone()) for address, (start, memory) in self._memory.items()
-        }
-        return copies
 
     def substitute(self, value: Any) -> Any:
         """Return the view of the copy that stands for a tensor; anything else as it is."""

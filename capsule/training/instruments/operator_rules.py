@@ -86,234 +86,185 @@ UNINITIALIZED = frozenset(
     {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 )
 
+
+def _rules(status: Status, devices: tuple[Device, ...], *others: tuple[Any, ...]) -> list[Rule]:
+    """Return the rules of one status on the same devices, of which ``others`` have the rest."""
+    return [Rule(status, devices, *other) for other in others]
+
+
+def _differentiated(*kinds: str) -> tuple[str, ...]:
+    return tuple(f"torch.{kind} when attempting to differentiate a CUDA tensor" for kind in kinds)
+
+
+_INDEX_PUT = ("index_put", "_index_put_impl", "_unsafe_index_put")
 RULES: tuple[Rule, ...] = (
-    Rule(
+    *_rules(
         "with-flag",
         CUDA,
-        ("convolution", "convolution_backward", "cudnn_convolution", "cudnn_convolution_transpose"),
-        tuple(
-            f"torch.nn.{kind}{dimensions}d when called on CUDA tensor"
-            for kind in ("Conv", "ConvTranspose")
-            for dimensions in (1, 2, 3)
-        ),
-    ),
-    Rule(
-        "with-flag",
-        CUDA,
-        tuple(f"replication_pad{n}d_backward" for n in (1, 2, 3)),
-        tuple(
-            f"torch.nn.ReplicationPad{n}d when attempting to differentiate a CUDA tensor"
-            for n in (1, 2, 3)
-        ),
-    ),
-    Rule(
-        "with-flag",
-        CUDA,
-        ("bmm",),
-        ("torch.bmm when called on sparse-dense CUDA tensors",),
-        # By name, because torch is not imported here.
-        lambda arguments: str(arguments["self"].layout) != "torch.strided",
-    ),
-    Rule(
-        "with-flag",
-        CPU,
-        # With accumulate=True, torch lists it for CPU tensors only.
-        ("index_put", "_index_put_impl", "_unsafe_index_put"),
-        (
-            "torch.Tensor.index_put with accumulate=True when called on a CPU tensor",
-            (
-                "torch.Tensor.__getitem__ when attempting to differentiate a CPU tensor and the "
-                "index is a list of tensors"
-            ),
-        ),
-        _accumulates,
-    ),
-    Rule(
-        "with-flag",
-        BOTH,
-        ("index_put", "_index_put_impl", "_unsafe_index_put"),
-        ("torch.Tensor.index_put with accumulate=False",),
-        _overwrites,
-    ),
-    Rule(
-        "with-flag",
-        CPU,
-        ("put",),
-        ("torch.Tensor.put_ with accumulate=True when called on a CPU tensor",),
-        _accumulates,
-    ),
-    Rule(
-        "with-flag",
-        CUDA,
-        ("scatter_add",),
-        (
-            "torch.Tensor.scatter_add_ when called on a CUDA tensor",
-            "torch.gather when called on a CUDA tensor that requires grad",
-        ),
-    ),
-    Rule(
-        "with-flag",
-        CUDA,
-        ("index_add",),
-        (
-            "torch.index_add when called on CUDA tensor",
-            "torch.index_select when attempting to differentiate a CUDA tensor",
-            "torch.repeat_interleave when attempting to differentiate a CUDA tensor",
-        ),
-    ),
-    Rule(
-        "with-flag",
-        BOTH,
-        ("index_copy",),
-        ("torch.Tensor.index_copy when called on a CPU or CUDA tensor",),
-    ),
-    Rule(
-        "with-flag",
-        CUDA,
-        ("scatter",),
-        ("torch.Tensor.scatter when src type is Tensor and called on CUDA tensor",),
-        lambda arguments: "src" in arguments,
-    ),
-    Rule(
-        "with-flag",
-        CUDA,
-        ("scatter_reduce",),
         (
             (
-                "torch.Tensor.scatter_reduce when reduce='sum' or reduce='mean' and called on CUDA "
-                "tensor"
+                *("convolution", "convolution_backward"),
+                *("cudnn_convolution", "cudnn_convolution_transpose"),
             ),
-        ),
-        lambda arguments: arguments.get("reduce") in {"sum", "mean"},
-    ),
-    Rule(
-        "with-flag",
-        CUDA,
-        ("max_pool3d_with_indices_backward",),
-        ("torch.nn.MaxPool3d when attempting to differentiate a CUDA tensor",),
-    ),
-    # Not in torch's lists: it stays nondeterministic under warn_only, too.
-    Rule(
-        "with-flag",
-        CUDA,
-        (
-            "_scaled_dot_product_efficient_attention_backward",
-            "_efficient_attention_backward",
-            "_scaled_dot_product_flash_attention_backward",
-            "_flash_attention_backward",
-        ),
-        (),
-    ),
-    *(
-        Rule(
-            "raises",
-            CUDA,
-            operators,
             tuple(
-                f"torch.nn.{module} when attempting to differentiate a CUDA tensor"
-                for module in modules
+                f"torch.nn.{kind}{dimensions}d when called on CUDA tensor"
+                for kind in ("Conv", "ConvTranspose")
+                for dimensions in (1, 2, 3)
             ),
-        )
-        for operators, modules in (
-            (("avg_pool3d_backward",), ("AvgPool3d",)),
-            (("_adaptive_avg_pool2d_backward",), ("AdaptiveAvgPool2d",)),
-            (("_adaptive_avg_pool3d_backward",), ("AdaptiveAvgPool3d",)),
-            (("adaptive_max_pool2d_backward",), ("AdaptiveMaxPool2d",)),
-            (("fractional_max_pool2d_backward",), ("FractionalMaxPool2d",)),
-            (("fractional_max_pool3d_backward",), ("FractionalMaxPool3d",)),
-            (("reflection_pad1d_backward",), ("ReflectionPad1d",)),
-            (("reflection_pad2d_backward",), ("ReflectionPad2d",)),
-            (("reflection_pad3d_backward",), ("ReflectionPad3d",)),
-            (("_ctc_loss_backward", "_cudnn_ctc_loss"), ("CTCLoss",)),
-        )
-    ),
-    Rule(
-        "raises",
-        BOTH,
-        ("max_unpool2d", "max_unpool3d"),
-        ("torch.nn.MaxUnpool1d", "torch.nn.MaxUnpool2d", "torch.nn.MaxUnpool3d"),
-    ),
-    Rule(
-        "raises",
-        CUDA,
-        (
-            "upsample_linear1d_backward",
-            "upsample_bilinear2d_backward",
-            "_upsample_bilinear2d_aa_backward",
-            "upsample_bicubic2d_backward",
-            "_upsample_bicubic2d_aa_backward",
-            "upsample_trilinear3d_backward",
         ),
+        (
+            tuple(f"replication_pad{n}d_backward" for n in (1, 2, 3)),
+            _differentiated(*(f"nn.ReplicationPad{n}d" for n in (1, 2, 3))),
+        ),
+        (
+            ("bmm",),
+            ("torch.bmm when called on sparse-dense CUDA tensors",),
+            # By name, because torch is not imported here.
+            lambda arguments: str(arguments["self"].layout) != "torch.strided",
+        ),
+        (
+            ("scatter_add",),
+            (
+                "torch.Tensor.scatter_add_ when called on a CUDA tensor",
+                "torch.gather when called on a CUDA tensor that requires grad",
+            ),
+        ),
+        (
+            ("index_add",),
+            (
+                "torch.index_add when called on CUDA tensor",
+                *_differentiated("index_select", "repeat_interleave"),
+            ),
+        ),
+        (
+            ("scatter",),
+            ("torch.Tensor.scatter when src type is Tensor and called on CUDA tensor",),
+            lambda arguments: "src" in arguments,
+        ),
+        (
+            ("scatter_reduce",),
+            (
+                (
+                    "torch.Tensor.scatter_reduce when reduce='sum' or reduce='mean' and called on "
+                    "CUDA tensor"
+                ),
+            ),
+            lambda arguments: arguments.get("reduce") in {"sum", "mean"},
+        ),
+        (("max_pool3d_with_indices_backward",), _differentiated("nn.MaxPool3d")),
+        # Not in torch's lists: it stays nondeterministic under warn_only, too.
         (
             (
-                "torch.nn.functional.interpolate when attempting to differentiate a CUDA tensor "
-                "and one of the following modes is used: linear, bilinear, bicubic, trilinear"
+                "_scaled_dot_product_efficient_attention_backward",
+                "_efficient_attention_backward",
+                "_scaled_dot_product_flash_attention_backward",
+                "_flash_attention_backward",
             ),
+            (),
         ),
     ),
-    # The spatial form only: nll_loss_forward adds up in a fixed order.
-    Rule(
+    *_rules(
+        "with-flag",
+        CPU,
+        (
+            _INDEX_PUT,  # with accumulate=True, torch lists it for CPU tensors only
+            (
+                "torch.Tensor.index_put with accumulate=True when called on a CPU tensor",
+                (
+                    "torch.Tensor.__getitem__ when attempting to differentiate a CPU tensor and "
+                    "the index is a list of tensors"
+                ),
+            ),
+            _accumulates,
+        ),
+        (
+            ("put",),
+            ("torch.Tensor.put_ with accumulate=True when called on a CPU tensor",),
+            _accumulates,
+        ),
+    ),
+    *_rules(
+        "with-flag",
+        BOTH,
+        (_INDEX_PUT, ("torch.Tensor.index_put with accumulate=False",), _overwrites),
+        (("index_copy",), ("torch.Tensor.index_copy when called on a CPU or CUDA tensor",)),
+    ),
+    *_rules(
         "raises",
         CUDA,
-        ("nll_loss2d_forward",),
-        ("torch.nn.NLLLoss when called on a CUDA tensor",),
+        (("avg_pool3d_backward",), _differentiated("nn.AvgPool3d")),
+        (("_adaptive_avg_pool2d_backward",), _differentiated("nn.AdaptiveAvgPool2d")),
+        (("_adaptive_avg_pool3d_backward",), _differentiated("nn.AdaptiveAvgPool3d")),
+        (("adaptive_max_pool2d_backward",), _differentiated("nn.AdaptiveMaxPool2d")),
+        (("fractional_max_pool2d_backward",), _differentiated("nn.FractionalMaxPool2d")),
+        (("fractional_max_pool3d_backward",), _differentiated("nn.FractionalMaxPool3d")),
+        (("reflection_pad1d_backward",), _differentiated("nn.ReflectionPad1d")),
+        (("reflection_pad2d_backward",), _differentiated("nn.ReflectionPad2d")),
+        (("reflection_pad3d_backward",), _differentiated("nn.ReflectionPad3d")),
+        (("_ctc_loss_backward", "_cudnn_ctc_loss"), _differentiated("nn.CTCLoss")),
+        (
+            (
+                *("upsample_linear1d_backward", "upsample_trilinear3d_backward"),
+                *("upsample_bilinear2d_backward", "_upsample_bilinear2d_aa_backward"),
+                *("upsample_bicubic2d_backward", "_upsample_bicubic2d_aa_backward"),
+            ),
+            tuple(
+                f"{entry} and one of the following modes is used: linear, bilinear, bicubic, "
+                "trilinear"
+                for entry in _differentiated("nn.functional.interpolate")
+            ),
+        ),
+        # The spatial form only: nll_loss_forward adds up in a fixed order.
+        (("nll_loss2d_forward",), ("torch.nn.NLLLoss when called on a CUDA tensor",)),
+        (
+            ("_embedding_bag_backward", "_embedding_bag_dense_backward"),
+            tuple(f"{entry} when mode='max'" for entry in _differentiated("nn.EmbeddingBag")),
+            lambda arguments: arguments.get("mode") == 2,  # 0 sum, 1 mean, 2 max
+        ),
+        (
+            ("put",),
+            ("torch.Tensor.put_ when accumulate=True and called on a CUDA tensor",),
+            _accumulates,
+        ),
+        (("histc",), ("torch.histc when called on a CUDA tensor",)),
+        (
+            ("bincount",),
+            ("torch.bincount when called on a CUDA tensor and weights tensor is given",),
+            lambda arguments: arguments.get("weights") is not None,
+        ),
+        (
+            ("median",),
+            ("torch.median with indices output when called on a CUDA tensor",),
+            lambda arguments: "dim" in arguments,
+        ),
+        (
+            ("grid_sampler_2d_backward", "grid_sampler_3d_backward"),
+            _differentiated("nn.functional.grid_sample"),
+        ),
+        (
+            ("cumsum",),
+            ("torch.cumsum when called on a CUDA tensor when dtype is floating point or complex",),
+            _floating,
+        ),
+        (
+            ("scatter_reduce",),
+            ("torch.Tensor.scatter_reduce when reduce='prod' and called on CUDA tensor",),
+            lambda arguments: arguments.get("reduce") == "prod",
+        ),
     ),
-    Rule(
-        "raises",
-        CUDA,
-        ("_embedding_bag_backward", "_embedding_bag_dense_backward"),
-        ("torch.nn.EmbeddingBag when attempting to differentiate a CUDA tensor when mode='max'",),
-        lambda arguments: arguments.get("mode") == 2,  # 0 sum, 1 mean, 2 max
-    ),
-    Rule("raises", BOTH, ("put",), ("torch.Tensor.put_ when accumulate=False",), _overwrites),
-    Rule(
-        "raises",
-        CUDA,
-        ("put",),
-        ("torch.Tensor.put_ when accumulate=True and called on a CUDA tensor",),
-        _accumulates,
-    ),
-    Rule("raises", CUDA, ("histc",), ("torch.histc when called on a CUDA tensor",)),
-    Rule(
-        "raises",
-        CUDA,
-        ("bincount",),
-        ("torch.bincount when called on a CUDA tensor and weights tensor is given",),
-        lambda arguments: arguments.get("weights") is not None,
-    ),
-    Rule(
-        "raises",
-        CUDA,
-        ("median",),
-        ("torch.median with indices output when called on a CUDA tensor",),
-        lambda arguments: "dim" in arguments,
-    ),
-    Rule(
-        "raises",
-        CUDA,
-        ("grid_sampler_2d_backward", "grid_sampler_3d_backward"),
-        ("torch.nn.functional.grid_sample when attempting to differentiate a CUDA tensor",),
-    ),
-    Rule(
-        "raises",
-        CUDA,
-        ("cumsum",),
-        ("torch.cumsum when called on a CUDA tensor when dtype is floating point or complex",),
-        _floating,
-    ),
-    Rule(
-        "raises",
-        CUDA,
-        ("scatter_reduce",),
-        ("torch.Tensor.scatter_reduce when reduce='prod' and called on CUDA tensor",),
-        lambda arguments: arguments.get("reduce") == "prod",
-    ),
-    Rule(
+    *_rules(
         "raises",
         BOTH,
-        ("resize",),
-        ("torch.Tensor.resize_ when called with a quantized tensor",),
-        lambda arguments: bool(arguments["self"].is_quantized),
+        (
+            ("max_unpool2d", "max_unpool3d"),
+            ("torch.nn.MaxUnpool1d", "torch.nn.MaxUnpool2d", "torch.nn.MaxUnpool3d"),
+        ),
+        (("put",), ("torch.Tensor.put_ when accumulate=False",), _overwrites),
+        (
+            ("resize",),
+            ("torch.Tensor.resize_ when called with a quantized tensor",),
+            lambda arguments: bool(arguments["self"].is_quantized),
+        ),
     ),
 )
 

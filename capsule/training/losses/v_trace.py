@@ -30,14 +30,13 @@ which has ``lambda`` in a remark only, does not, and neither does this.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 
+from capsule.experiment.trainers import ImpalaTrainer
 from capsule.training.layers import kernels
 
-CorrectionName = Literal["none", "epsilon", "one-step", "v-trace"]
 ActionValues = Literal["targets", "baseline"]
 """What ``q_t`` continues with: the target ``v_t+1`` or the baseline ``V(x_t+1)``."""
 
@@ -54,57 +53,37 @@ class Targets(NamedTuple):
     advantages: torch.Tensor
 
 
-@dataclass(frozen=True)
-class Correction:
-    """How much is made of it that another policy acted.
+def corrected_targets(
+    trainer: ImpalaTrainer,
+    log_target: torch.Tensor,
+    log_behaviour: torch.Tensor,
+    rewards: torch.Tensor,
+    discounts: torch.Tensor,
+    values: torch.Tensor,
+) -> Targets:
+    """Return the targets of trajectories with the correction of a spec's section ``trainer``.
 
-    Attributes:
-        name: ``v-trace``; ``one-step``, :func:`one_step`; ``epsilon``, :func:`epsilon_correction`;
-            or ``none``.
-        rho_bar: Clipping level of the ratios, which determines the fixed point; the paper has 1.
-        c_bar: Clipping level of those that decide how fast, at most ``rho_bar``; the paper has 1.
-        trace_decay: ``lambda``.
-        epsilon: Epsilon of the correction of that name; the paper has 1e-6.
-        action_values: How ``q_t`` is estimated; the paper has ``targets`` but in appendix E.3.
+    Values are ``[time + 1, batch]``, all else ``[time, batch]``: ``log_target`` is ``ln
+    pi(a_t|x_t)``, and ``log_behaviour`` is ``ln mu(a_t|x_t)``.
     """
-
-    name: CorrectionName = "v-trace"
-    rho_bar: float = 1.0
-    c_bar: float = 1.0
-    trace_decay: float = 1.0
-    epsilon: float = 1e-6
-    action_values: ActionValues = "targets"
-
-    def targets(
-        self,
-        log_target: torch.Tensor,
-        log_behaviour: torch.Tensor,
-        rewards: torch.Tensor,
-        discounts: torch.Tensor,
-        values: torch.Tensor,
-    ) -> Targets:
-        """Return the targets of trajectories ``[time, batch]``; values are ``[time + 1, batch]``.
-
-        ``log_target`` is ``ln pi(a_t|x_t)``, and ``log_behaviour`` is ``ln mu(a_t|x_t)``.
-        """
-        trajectories = rewards, discounts, values
-        decay, kind = self.trace_decay, self.action_values
-        if self.name == "v-trace":
-            return v_trace(
-                importance_ratios(log_target, log_behaviour),
-                *trajectories,
-                rho_bar=self.rho_bar,
-                c_bar=self.c_bar,
-                trace_decay=decay,
-                action_values=kind,
-            )
-        plain = no_correction(*trajectories, trace_decay=decay, action_values=kind)
-        if self.name == "one-step":
-            ratios = importance_ratios(log_target, log_behaviour)
-            return one_step(plain, ratios, rho_bar=self.rho_bar)
-        if self.name == "epsilon":
-            return epsilon_correction(plain, log_target, epsilon=self.epsilon)
-        return plain
+    trajectories = rewards, discounts, values
+    decay, kind = trainer.trace_decay, trainer.action_values
+    if trainer.correction == "v-trace":
+        return v_trace(
+            importance_ratios(log_target, log_behaviour),
+            *trajectories,
+            rho_bar=trainer.rho_bar,
+            c_bar=trainer.c_bar,
+            trace_decay=decay,
+            action_values=kind,
+        )
+    plain = no_correction(*trajectories, trace_decay=decay, action_values=kind)
+    if trainer.correction == "one-step":
+        ratios = importance_ratios(log_target, log_behaviour)
+        return one_step(plain, ratios, rho_bar=trainer.rho_bar)
+    if trainer.correction == "epsilon":
+        return epsilon_correction(plain, log_target, epsilon=trainer.correction_epsilon)
+    return plain
 
 
 def importance_ratios(log_target: torch.Tensor, log_behaviour: torch.Tensor) -> torch.Tensor:
@@ -130,7 +109,7 @@ def v_trace(
     trace_decay: float = 1.0,
     action_values: ActionValues = "targets",
 ) -> Targets:
-    """Return the targets of V-trace of trajectories, as :meth:`Correction.targets`."""
+    """Return the targets of V-trace of trajectories, as :func:`corrected_targets`."""
     # Clipped before the product: an infinite ratio times an error of zero would be NaN.
     rho = ratios.clamp(max=rho_bar)
     errors = rho * (rewards + discounts * values[1:] - values[:-1])

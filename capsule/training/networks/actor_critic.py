@@ -36,14 +36,15 @@ from capsule.experiment.trainers import OwnNetwork
 from capsule.training.layers.backends import LayerBackend
 from capsule.training.networks.feedforward import (
     PlainName,
+    dense,
     dense_shapes,
     make_convolutions,
 )
 from capsule.training.networks.language import LanguageChannel
 from capsule.training.networks.recurrent import (
     Architecture,
+    Sequences,
     Tensors,
-    dense,
     lstm_shapes,
     make_plain_torso,
     make_residual_torso,
@@ -68,28 +69,14 @@ class ActorCriticNetwork(Architecture):
     words: int = 0
 
     def unroll(
-        self,
-        parameters: Tensors,
-        observations: torch.Tensor,
-        previous_actions: torch.Tensor,
-        previous_rewards: torch.Tensor,
-        states: torch.Tensor,
-        resets: torch.Tensor,
-        instructions: torch.Tensor | None = None,
+        self, parameters: Tensors, seen: Sequences
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Evaluate sequences, time-major. A time of 1 is one step of acting.
+        """Evaluate sequences.
 
         Args:
             parameters: Name to tensor.
-            observations: uint8 or float32 ``[time, batch, frame_stack, *frame_shape]``.
-            previous_actions: int64 ``[time, batch]``, the action before each row; -1 for none.
-            previous_rewards: float32 ``[time, batch]``, its reward.
-            states: float32 ``[batch, *state_shape]``, before row 0.
-            resets: bool ``[time, batch]``: the rows that begin an episode. Before each of them the
-                recurrent state becomes zero; elsewhere row 0 continues from ``states``.
-            instructions: int64 ``[time, batch, words]``, as
-                :meth:`capsule.training.networks.language.Vocabulary.encode` numbers words; None or
-                of no words if the network reads none.
+            seen: A reset sets the recurrent state to zero: an episode begins there. Elsewhere row 0
+                continues from ``states``.
 
         Returns:
             Logits, float32 ``[time, batch, actions]``; baselines, ``[time, batch]``; and the states
@@ -98,7 +85,8 @@ class ActorCriticNetwork(Architecture):
         Raises:
             ValueError: Instructions are missing, or the network reads none.
         """
-        features = self.torso.features(parameters, observations.flatten(0, 1))
+        features = self.torso.features(parameters, seen.observations.flatten(0, 1))
+        instructions, states = seen.instructions, seen.states
         if (0 if instructions is None else instructions.shape[2]) != self.words:
             raise ValueError("instructions go with a network that has a vocabulary")
         if instructions is not None and self.language is not None:
@@ -107,15 +95,17 @@ class ActorCriticNetwork(Architecture):
         hidden = features
         # Without a memory, the shape of a state is (0,).
         if 0 not in self.state_shape:
-            hidden = memory_inputs(features, previous_actions, previous_rewards, self.actions)
+            hidden = memory_inputs(features, seen, self.actions)
             # unroll_lstm() leaves row 0 as it is.
-            first = states.where(~resets[0].view(-1, 1, 1), 0.0)
+            first = states.where(~seen.resets[0].view(-1, 1, 1), 0.0)
             fresh = torch.zeros_like(states)
-            hidden, states = unroll_lstm(self.products, parameters, hidden, first, fresh, resets)
+            hidden, states = unroll_lstm(
+                self.products, parameters, hidden, first, fresh, seen.resets
+            )
         logits, baselines = (
             dense(self.products, parameters, name, hidden) for name in ("policy", "baseline")
         )
-        rows = previous_actions.shape
+        rows = seen.previous_actions.shape
         return logits.reshape(*rows, self.actions), baselines.reshape(rows), states
 
 

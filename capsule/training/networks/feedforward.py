@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import NormalDist
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
@@ -58,19 +58,6 @@ _CONVOLUTIONS = {  # output channels, kernel size, stride
 _SCALED = {"nature", "shallow"}
 
 
-class PreparedObservations(NamedTuple):
-    """Observations as a network reads them.
-
-    Attributes:
-        seen: Of each image, float32 ``[batch, channels, height, width]`` in channels-last memory;
-            or of flat observations, ``[batch, features]``.
-        numbers: float32 ``[batch, frame_stack * numbers]``; None where there are none.
-    """
-
-    seen: Sequence[torch.Tensor]
-    numbers: torch.Tensor | None
-
-
 def unpacked(
     layout: FrameLayout, observations: torch.Tensor
 ) -> tuple[Sequence[torch.Tensor], torch.Tensor | None]:
@@ -81,7 +68,8 @@ def unpacked(
         observations: ``[batch, frame_stack, *frame_shape]``.
 
     Returns:
-        Images, ``[batch, frame_stack, *image]``, and numbers, as of :class:`PreparedObservations`.
+        Images, ``[batch, frame_stack, *image]``, and numbers, float32 ``[batch, frame_stack *
+        numbers]``; None where there are none.
     """
     if not layout.packed:
         return (observations,), None
@@ -133,17 +121,16 @@ class Convolutions:
     layout: FrameLayout
     modules: tuple[OwnModule, ...]
 
-    def inputs(self, observations: torch.Tensor) -> PreparedObservations:
-        """Bring observations into the network's layout and range.
+    def prepare(self, seen: torch.Tensor) -> torch.Tensor:
+        """Bring one image, or flat observations, into the network's layout and range.
 
         Args:
-            observations: uint8 or float32 ``[batch, frame_stack, *frame_shape]``.
-        """
-        seen, numbers = unpacked(self.layout, observations)
-        return PreparedObservations([self.prepare(each) for each in seen], numbers)
+            seen: uint8 or float32 ``[batch, frame_stack, *image]``.
 
-    def prepare(self, seen: torch.Tensor) -> torch.Tensor:
-        """Do what :meth:`inputs` does, for one image or for flat observations."""
+        Returns:
+            float32 ``[batch, channels, height, width]`` in channels-last memory, or of flat
+            observations ``[batch, features]``.
+        """
         if self.modules:
             return seen.to(torch.float32)
         if not self.strides:
@@ -151,15 +138,22 @@ class Convolutions:
         return images(seen, self.scale)
 
     def features(
-        self, parameters: Mapping[str, torch.Tensor], inputs: PreparedObservations
+        self, parameters: Mapping[str, torch.Tensor], observations: torch.Tensor
     ) -> torch.Tensor:
-        """Return what the convolutions make of the inputs, float32 ``[batch, features]``."""
+        """Return what the convolutions make of observations, float32 ``[batch, features]``.
+
+        Args:
+            parameters: Name to tensor.
+            observations: uint8 or float32 ``[batch, frame_stack, *frame_shape]``.
+        """
+        parts, numbers = unpacked(self.layout, observations)
+        prepared = [self.prepare(each) for each in parts]
         if self.modules:
-            own = zip(self.modules, inputs.seen, strict=True)
-            return joined([it.features(parameters, seen) for it, seen in own], inputs.numbers)
-        named = zip(prefixes(self.layout), inputs.seen, strict=True)
+            own = zip(self.modules, prepared, strict=True)
+            return joined([it.features(parameters, seen) for it, seen in own], numbers)
+        named = zip(prefixes(self.layout), prepared, strict=True)
         found = [self._convolved(parameters, prefix, seen) for prefix, seen in named]
-        return joined(found, inputs.numbers)
+        return joined(found, numbers)
 
     def _convolved(
         self, parameters: Mapping[str, torch.Tensor], prefix: str, hidden: torch.Tensor
@@ -195,26 +189,22 @@ class Network(Convolutions):
     dense: int
 
     def values(
-        self, parameters: Mapping[str, torch.Tensor], inputs: PreparedObservations
+        self, parameters: Mapping[str, torch.Tensor], observations: torch.Tensor
     ) -> torch.Tensor:
-        """Return Q-values, float32 ``[batch, actions]``, of what :meth:`inputs` prepared."""
-        return self.head(parameters, self.wide(parameters, self.features(parameters, inputs)))
+        """Return Q-values, float32 ``[batch, actions]``, of observations as for features."""
+        features = self.features(parameters, observations)
+        return self.head(parameters, self.wide(parameters, features))
 
     def wide(self, parameters: Mapping[str, torch.Tensor], features: torch.Tensor) -> torch.Tensor:
         """Return the first dense layer's outputs, float32 ``[batch, units]``, not activated."""
-        return self._dense(parameters, 1, features)
+        return dense(self.products, parameters, "dense1", features)
 
     def head(self, parameters: Mapping[str, torch.Tensor], outputs: torch.Tensor) -> torch.Tensor:
         """Return Q-values, float32 ``[batch, actions]``, from the outputs of :meth:`wide`."""
         for layer in range(2, self.dense + 1):
-            outputs = self._dense(parameters, layer, self.activate(outputs))
+            hidden = self.activate(outputs)
+            outputs = dense(self.products, parameters, f"dense{layer}", hidden)
         return outputs
-
-    def _dense(
-        self, parameters: Mapping[str, torch.Tensor], layer: int, inputs: torch.Tensor
-    ) -> torch.Tensor:
-        weight, bias = parameters[f"dense{layer}.weight"], parameters[f"dense{layer}.bias"]
-        return self.products.dense(inputs, weight, bias)
 
 
 class Parameters:
@@ -223,13 +213,14 @@ class Parameters:
     Convolution weights are channels-last in memory, all others in C order.
 
     Attributes:
+        shapes: Name to natural shape of each tensor.
         flat: The buffer, ``[size]``.
         views: Name to tensor of its natural shape.
         segments: Per tensor its part of the buffer, in memory order.
     """
 
     def __init__(self, shapes: Mapping[str, Shape], device: torch.device) -> None:
-        self._shapes = shapes
+        self.shapes = shapes
         sizes = [math.prod(shape) for shape in shapes.values()]
         self.flat = torch.zeros(sum(sizes), dtype=torch.float32, device=device)
         self.segments = list(torch.split(self.flat, sizes))
@@ -240,7 +231,7 @@ class Parameters:
 
     def zeros_like(self) -> Parameters:
         """Return zeros of the same names, shapes and device."""
-        return Parameters(self._shapes, self.flat.device)
+        return Parameters(self.shapes, self.flat.device)
 
     def copy(self) -> Parameters:
         """Return parameters of the same values, in memory of their own."""
@@ -367,6 +358,16 @@ def _too_small(
 def dense_shapes(name: str, fan_in: int, fan_out: int) -> dict[str, Shape]:
     """Return the shapes of the dense layer called ``name``."""
     return {f"{name}.weight": (fan_out, fan_in), f"{name}.bias": (fan_out,)}
+
+
+def dense(
+    products: LayerBackend, parameters: Mapping[str, torch.Tensor], name: str, inputs: torch.Tensor
+) -> torch.Tensor:
+    """Return the outputs, not rectified, of a dense layer: float32 ``[batch, out]``.
+
+    ``name`` comes before ``.weight`` and ``.bias``; the inputs are float32 ``[batch, in]``.
+    """
+    return products.dense(inputs, parameters[f"{name}.weight"], parameters[f"{name}.bias"])
 
 
 def convolution_shapes(name: str, channels: int, filters: int, size: int) -> dict[str, Shape]:

@@ -67,7 +67,7 @@ class ForwardPass:
         return kernels.dense(hidden, *self._dense[-1], out=self._outputs[-1])
 
     def _prepare(self, observations: torch.Tensor) -> None:
-        """Do what :meth:`Network.inputs` does."""
+        """Do what :meth:`Network.prepare` does."""
         if self._convolutions and observations.dtype == torch.uint8:
             stacks = observations.flatten(1, -3)
             kernels.interleave(stacks, self._network.scale, out=self._images[0])

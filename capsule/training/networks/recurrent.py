@@ -40,7 +40,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch.nn import functional
@@ -52,6 +52,7 @@ from capsule.training.networks.feedforward import (
     Convolutions,
     Shape,
     convolution_shapes,
+    dense,
     dense_shapes,
     images,
     joined,
@@ -67,6 +68,28 @@ Tensors = Mapping[str, torch.Tensor]
 _SECTIONS = (16, 32, 32)  # channels
 _BLOCKS = 2  # in a section
 _RESIDUAL_UNITS = 256
+
+
+class Sequences(NamedTuple):
+    """What a network reads, time-major. A time of 1 is one step of acting.
+
+    Attributes:
+        observations: uint8 or float32 ``[time, batch, frame_stack, *frame_shape]``.
+        previous_actions: int64 ``[time, batch]``, the action before each row; -1 for none.
+        previous_rewards: float32 ``[time, batch]``, its reward.
+        states: Recurrent, float32 ``[batch, *state_shape]``.
+        resets: bool ``[time, batch]``: the rows before which the recurrent state is set anew.
+        instructions: int64 ``[time, batch, words]``, as
+            :meth:`capsule.training.networks.language.Vocabulary.encode` numbers words; None or of
+            no words if the network reads none.
+    """
+
+    observations: torch.Tensor
+    previous_actions: torch.Tensor
+    previous_rewards: torch.Tensor
+    states: torch.Tensor
+    resets: torch.Tensor
+    instructions: torch.Tensor | None = None
 
 
 class Torso(Protocol):
@@ -110,56 +133,35 @@ class Architecture:
 class RecurrentNetwork(Architecture):
     """A dueling Q-network."""
 
-    def unroll(
-        self,
-        parameters: Tensors,
-        observations: torch.Tensor,
-        previous_actions: torch.Tensor,
-        previous_rewards: torch.Tensor,
-        states: torch.Tensor,
-        resets: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Evaluate sequences, time-major. A time of 1 is one step of acting.
+    def unroll(self, parameters: Tensors, seen: Sequences) -> tuple[torch.Tensor, torch.Tensor]:
+        """Evaluate sequences.
 
         No gradient flows from a row that is reset to the rows before it.
 
         Args:
             parameters: Name to tensor.
-            observations: uint8 or float32 ``[time, batch, frame_stack, *frame_shape]``.
-            previous_actions: int64 ``[time, batch]``, the action before each row; -1 for none.
-            previous_rewards: float32 ``[time, batch]``, its reward.
-            states: float32 ``[batch, *state_shape]``.
-            resets: bool ``[time, batch]``: the rows before which the recurrent state becomes
-                ``states``. Row 0 always counts as one.
+            seen: A reset sets the recurrent state to ``states``. Row 0 always counts as one.
 
         Returns:
             Q-values, float32 ``[time, batch, actions]``, and the states after the last row,
             ``[batch, *state_shape]``.
         """
-        seen = observations, previous_actions, previous_rewards
-        hidden, states = self.remember(parameters, *seen, states, resets)
-        return self._duel(parameters, hidden).view(*previous_actions.shape, -1), states
+        hidden, states = self.remember(parameters, seen)
+        return self._duel(parameters, hidden).view(*seen.previous_actions.shape, -1), states
 
-    def remember(
-        self,
-        parameters: Tensors,
-        observations: torch.Tensor,
-        previous_actions: torch.Tensor,
-        previous_rewards: torch.Tensor,
-        states: torch.Tensor,
-        resets: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def remember(self, parameters: Tensors, seen: Sequences) -> tuple[torch.Tensor, torch.Tensor]:
         """Evaluate sequences as :meth:`unroll`, up to the heads.
 
         Returns:
             What the memory makes of them, float32 ``[time * batch, units]``, and the states after
             the last row.
         """
-        features = self.torso.features(parameters, observations.flatten(0, 1))
-        inputs = memory_inputs(features, previous_actions, previous_rewards, self.actions)
+        features = self.torso.features(parameters, seen.observations.flatten(0, 1))
+        inputs = memory_inputs(features, seen, self.actions)
+        states = seen.states
         if 0 in self.state_shape:
             return dense(self.products, parameters, "memory", inputs).relu(), states
-        return unroll_lstm(self.products, parameters, inputs, states, states, resets)
+        return unroll_lstm(self.products, parameters, inputs, states, states, seen.resets)
 
     def _duel(self, parameters: Tensors, hidden: torch.Tensor) -> torch.Tensor:
         advantages, value = (
@@ -242,7 +244,7 @@ class _Plain:
             ]
             features = joined([each.permute(0, 2, 3, 1).flatten(1) for each in found], numbers)
         else:
-            features = stack.features(parameters, stack.inputs(observations))
+            features = stack.features(parameters, observations)
         for layer in range(1, self.dense + 1):
             features = stack.activate(dense(stack.products, parameters, f"dense{layer}", features))
         return features
@@ -337,23 +339,17 @@ def _maximum(inputs: torch.Tensor) -> torch.Tensor:
 # --- the LSTM -------------------------------------------------------------------------------------
 
 
-def memory_inputs(
-    features: torch.Tensor,
-    previous_actions: torch.Tensor,
-    previous_rewards: torch.Tensor,
-    actions: int,
-) -> torch.Tensor:
+def memory_inputs(features: torch.Tensor, seen: Sequences, actions: int) -> torch.Tensor:
     """Return what a memory reads, float32 ``[time * batch, width + 1 + actions]``.
 
     Args:
         features: Features of a torso, float32 ``[time * batch, width]``.
-        previous_actions: int64 ``[time, batch]``; -1 for none.
-        previous_rewards: float32 ``[time, batch]``.
+        seen: The sequences that they were made of.
         actions: Actions to choose from.
     """
     chosen = torch.arange(actions, device=features.device)
-    action = (previous_actions.reshape(-1, 1) == chosen).to(torch.float32)
-    return torch.cat((features, previous_rewards.reshape(-1, 1), action), 1)
+    action = (seen.previous_actions.reshape(-1, 1) == chosen).to(torch.float32)
+    return torch.cat((features, seen.previous_rewards.reshape(-1, 1), action), 1)
 
 
 def lstm_shapes(fan_in: int, units: int) -> dict[str, Shape]:
@@ -526,13 +522,3 @@ def _step_back(
 def _lstm(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
     apply: Callable[..., tuple[torch.Tensor, torch.Tensor]] = _Lstm.apply
     return apply(*arguments)
-
-
-def dense(
-    products: LayerBackend, parameters: Tensors, name: str, inputs: torch.Tensor
-) -> torch.Tensor:
-    """Return the outputs, not rectified, of a dense layer: float32 ``[batch, out]``.
-
-    ``name`` comes before ``.weight`` and ``.bias``; the inputs are float32 ``[batch, in]``.
-    """
-    return products.dense(inputs, parameters[f"{name}.weight"], parameters[f"{name}.bias"])

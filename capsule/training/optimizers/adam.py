@@ -62,16 +62,6 @@ class Adam:
         exact = torch.float64 if device.type == "cpu" else torch.float32
         self._corrections = torch.ones(2, dtype=exact, device=device)
 
-    def update(self, gradient: torch.Tensor, maximum_norm: float = math.inf) -> None:
-        """Make one update.
-
-        Args:
-            gradient: float32 ``[size]``, in the memory order of the parameters; left as it is.
-            maximum_norm: A longer gradient is brought to this length.
-        """
-        self.advance()
-        self.descend(gradient, maximum_norm)
-
     def advance(self) -> None:
         """Count an update, and bring what depends on its number to the device."""
         self.updates += 1
@@ -80,7 +70,12 @@ class Adam:
         self._corrections.copy_(torch.tensor(corrections, dtype=self._corrections.dtype))
 
     def descend(self, gradient: torch.Tensor, maximum_norm: float = math.inf) -> None:
-        """Make the update that :meth:`advance` counted; a CUDA graph can hold this part of it."""
+        """Make the update that :meth:`advance` counted; a CUDA graph can hold this part of it.
+
+        Args:
+            gradient: float32 ``[size]``, in the memory order of the parameters; left as it is.
+            maximum_norm: A longer gradient is brought to this length.
+        """
         w, m, v = (each.flat for each in (self._parameters, self.mean, self.square))
         if gradient.device.type == "cpu":
             correction, square_correction = self._corrections.tolist()
@@ -107,19 +102,11 @@ class Adam:
         w.sub_(m.div(correction).div_(root).mul_(self._rate))
 
 
-def global_norm(gradient: torch.Tensor) -> float:
-    """Return the Euclidean norm of float32 ``[size]``.
+def clipping_factor(gradient: torch.Tensor, maximum: float) -> float | torch.Tensor:
+    """Return the factor that clips a gradient to the norm ``maximum``; 1 if it is no longer.
 
     On the CPU the squares are added one after the other in float64, in memory order; on a GPU in
     the order of its library.
-    """
-    if gradient.device.type == "cpu":
-        return math.sqrt(kernels.sum_of_squares(gradient))
-    return float(_norm_there(gradient))
-
-
-def clipping_factor(gradient: torch.Tensor, maximum: float) -> float | torch.Tensor:
-    """Return the factor that clips a gradient to the norm ``maximum``; 1 if it is no longer.
 
     Args:
         gradient: float32 ``[size]``.
@@ -133,15 +120,11 @@ def clipping_factor(gradient: torch.Tensor, maximum: float) -> float | torch.Ten
     # A norm of NaN clips nothing: the NaN of the gradient reaches the weights, and the next loss
     # reports it (CAP-T151).
     if gradient.device.type == "cpu":
-        norm = global_norm(gradient)
+        norm = math.sqrt(kernels.sum_of_squares(gradient))
         return maximum / norm if norm > maximum else 1.0
-    there = _norm_there(gradient)
+    there = gradient.double().square().sum().sqrt()
     factor = torch.full_like(there, maximum) / there  # "maximum / there" has a reciprocal in it
     return factor.where(there > maximum, 1.0).to(torch.float32)
-
-
-def _norm_there(gradient: torch.Tensor) -> torch.Tensor:
-    return gradient.double().square().sum().sqrt()
 
 
 def _power(base: float, exponent: int) -> float:

@@ -134,28 +134,15 @@ def q_values(
     network: RecurrentNetwork, parameters: Parameters, inputs: Inputs
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return Q-values of one step, float32 ``[rows, actions]``, and the states after it."""
-    observations, actions, rewards, states, _ = inputs
     # A reset takes the given states, which a single step begins with in any case.
-    values, after = network.unroll(
-        parameters.views,
-        observations.unsqueeze(0),
-        actions.unsqueeze(0),
-        rewards.unsqueeze(0),
-        states,
-        torch.ones_like(actions, dtype=torch.bool).unsqueeze(0),
-    )
+    values, after = network.unroll(parameters.views, inputs.step(reset=True))
     return values[0], after
 
 
 def stream_profiles(seeds: SeedsSpec, actor: int, snapshot: Snapshot) -> list[StreamProfile]:
     """Return what the streams of an actor gave out up to a snapshot, named ``stream/actor``."""
-    document = snapshot.document
-    # Without the streams that the environment does not draw from.
-    saved = {**document["environment"]["streams"], "exploration": document["exploration"]}
-    streams = actor_streams(seeds, actor, EpsilonGreedyActor.drawn).values()
-    return profiles_of(
-        ((stream, saved.get(stream.name, stream.state())) for stream in streams), actor
-    )
+    own = actor_streams(seeds, actor, ("exploration",))["exploration"]
+    return profiles_of(seeds, actor, snapshot, (own, snapshot.document["exploration"]))
 
 
 class EpsilonGreedyActor(Actor):
@@ -181,18 +168,12 @@ class EpsilonGreedyActor(Actor):
 
     def document(self) -> dict[str, Any]:
         """See :meth:`Actor.document`."""
-        return {
-            "environment": self.environment.state(),
-            "exploration": self.streams["exploration"].state(),
-            "steps": self.age,
-            "return": self.episode_return,
-        }
+        return super().document() | {"exploration": self.streams["exploration"].state()}
 
     def restore(self, document: Mapping[str, Any]) -> None:
         """See :meth:`Actor.restore`."""
-        self.environment.restore(document["environment"])
+        super().restore(document)
         self.streams["exploration"].restore(document["exploration"])
-        self.age, self.episode_return = document["steps"], document["return"]
 
 
 class SequenceWorker(ActorWorker[EpsilonGreedyActor, Experience]):

@@ -6,30 +6,16 @@ of them. So timing decides nothing, and the experiences come back in the order o
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from capsule.experiment.contract import StreamProfile
 from capsule.training.acting.actor_worker import ActorRequest, Snapshot
 from capsule.training.acting.transports import Transport
 from capsule.training.r2d2.actor_worker import ActorSettings, Experience, stream_profiles
-
-
-class ActorsState(NamedTuple):
-    """Snapshot of actors.
-
-    Attributes:
-        actors: JSON-safe, one document per actor.
-        arrays: ``recurrent_states``, float32 ``[actors, *state_shape]``, and ``stacks``, ``[actors,
-            frame_stack, *frame_shape]``.
-    """
-
-    actors: list[dict[str, Any]]
-    arrays: dict[str, NDArray[Any]]
 
 
 class Actors:
@@ -88,22 +74,15 @@ class Actors:
                 self._snapshots[played.actor] = played.after
         return [made[actor] for actor in range(self.count)]
 
-    def state(self) -> ActorsState:
-        """Return a snapshot of every actor; the parameters they act with are no part of it.
+    def state(self) -> list[dict[str, Any]]:
+        """Return a JSON-safe snapshot of every actor, without the parameters they act with.
 
         Raises:
             RuntimeError: The actors act, or never did.
         """
-        snapshots = self._in_order()
-        return ActorsState(
-            [snapshot.document for snapshot in snapshots],
-            {
-                "recurrent_states": np.stack([snapshot.state for snapshot in snapshots]),
-                "stacks": np.stack([snapshot.stack for snapshot in snapshots]),
-            },
-        )
+        return [snapshot.saved() for snapshot in self._in_order()]
 
-    def restore(self, state: ActorsState) -> None:
+    def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
         """Return to a snapshot by playing running episodes again; new parameters must follow.
 
         Raises:
@@ -111,10 +90,7 @@ class Actors:
             CapsuleError: As :meth:`Transport.restore`.
         """
         self._require_idle()
-        parts = zip(
-            state.actors, state.arrays["stacks"], state.arrays["recurrent_states"], strict=True
-        )
-        self._snapshots = {actor: Snapshot(*part) for actor, part in enumerate(parts)}
+        self._snapshots = {actor: Snapshot.of(saved) for actor, saved in enumerate(state)}
         self._transport.restore(self._snapshots)
 
     def profiles(self) -> list[StreamProfile]:

@@ -14,12 +14,9 @@ from capsule.training.r2d2.actor_worker import ActorSettings
 from capsule.training.r2d2.actors import Actors
 from capsule.training.r2d2.cutting import SequenceLayout
 from capsule.training.r2d2.learner import R2D2
-from capsule.training.r2d2.priorities import PriorityRule
 from capsule.training.r2d2.replay import Frames, SequenceReplay
 from capsule.training.state.streams import make_streams
 from capsule.training.trainer import TrainerContext, state_interval
-
-LOWEST_PRIORITY = 1e-6  # so that a sequence without errors is drawn now and then
 
 
 def make_r2d2(context: TrainerContext, trainer: R2d2Trainer) -> R2D2:
@@ -28,7 +25,7 @@ def make_r2d2(context: TrainerContext, trainer: R2d2Trainer) -> R2D2:
     # It has streams of its own, so that nothing it draws moves those of the run.
     example = make_environment(spec.environment, make_streams(context.seeds), training=True)
     network = make_network(trainer, example, spec.accelerator)
-    settings = actor_settings(context, trainer, example, sequence_layout(trainer))
+    settings = actor_settings(context, trainer, example)
     # With lag 0 older parameters are dropped, as all actors act with the newest ones.
     transport = local_transport(
         settings,
@@ -58,11 +55,9 @@ def make_network(
     )
 
 
-def sequence_layout(
-    trainer: R2d2Trainer, kind: type[SequenceLayout] = SequenceLayout
-) -> SequenceLayout:
+def sequence_layout(trainer: R2d2Trainer) -> SequenceLayout:
     """Return how episodes are cut; every trained step has a full n-step target where it can."""
-    return kind(
+    return SequenceLayout(
         burn_in=trainer.burn_in,
         trained=trainer.sequence_length,
         period=trainer.sequence_stride,
@@ -71,7 +66,7 @@ def sequence_layout(
 
 
 def actor_settings(
-    context: TrainerContext, trainer: R2d2Trainer, example: Environment, layout: SequenceLayout
+    context: TrainerContext, trainer: R2d2Trainer, example: Environment
 ) -> ActorSettings:
     """Return what makes the actors, who act on the CPU, whatever the learner computes on."""
     cpu = CpuAccelerator(numerics=context.spec.cpu_numerics)
@@ -81,7 +76,7 @@ def actor_settings(
         network=make_network(trainer, example, cpu),
         steps=trainer.update_interval,
         determinism=context.spec.determinism,
-        layout=layout,
+        layout=sequence_layout(trainer),
         actors=trainer.actors,
         life_loss=trainer.life_loss,
         exploration_base=trainer.exploration_base,
@@ -102,5 +97,5 @@ def replay_options(
         "slack": 2 * steps,
         "frames": Frames(example.frame_shape, example.frame_dtype, example.frame_stack),
         "state_shape": network.state_shape if trainer.recurrent_state == "stored" else (0,),
-        "priorities": PriorityRule(trainer.priority_exponent, floor=LOWEST_PRIORITY),
+        "priority_exponent": trainer.priority_exponent,
     }

@@ -58,13 +58,12 @@ from capsule.training.losses.r2d2 import (
     td_errors,
 )
 from capsule.training.networks.feedforward import Parameters
-from capsule.training.networks.recurrent import RecurrentNetwork
+from capsule.training.networks.recurrent import RecurrentNetwork, Sequences
 from capsule.training.optimizers.adam import Adam
 from capsule.training.r2d2.actor_worker import Experience, exploration_ladder, q_values
-from capsule.training.r2d2.actors import Actors, ActorsState
+from capsule.training.r2d2.actors import Actors
 from capsule.training.r2d2.replay import SequenceBatch, SequenceReplay
 from capsule.training.sharded_gradient import Threads, added, flat_gradient, split
-from capsule.training.state.checkpoint import array_document, document_array
 from capsule.training.train_state import TrainState
 from capsule.training.trainer import TrainerContext
 
@@ -251,18 +250,15 @@ class R2D2(BaseTrainer):
         """
         batch = self._replay.gather(indices)
         rows = (
-            batch.observations,
-            batch.previous_actions,
-            batch.previous_rewards,
-            batch.resets,
+            torch.from_numpy(batch.observations),
+            torch.from_numpy(batch.previous_actions),
+            torch.from_numpy(batch.previous_rewards),
+            self._initial_states(batch),
+            torch.from_numpy(batch.resets),
         )
-        window = self._window(batch)
-        sources = (*map(torch.from_numpy, rows), *window, self._initial_states(batch), weights)
-        filled = self._fixed[number].fill(*sources)
-        first, second = len(rows), len(rows) + len(window)
-        self._inputs[number] = _Inputs(
-            _Rows(*filled[:first]), _Window(*filled[first:second]), *filled[second:]
-        )
+        *filled, moved = self._fixed[number].fill(*rows, *self._window(batch), weights)
+        first = len(rows)
+        self._inputs[number] = _Inputs(Sequences(*filled[:first]), _Window(*filled[first:]), moved)
         return batch
 
     def _gather_and_differentiate(
@@ -279,17 +275,18 @@ class R2D2(BaseTrainer):
     def _differentiate_shard(self, inputs: _Inputs) -> _Shard:
         """Compute the loss of some sequences, its gradient, and their errors."""
         trainer = self._trainer
-        rows, window, states, weights = inputs
+        rows, window, weights = inputs
         first, end = trainer.burn_in, trainer.burn_in + trainer.sequence_length
+        unroll = self.network.unroll
         with torch.no_grad():
-            start = self._burn_in(self.target.views, rows, states)
-            target_values, _ = self._unroll(self.target.views, rows, slice(first, None), start)
+            start = self._burn_in(self.target.views, rows)
+            target_values, _ = unroll(self.target.views, _part(rows, slice(first, None), start))
             # Without a gradient: the prefix only produces a start state, and the network is
             # updated on the rest of the sequence alone (section 3).
-            start = self._burn_in(self._leaves, rows, states)
-        values, after = self._unroll(self._leaves, rows, slice(first, end), start)
+            start = self._burn_in(self._leaves, rows)
+        values, after = unroll(self._leaves, _part(rows, slice(first, end), start))
         with torch.no_grad():  # steps that are only bootstrapped from
-            others, _ = self._unroll(self._leaves, rows, slice(end, None), after)
+            others, _ = unroll(self._leaves, _part(rows, slice(end, None), after))
             online_values = torch.cat((values, others))
         trained = trainer.sequence_length
         actions, valid = window.actions[:trained], window.valid[:trained]
@@ -299,34 +296,16 @@ class R2D2(BaseTrainer):
         gradient = flat_gradient(loss, self._leaves)
         return _Shard(loss.detach(), gradient, errors.detach(), valid)
 
-    def _burn_in(
-        self,
-        parameters: Mapping[str, torch.Tensor],
-        rows: _Rows,
-        states: torch.Tensor,
-    ) -> torch.Tensor:
+    def _burn_in(self, parameters: Mapping[str, torch.Tensor], rows: Sequences) -> torch.Tensor:
         """Return the recurrent states before the trained steps, from those before the first row."""
-        steps = self._trainer.burn_in
+        steps, states = self._trainer.burn_in, rows.states
         if not (steps and self._trainer.recurrent_units):
             return states
-        observations, actions, rewards, resets = rows.part(slice(steps))
-        seen = observations, actions, rewards
-        _, after = self.network.remember(parameters, *seen, states, resets)
+        _, after = self.network.remember(parameters, _part(rows, slice(steps), states))
         # Where the first trained row is a reset, unroll() takes the state it is given, which must
         # then be the one from before the sequence.
         fresh = rows.resets[steps].view(-1, *[1] * (states.dim() - 1))
         return torch.where(fresh, states, after)
-
-    def _unroll(
-        self,
-        parameters: Mapping[str, torch.Tensor],
-        rows: _Rows,
-        part: slice,
-        states: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the Q-values of a part of the rows, and the states after it."""
-        observations, actions, rewards, resets = rows.part(part)
-        return self.network.unroll(parameters, observations, actions, rewards, states, resets)
 
     def _window(self, batch: SequenceBatch) -> _Window:
         """Return what of a batch comes after the prefix, on the CPU."""
@@ -398,12 +377,10 @@ class R2D2(BaseTrainer):
 
     def state(self) -> dict[str, Any]:
         """See :meth:`BaseTrainer.state`."""
-        actors = self._actors.state()
         return {
             **super().state(),
             "updates": self.updates,
-            "actors": actors.actors,
-            "arrays": {name: array_document(array) for name, array in actors.arrays.items()},
+            "actors": self._actors.state(),
             "replay": self._replay.state(),
         }
 
@@ -411,8 +388,7 @@ class R2D2(BaseTrainer):
         self, step: int, state: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]
     ) -> None:
         """See :meth:`BaseTrainer.restore`."""
-        arrays = {name: document_array(array) for name, array in state["arrays"].items()}
-        self._actors.restore(ActorsState(state["actors"], arrays))
+        self._actors.restore(state["actors"])
         self._replay.restore(state["replay"])
         super().restore(step, state, tensors)
         self.updates = self.optimizer.updates = state["updates"]
@@ -457,19 +433,6 @@ class _Shard(NamedTuple):
     valid: torch.Tensor
 
 
-class _Rows(NamedTuple):
-    """The inputs of a network, as :meth:`RecurrentNetwork.unroll` takes it."""
-
-    observations: torch.Tensor
-    previous_actions: torch.Tensor
-    previous_rewards: torch.Tensor
-    resets: torch.Tensor
-
-    def part(self, rows: slice) -> _Rows:
-        """Return some of the rows."""
-        return _Rows(*(each[rows] for each in self))
-
-
 class _Window(NamedTuple):
     """The steps of a batch after its prefix, the trained ones and those that only give rewards.
 
@@ -492,11 +455,15 @@ class _Inputs(NamedTuple):
     Attributes:
         rows: What the network sees of them.
         window: What follows the prefix.
-        states: float32 ``[sequences, *state_shape]``, before the first row.
         weights: float32 ``[sequences]``.
     """
 
-    rows: _Rows
+    rows: Sequences
     window: _Window
-    states: torch.Tensor
     weights: torch.Tensor
+
+
+def _part(seen: Sequences, rows: slice, states: torch.Tensor) -> Sequences:
+    """Return some rows of sequences, from ``states`` on."""
+    observations, actions, rewards, _, resets, _ = seen
+    return Sequences(observations[rows], actions[rows], rewards[rows], states, resets[rows])

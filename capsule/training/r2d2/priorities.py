@@ -12,7 +12,7 @@ a priority.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,18 +21,9 @@ from capsule.training.losses.r2d2 import exponentiate
 from capsule.training.r2d2.sum_tree import SumTree
 from capsule.training.state.checkpoint import array_document, document_array
 
-
-class PriorityRule(NamedTuple):
-    """The rule that gives a sequence its weight.
-
-    Attributes:
-        exponent: Priority exponent.
-        floor: Lower priorities count as this one, so that each sequence is drawn now and then
-            (the small constant of Schaul et al. 2016, section 3.3).
-    """
-
-    exponent: float
-    floor: float
+# Lower priorities count as this one, so that a sequence without errors is drawn now and then (the
+# small constant of Schaul et al. 2016, section 3.3).
+LOWEST_PRIORITY = 1e-6
 
 
 class Priorities:
@@ -42,15 +33,15 @@ class Priorities:
         tree: The weights, and their sums.
     """
 
-    def __init__(self, rule: PriorityRule, *, actors: int, kept: int) -> None:
+    def __init__(self, exponent: float, *, actors: int, kept: int) -> None:
         """Begin without any.
 
         Args:
-            rule: What weight a sequence has.
+            exponent: Of the priorities.
             actors: Logical actors.
             kept: Sequences that an actor keeps at most.
         """
-        self._rule, self._kept = rule, kept
+        self._exponent, self._kept = exponent, kept
         self._block = 1 << (kept - 1).bit_length()
         self.tree = SumTree(actors * self._block)
 
@@ -67,7 +58,7 @@ class Priorities:
             numbers: int64 ``[count]``.
             priorities: float64 ``[count]``, before the exponent.
         """
-        weights = exponentiate(np.maximum(priorities, self._rule.floor), self._rule.exponent)
+        weights = exponentiate(np.maximum(priorities, LOWEST_PRIORITY), self._exponent)
         self.tree.set(self._leaves(actors, numbers), weights)
 
     def clear(self, actor: int, numbers: NDArray[np.int64]) -> None:

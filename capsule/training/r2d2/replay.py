@@ -36,7 +36,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from capsule.experiment.canonical import canonical_json
 from capsule.experiment.errors import CapsuleError
 from capsule.training.r2d2.cutting import CutSequence, EpisodeCutter, SequenceLayout
-from capsule.training.r2d2.priorities import Priorities, PriorityRule
+from capsule.training.r2d2.priorities import Priorities
 from capsule.training.state.checkpoint import array_document, document_array
 from capsule.training.state.rings import Field, Rings, require_checkpoint
 from capsule.training.state.streams import Stream
@@ -142,7 +142,7 @@ class SequenceReplay:
         slack: int,
         frames: Frames,
         state_shape: tuple[int, ...],
-        priorities: PriorityRule,
+        priority_exponent: float,
     ) -> None:
         """Open the rings in ``directory``, making its files where there are none.
 
@@ -154,7 +154,7 @@ class SequenceReplay:
             slack: Entries that an actor may add after a checkpoint without touching what it needs.
             frames: What frames look like.
             state_shape: Shape of a recurrent state; with a 0 in it, none is stored.
-            priorities: What weight a sequence has.
+            priority_exponent: Of their priorities.
 
         Raises:
             ValueError: An actor's share of the capacity is less than one sequence.
@@ -186,7 +186,7 @@ class SequenceReplay:
             writers=actors,
         )
         self._state_shape = state_shape
-        self._priorities = Priorities(priorities, actors=actors, kept=self._kept)
+        self._priorities = Priorities(priority_exponent, actors=actors, kept=self._kept)
         self._cutters = [EpisodeCutter(layout) for _ in range(actors)]
         self._oldest = np.zeros(actors, np.int64)  # number of the oldest sequence kept
 
@@ -199,11 +199,6 @@ class SequenceReplay:
     def entries(self) -> int:
         """Entries ever added, closing ones included."""
         return int(self._entries.counts.sum())
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all that grows with the capacity."""
-        return self._entries.nbytes + self._sequences.nbytes + self._priorities.tree.nbytes
 
     # Writing
 

@@ -43,11 +43,6 @@ class SumTree:
         return float(self._nodes[1])
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all nodes."""
-        return self._nodes.nbytes
-
-    @property
     def leaves(self) -> NDArray[np.float64]:
         """A copy of the weights, float64 ``[size]``."""
         return self._nodes[self._width : self._width + self.size].copy()

@@ -63,11 +63,6 @@ class Rings:
             for name, (dtype, shape) in fields.items()
         }
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all fields."""
-        return sum(array.nbytes for array in self.fields.values())
-
     def append(self, entry: Mapping[str, Any], writer: int = 0) -> int:
         """Add an entry.
 

@@ -78,6 +78,10 @@ class Account:
             name=self.name, seed=self.seed, key=self.key, draws=self.draws, digest=self.digest
         )
 
+    def enter(self, word: int) -> None:
+        """Enter a draw of one word."""
+        self._enter(1, word.to_bytes(8, "little"))
+
     def _jump(self, draws: int, head: bytes) -> None:
         """Continue after ``draws`` words whose chain ends in ``head``."""
         self.draws = draws
@@ -95,7 +99,7 @@ class Stream(Account):
     def word(self) -> int:
         """Draw one 64-bit word."""
         word: int = self._philox.random_raw()
-        self._enter(1, word.to_bytes(8, "little"))
+        self.enter(word)
         return word
 
     def uniform(self) -> float:
@@ -164,18 +168,10 @@ class RequestWords:
         return int(self._philox.random_raw(_WORDS_PER_BLOCK)[0])
 
 
-class RequestAccount(Account):
-    """The words that were drawn for the requests of one actor, in the order of their numbers."""
-
-    def enter(self, word: int) -> None:
-        """Enter the word of the next request."""
-        self._enter(1, word.to_bytes(8, "little"))
-
-
 def make_streams(seeds: SeedsSpec) -> dict[StreamName, Stream]:
     """Make every stream of an experiment, each from its own override or else the root seed."""
     names: tuple[StreamName, ...] = get_args(StreamName)
-    return {name: Stream(name, seeds.streams.get(name, seeds.root)) for name in names}
+    return {name: Stream(name, seeds.root_of(name)) for name in names}
 
 
 def uniform_of(word: int) -> float:

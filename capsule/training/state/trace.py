@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import RecordingSpec
@@ -149,13 +148,8 @@ class Trace:
 
 
 def arrays_digest(arrays: Iterable[Any]) -> str:
-    """Return the XXH3-128 of the elements of arrays, one after another, hexadecimal."""
+    """Return the XXH3-128 of the elements of arrays in C order, one after another, hexadecimal."""
     state = xxhash.xxh3_128()
     for array in arrays:
         state.update(np.ascontiguousarray(array).data)
     return state.hexdigest()
-
-
-def leaf_digest(array: NDArray[Any]) -> str:
-    """Return the XXH3-128 of an array's elements in C order, hexadecimal."""
-    return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(array).data)

@@ -25,14 +25,15 @@ class CountingNetwork:
     def shapes(self):
         return {"weight": (self.actions, INPUTS + 4)}
 
-    def unroll(self, parameters, observations, actions, rewards, states, resets):
+    def unroll(self, parameters, seen):
+        observations, actions, rewards, states, resets, _ = seen
         assert observations.shape[:2] == actions.shape == rewards.shape == resets.shape
         assert len(actions) == 1
         pixels = observations[0].flatten(1)
         every = max(1, pixels.shape[1] // INPUTS)
-        seen = [pixels[:, i].float() / 8 for i in range(0, pixels.shape[1], every)][:INPUTS]
-        count, total = states[:, 0, 0] + 1, states[:, 1, 0] + seen[-1]
-        inputs = [*seen, total / count, count / 64, actions[0].float(), rewards[0]]
+        read = [pixels[:, i].float() / 8 for i in range(0, pixels.shape[1], every)][:INPUTS]
+        count, total = states[:, 0, 0] + 1, states[:, 1, 0] + read[-1]
+        inputs = [*read, total / count, count / 64, actions[0].float(), rewards[0]]
         values = sum(
             torch.outer(column, parameters["weight"][:, i]) for i, column in enumerate(inputs)
         )

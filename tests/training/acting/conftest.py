@@ -49,7 +49,7 @@ def network_of(name):
     initialize(parameters, Stream("initialization", 5))
 
     def feed_forward(inputs):
-        return network.values(parameters.views, network.inputs(inputs[0])), inputs[0][:, 0]
+        return network.values(parameters.views, inputs[0]), inputs[0][:, 0]
 
     def draw(rows):
         size = (rows, stack, *shape)

@@ -53,15 +53,21 @@ def test_the_streams_of_an_actor_have_its_number_and_the_seeds_of_the_spec():
     assert [stream.key for stream in chosen.values()] == [stream_key(3, "exploration", 7)]
 
 
+def snapshot_of(**states):
+    """Return a snapshot of an actor whose environment has drawn from these streams."""
+    return Snapshot({"environment": {"streams": states}}, np.zeros(0), np.zeros(0, np.float32))
+
+
 def test_profiles_are_named_by_stream_and_actor_in_the_order_of_names():
-    streams = [Stream("no-op", 5, 2), Stream("environment", 3, 2)]
-    for draws, stream in enumerate(streams, 3):
-        stream.uniforms(draws)
-    accounts = [(Account(each.name, seed, 2), each.state())
-                for each, seed in zip(streams, (5, 3), strict=True)]  # fmt: skip
-    found = profiles_of(accounts, 2)
+    drawn, other = Stream("no-op", 5, 2), Stream("exploration", 3, 2)
+    drawn.uniforms(3)
+    other.uniforms(4)
+    own = (Account("exploration", 3, 2), other.state())
+    seeds = SeedsSpec(root=3, streams={"no-op": 5})
+    found = profiles_of(seeds, 2, snapshot_of(**{"no-op": drawn.state()}), own)
     assert [(each.name, each.seed, each.draws) for each in found] == [
-        ("environment/2", 3, 4),
+        ("environment/2", 3, 0),
+        ("exploration/2", 3, 4),
         ("no-op/2", 5, 3),
     ]
     assert found[0].key == stream_key(3, "environment", 2)
@@ -70,7 +76,7 @@ def test_profiles_are_named_by_stream_and_actor_in_the_order_of_names():
 @pytest.mark.parametrize("other", [("environment", 4, 2), ("environment", 3, 1), ("no-op", 3, 2)])
 def test_the_state_of_another_stream_seed_or_actor_has_no_profile(other):
     with pytest.raises(CapsuleError, match="CAP-T201"):
-        profiles_of([(Account("environment", 3, 2), Stream(*other).state())], 2)
+        profiles_of(SeedsSpec(root=3), 2, snapshot_of(environment=Stream(*other).state()))
 
 
 # --- settings -------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import torch
 
 from capsule.experiment import contract
 from capsule.training.environments import Environment, make_environment
+from capsule.training.networks.recurrent import Sequences
 from capsule.training.registry import make_trainer
 from capsule.training.state.streams import make_streams
 from capsule.training.state.trace import Trace
@@ -142,11 +143,11 @@ def value_of(trainer, observation):
     network, parameters = trainer.network, trainer.online.views
     with torch.no_grad():
         if not hasattr(network, "unroll"):
-            return network.values(parameters, network.inputs(observation[None])).max().item()
+            return network.values(parameters, observation[None]).max().item()
         none, reward = torch.full((1, 1), -1), torch.zeros(1, 1)
         states, begins = torch.zeros(1, *network.state_shape), torch.ones(1, 1, dtype=torch.bool)
         inputs = observation[None, None], none, reward, states, begins
-        found = network.unroll(parameters, *inputs)
+        found = network.unroll(parameters, Sequences(*inputs))
     return found[0].max().item() if len(found) == 2 else found[1].item()
 
 

@@ -11,6 +11,7 @@ from capsule.experiment.schedule_log import ScheduleLog, parse_schedule
 from capsule.experiment.spec import CpuAccelerator
 from capsule.training.acting.transports import Serial
 from capsule.training.environments import make_environment
+from capsule.training.impala.actors.unrolls import Unroll
 from capsule.training.impala.factory import (
     make_network,
     make_replay,
@@ -172,11 +173,13 @@ def test_a_vocabulary_of_something_else_than_words_is_refused(tmp_path):
 
 
 def test_there_is_a_replay_memory_if_the_spec_asks_for_one(tmp_path):
-    context, trainer, _ = parts(tmp_path / "none")
-    assert make_replay(context, trainer) is None
+    context, trainer, example = parts(tmp_path / "none")
+    network = make_network(trainer, example, context.spec.accelerator)
+    blank = Unroll.blank(trainer.unroll_length, example, network)
+    assert make_replay(context, trainer, blank) is None
     replay = {"replay": {"unrolls": 2, "capacity": 5}}
     context, trainer, _ = parts(tmp_path / "some", trainer=replay)
-    assert make_replay(context, trainer).count == 0
+    assert make_replay(context, trainer, blank).count == 0
 
 
 @pytest.mark.parametrize("inference", [{"mode": "actor"}, {"mode": "server", "rows": 4}])

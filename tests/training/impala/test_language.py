@@ -232,10 +232,10 @@ def test_the_learner_reads_what_the_actors_were_told(make, monkeypatch):
     learner, read, batches = make(), [], []
     unroll, learn = ActorCriticNetwork.unroll, learner._learners.differentiate
 
-    def spied(self, *arguments):
-        if len(arguments[1]) > 1:  # more than a step of acting
-            read.append(arguments[6])
-        return unroll(self, *arguments)
+    def spied(self, parameters, seen):
+        if len(seen.observations) > 1:  # more than a step of acting
+            read.append(seen.instructions)
+        return unroll(self, parameters, seen)
 
     monkeypatch.setattr(ActorCriticNetwork, "unroll", spied)
     learner._learners.differentiate = lambda shards: (

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from capsule.experiment.canonical import canonical_json
+from capsule.experiment.contract import Generation
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.scores import ReferenceScores
 from capsule.experiment.trainers import PopulationSpec
 from capsule.training.impala.population import (
     DMLAB_PRIORS,
-    Choice,
-    LogUniform,
-    MemberGeneration,
     Population,
+    choice,
     explore,
     is_fitter,
+    log_uniform,
     mean_capped_score,
 )
 from capsule.training.state.streams import Stream
@@ -54,8 +54,25 @@ def ancestors(generations, number):
     return line
 
 
+def generation(*facts):
+    """Return a generation of its facts in order, whose numbers may be given as such."""
+    document = dict(zip(Generation.model_fields, facts, strict=True))
+    values = document["hyperparameters"].items()
+    scores = {name: document[name] for name in ("score", "rival_score")}
+    document["hyperparameters"] = {name: value.hex() for name, value in values}
+    document |= {name: None if value is None else value.hex() for name, value in scores.items()}
+    return Generation(**document)
+
+
+def score_of(generation):
+    return float.fromhex(generation.score)
+
+
 def scores(value, count=2, task="task"):
     return [(task, value)] * count
+
+
+LOG_UNIFORM = {"entropy_cost": (5e-5, 1e-2), "learning_rate": (5e-6, 5e-3)}
 
 
 # --- the paper's figures --------------------------------------------------------------------------
@@ -65,36 +82,32 @@ def test_the_defaults_are_appendix_f_and_table_d1():
     assert PopulationSpec() == PopulationSpec(
         members=24, burn_in=5_000_000, episodes=5_000, margin=0.05, probability=0.33, factor=1.2,
     )  # fmt: skip
-    assert {
-        "entropy_cost": LogUniform(5e-5, 1e-2),
-        "learning_rate": LogUniform(5e-6, 5e-3),
-        "rmsprop_epsilon": Choice((1e-1, 1e-3, 1e-5, 1e-7)),
-    } == DMLAB_PRIORS
+    assert set(DMLAB_PRIORS) == {*LOG_UNIFORM, "rmsprop_epsilon"}
 
 
 def test_initial_values_by_hand():
     stream = Scripted(0.0, 0.5, 0.5, 0.25, 1.0 - 2.0**-53)
-    prior = LogUniform(1.0, 100.0)
-    assert [prior.draw(stream), prior.draw(stream)] == [1.0, 10.0]
-    choice = Choice((1.0, 2.0, 3.0, 4.0))
-    assert [choice.draw(stream) for _ in range(3)] == [3.0, 2.0, 4.0]
+    prior = log_uniform(1.0, 100.0)
+    assert [prior(stream), prior(stream)] == [1.0, 10.0]
+    prior = choice(1.0, 2.0, 3.0, 4.0)
+    assert [prior(stream) for _ in range(3)] == [3.0, 2.0, 4.0]
 
 
-@pytest.mark.parametrize("name", ["entropy_cost", "learning_rate"])
+@pytest.mark.parametrize("name", LOG_UNIFORM)
 def test_initial_values_are_uniform_in_the_logarithm(name):
-    prior, stream = DMLAB_PRIORS[name], Stream("population", 11)
-    drawn = np.array([prior.draw(stream) for _ in range(5_000)])
+    (low, high), stream = LOG_UNIFORM[name], Stream("population", 11)
+    drawn = np.array([DMLAB_PRIORS[name](stream) for _ in range(5_000)])
     assert stream.draws == 5_000
-    width = math.log(prior.high / prior.low)
-    assert stats.kstest(np.log(drawn / prior.low) / width, "uniform").pvalue > 0.01
-    assert np.float32(prior.low) <= drawn.min() < 1.01 * prior.low
-    assert 0.99 * prior.high < drawn.max() <= np.float32(prior.high)
+    width = math.log(high / low)
+    assert stats.kstest(np.log(drawn / low) / width, "uniform").pvalue > 0.01
+    assert np.float32(low) <= drawn.min() < 1.01 * low
+    assert 0.99 * high < drawn.max() <= np.float32(high)
     assert (drawn == drawn.astype(np.float32)).all()
 
 
 def test_initial_epsilons_are_equally_likely():
     stream = Stream("population", 3)
-    counts = Counter(DMLAB_PRIORS["rmsprop_epsilon"].draw(stream) for _ in range(4_000))
+    counts = Counter(DMLAB_PRIORS["rmsprop_epsilon"](stream) for _ in range(4_000))
     assert set(counts) == {1e-1, 1e-3, 1e-5, 1e-7}
     assert stats.chisquare(list(counts.values())).pvalue > 0.01
 
@@ -104,10 +117,10 @@ def test_members_begin_with_draws_in_the_order_of_members_and_names():
     priors = {name: DMLAB_PRIORS[name] for name in reversed(DMLAB_PRIORS)}
     found = population(seed=5, priors=priors)
     for member in range(3):
-        expected = {name: DMLAB_PRIORS[name].draw(stream) for name in sorted(DMLAB_PRIORS)}
-        generation = found.current(member)
-        assert generation.hyperparameters == expected
-        assert generation == MemberGeneration(member, member, None, 0, None, expected)
+        expected = {name: DMLAB_PRIORS[name](stream) for name in sorted(DMLAB_PRIORS)}
+        assert found.current(member).values == expected
+        first = generation(member, member, None, 0, None, expected, None, None, None, False)
+        assert found.current(member) == first
     assert len(found.generations) == 3
 
 
@@ -130,7 +143,7 @@ def test_a_fitness_is_of_the_mean_return_of_each_task():
     found.collect(0, 100, [("a", 30.0), ("b", 1.0), ("a", -20.0)])
     assert not found.ready(0)
     found.collect(0, 120, [("b", 2.0)])
-    assert found.evolve(0).score == pytest.approx((0.5 + 0.15) / 2)
+    assert score_of(found.evolve(0)) == pytest.approx((0.5 + 0.15) / 2)
 
 
 def test_every_task_needs_a_return():
@@ -149,10 +162,10 @@ def test_every_task_needs_a_return():
 def test_returns_count_for_one_fitness_only():
     found = population()
     found.collect(0, 100, scores(1.0))
-    assert found.evolve(0).score == 1.0
+    assert score_of(found.evolve(0)) == 1.0
     assert not found.ready(0)
     found.collect(0, 110, scores(0.25))
-    assert found.evolve(0).score == 0.25
+    assert score_of(found.evolve(0)) == 0.25
 
 
 def test_nothing_evolves_during_the_burn_in_and_its_returns_do_not_count():
@@ -164,7 +177,7 @@ def test_nothing_evolves_during_the_burn_in_and_its_returns_do_not_count():
         found.evolve(0)
     found.collect(0, 100, scores(0.1))
     assert found.state()["stream"] == drawn
-    assert found.evolve(0).score == 0.1
+    assert score_of(found.evolve(0)) == 0.1
 
 
 # --- exploit and explore --------------------------------------------------------------------------
@@ -202,7 +215,7 @@ def test_a_third_of_the_parameters_changes_up_and_down_alike():
 
 def scripted(*uniforms):
     """Return a population with one hyper-parameter, initially 1, 2 and 3, and these draws next."""
-    priors = {"rate": Choice((1.0, 2.0, 3.0))}
+    priors = {"rate": choice(1.0, 2.0, 3.0)}
     stream = Scripted(0.0, 0.4, 0.9, *uniforms)
     return Population(SMALL, UNIT, stream, priors)
 
@@ -216,12 +229,12 @@ def test_the_selected_member_is_copied_and_its_values_change():
         found.collect(member, frames, scores(score))
         found.evolve(member)
     first, second, third, fourth = found.generations[3:]
-    assert first == MemberGeneration(3, 0, 0, 150, 150, {"rate": 1.0}, 0.75, 2, None, False)
-    assert second == MemberGeneration(4, 2, 2, 140, 140, {"rate": 3.0 * 1.2}, 0.7, 0, 0.75, False)
-    assert third == MemberGeneration(5, 1, 3, 160, 180, {"rate": 1.0 / 1.2}, 0.5, 0, 0.75, True)
+    assert first == generation(3, 0, 0, 150, 150, {"rate": 1.0}, 0.75, 2, None, False)
+    assert second == generation(4, 2, 2, 140, 140, {"rate": 3.0 * 1.2}, 0.7, 0, 0.75, False)
+    assert third == generation(5, 1, 3, 160, 180, {"rate": 1.0 / 1.2}, 0.5, 0, 0.75, True)
     # With the weights member 1 has their fitness, and so gives member 0 back what it was.
     assert third.fitness == 0.75
-    assert fourth == MemberGeneration(6, 0, 5, 200, 160, {"rate": 1.0 / 1.2}, 0.1, 1, 0.75, True)
+    assert fourth == generation(6, 0, 5, 200, 160, {"rate": 1.0 / 1.2}, 0.1, 1, 0.75, True)
     assert found.current(0) == fourth
 
 
@@ -234,7 +247,7 @@ def test_a_learning_curve_goes_back_through_the_copies():
         found.evolve(member)
     found.collect(1, 170, [])
     line = ancestors(found.generations, 6)
-    assert [(each.member, each.frames, each.parent_frames) for each in line] == [
+    assert [(each.member, each.step, each.parent_step) for each in line] == [
         (0, 200, 160),
         (1, 160, 180),
         (0, 150, 150),
@@ -286,16 +299,16 @@ def test_a_member_is_replaced_only_by_a_fitter_one_and_never_during_burn_in(step
     found = population(FOUR, seed=seed)
     play(found, steps)
     published = dict.fromkeys(range(4))
-    for generation in found.generations[4:]:
-        assert generation.frames >= FOUR.burn_in
-        assert generation.rival != generation.member
-        assert generation.rival_score == published[generation.rival]
-        fitter = is_fitter(generation.rival_score, generation.score, FOUR.margin)
-        assert generation.copied is fitter
-        if generation.copied:
-            assert generation.rival_score > generation.score
-        published[generation.member] = generation.fitness
-        assert generation.fitness >= generation.score
+    for each in found.generations[4:]:
+        assert each.step >= FOUR.burn_in
+        assert each.rival != each.member
+        rival, own = published[each.rival], score_of(each)
+        assert each.rival_score == (None if rival is None else rival.hex())
+        assert each.copied is is_fitter(rival, own, FOUR.margin)
+        if each.copied:
+            assert rival > own
+        published[each.member] = each.fitness
+        assert each.fitness >= own
     assert found._stream.draws == 4 * 3 + (len(found.generations) - 4) * (1 + 3)
 
 
@@ -307,19 +320,19 @@ def test_the_ancestry_is_a_forest_of_the_first_members(steps, seed):
     play(found, steps)
     generations = found.generations
     current = {}
-    for number, generation in enumerate(generations):
-        assert generation.number == number
+    for number, each in enumerate(generations):
+        assert each.number == number
         if number < 4:
-            assert (generation.parent, generation.member) == (None, number)
+            assert (each.parent, each.member) == (None, number)
         else:
-            origin = generation.rival if generation.copied else generation.member
-            assert generation.parent == current[origin] < number
-            for name, value in generation.hyperparameters.items():
-                before = generations[generation.parent].hyperparameters[name]
+            origin = each.rival if each.copied else each.member
+            assert each.parent == current[origin] < number
+            for name, value in each.values.items():
+                before = generations[each.parent].values[name]
                 assert value in (before, before * 1.2, before / 1.2)
-        current[generation.member] = number
+        current[each.member] = number
         for child, parent in pairwise(ancestors(generations, number)):
-            assert parent.frames <= child.parent_frames
+            assert parent.step <= child.parent_step
     assert [found.current(member).number for member in range(4)] == [current[m] for m in range(4)]
 
 
@@ -331,7 +344,7 @@ def test_a_seed_is_one_population(steps, seed):
     for used in (seed, seed, seed + 1):
         found = population(FOUR, seed=used)
         play(found, steps)
-        results.append(canonical_json(found.ancestry()))
+        results.append([each.facts() for each in found.generations])
     assert results[0] == results[1]
     assert results[0] != results[2]
 
@@ -348,7 +361,7 @@ def test_a_restored_population_goes_on_as_it_would_have(before, after, seed):
     assert canonical_json(restored.state()) == saved
     play(whole, after, dict(frames))
     play(restored, after, dict(frames))
-    assert restored.ancestry() == whole.ancestry()
+    assert restored.generations == whole.generations
     assert canonical_json(restored.state()) == canonical_json(whole.state())
 
 

@@ -56,10 +56,6 @@ def ancestry(learner):
     return Ancestry.model_validate_json(data).generations
 
 
-def values_of(generation):
-    return {name: float.fromhex(value) for name, value in generation.hyperparameters.items()}
-
-
 def without_evolution(make, **changes):
     """Return a population whose burn-in lasts for ever."""
     return population(make, **merge({"trainer": {"population": {"burn_in": 10**6}}}, changes))
@@ -91,17 +87,17 @@ def test_it_evolves_and_its_ancestry_is_a_forest(grown):
         assert parent.member == (each.rival if each.copied else each.member)
         assert each.step >= 60
     assert any(each.copied for each in generations)
-    assert [set(values_of(each)) for each in generations] == [DRAWN] * len(generations)
+    assert [set(each.values) for each in generations] == [DRAWN] * len(generations)
 
 
 def test_members_begin_with_values_of_their_own_and_the_norm_of_the_spec(make):
     first = ancestry(population(make, trainer={"max_gradient_norm": 7.0}))
-    values = [values_of(generation) for generation in first]
+    values = [generation.values for generation in first]
     assert [each.pop("max_gradient_norm") for each in values] == [7.0] * 3
     assert len({each["learning_rate"] for each in values}) == 3
     without = ancestry(population(make, trainer={"max_gradient_norm": None}))
-    assert {"max_gradient_norm"} | set(values_of(without[0])) == DRAWN
-    assert "max_gradient_norm" not in values_of(without[0])
+    assert {"max_gradient_norm"} | set(without[0].values) == DRAWN
+    assert "max_gradient_norm" not in without[0].values
 
 
 def at_its_first_copy(learner):
@@ -128,7 +124,7 @@ def test_a_copy_is_of_parameters_and_means_and_of_nothing_else(make):
     assert learned(own) != before[copy.member][1]
     assert {name.split("/")[0] for name in learned(own)} == {"parameters", "optimizer"}
     assert own.state() == before[copy.member][0]
-    assert {name: getattr(own._trainer, name) for name in DRAWN} == values_of(copy)
+    assert {name: getattr(own._trainer, name) for name in DRAWN} == copy.values
     learner.train_step()
     assert learned(own) != learned(rival)
 
@@ -177,7 +173,7 @@ def test_a_member_is_the_plain_trainer_of_its_seed_and_values(make, streams):
         assert derived.root == Stream("population", 3, 1 + number).integer(2**53)
         plain = make(
             seeds=derived.model_dump(mode="json", exclude={"random"}),
-            trainer={**values_of(generation), "annealing": False},
+            trainer={**generation.values, "annealing": False},
         )
         train(plain, 160)
         prefix = f"member {number}/"

@@ -50,7 +50,7 @@ def number_of(drawn):
     seed=st.integers(),
 )
 def test_only_the_newest_are_drawn_and_each_is_itself(capacity, slack, count, seed):
-    replay = UnrollReplay(None, capacity=capacity, slack=slack)
+    replay = UnrollReplay(None, unroll(0), capacity=capacity, slack=slack)
     replay.append([unroll(number) for number in range(count)])
     indices, drawn = replay.sample(Stream("minibatch", abs(seed) % 2**53), 20)
     assert [number_of(each) for each in drawn] == indices.tolist()
@@ -59,7 +59,7 @@ def test_only_the_newest_are_drawn_and_each_is_itself(capacity, slack, count, se
 
 
 def test_all_that_is_kept_is_drawn_equally_often():
-    replay = UnrollReplay(None, capacity=4, slack=1)
+    replay = UnrollReplay(None, unroll(0), capacity=4, slack=1)
     replay.append([unroll(number) for number in range(7)])
     indices, _ = replay.sample(Stream("minibatch", 0), 8_000)
     counts = Counter(indices.tolist())
@@ -68,13 +68,13 @@ def test_all_that_is_kept_is_drawn_equally_often():
 
 
 def test_what_a_checkpoint_needs_outlives_what_follows(tmp_path):
-    replay = UnrollReplay(tmp_path, capacity=3, slack=4)
+    replay = UnrollReplay(tmp_path, unroll(0), capacity=3, slack=4)
     replay.append([unroll(number) for number in range(8)])
     saved = replay.state()
     replay.append([unroll(number) for number in range(8, 12)])
     with pytest.raises(RuntimeError, match="more than 4 entries"):
         replay.append([unroll(12)])
-    again = UnrollReplay(tmp_path, capacity=3, slack=4)
+    again = UnrollReplay(tmp_path, unroll(0), capacity=3, slack=4)
     again.restore(saved)
     indices, drawn = again.sample(Stream("minibatch", 1), 50)
     assert set(indices.tolist()) == {5, 6, 7}
@@ -83,14 +83,14 @@ def test_what_a_checkpoint_needs_outlives_what_follows(tmp_path):
 
 @pytest.mark.parametrize("name", [name for name in Unroll._fields if name != "returns"])
 def test_files_that_were_changed_are_refused(tmp_path, name):
-    replay = UnrollReplay(tmp_path, capacity=3, slack=1)
+    replay = UnrollReplay(tmp_path, unroll(0), capacity=3, slack=1)
     replay.append([unroll(number) for number in range(3)])
     saved = replay.state()
     data = bytearray((tmp_path / f"{name}.bin").read_bytes())
     data[0] ^= 1
     (tmp_path / f"{name}.bin").write_bytes(data)
     with pytest.raises(CapsuleError, match="CAP-T223"):
-        UnrollReplay(tmp_path, capacity=3, slack=1).restore(saved)
+        UnrollReplay(tmp_path, unroll(0), capacity=3, slack=1).restore(saved)
 
 
 def test_half_of_a_batch_is_new_and_half_is_drawn(make):
@@ -143,5 +143,5 @@ def test_a_run_with_replay_continues_to_the_same_bits(make, step, workers):
     saved = state_of(source)
     learner = make(**RARELY, workers=workers)
     replay = f"{contract.STATE}/replay"
-    shutil.copytree(source.directory / replay, learner.directory / replay)
+    shutil.copytree(source.directory / replay, learner.directory / replay, dirs_exist_ok=True)
     assert results(train(go_on(learner, source, step, saved))) == results(whole)

@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from capsule.experiment.trainers import ImpalaTrainer
 from capsule.training.layers import kernels
 from capsule.training.losses.v_trace import (
-    Correction,
+    corrected_targets,
     epsilon_correction,
     importance_ratios,
     no_correction,
@@ -19,6 +20,11 @@ from capsule.training.losses.v_trace import (
 )
 
 pytestmark = pytest.mark.xdist_group("jax")
+
+
+def trainer(**fields):
+    """Return a spec's section ``trainer``."""
+    return ImpalaTrainer(algorithm="impala", **fields)
 
 
 def tensor(*rows):
@@ -347,8 +353,8 @@ def test_a_correction_chooses_among_them(kind, distinct):
         "none": plain,
     }
     for name, theirs in expected.items():
-        correction = Correction(name, **levels, epsilon=0.3, action_values=kind)
-        ours = correction.targets(log_target, log_behaviour, *others)
+        named = trainer(correction=name, **levels, correction_epsilon=0.3, action_values=kind)
+        ours = corrected_targets(named, log_target, log_behaviour, *others)
         assert all(same_bits(a, b) for a, b in zip(ours, theirs, strict=True))
     advantages = {tuple(part.advantages.flatten().tolist()) for part in expected.values()}
     assert len(advantages) == distinct
@@ -359,7 +365,7 @@ def test_action_values_of_the_baseline_change_every_corrections_advantages_only(
     logarithms = -torch.rand(2, 6, 3, generator=torch.Generator().manual_seed(2)) * 3
     for name in ("none", "epsilon", "one-step", "v-trace"):
         targets, baseline = (
-            Correction(name, action_values=kind).targets(*logarithms, *others)
+            corrected_targets(trainer(correction=name, action_values=kind), *logarithms, *others)
             for kind in ("targets", "baseline")
         )
         assert same_bits(targets.values, baseline.values)
@@ -369,10 +375,10 @@ def test_action_values_of_the_baseline_change_every_corrections_advantages_only(
 
 def test_the_default_is_the_papers():
     ratios, *others = tensors(trajectories(6, 3, 7))
-    ours = Correction().targets(ratios.log(), torch.zeros(6, 3), *others)
+    ours = corrected_targets(trainer(), ratios.log(), torch.zeros(6, 3), *others)
     expected = v_trace(importance_ratios(ratios.log(), torch.zeros(6, 3)), *others)
     assert all(same_bits(a, b) for a, b in zip(ours, expected, strict=True))
-    assert Correction() == Correction("v-trace", 1.0, 1.0, 1.0, 1e-6, "targets")
+    assert trainer().correction_epsilon == 1e-6
 
 
 # Constants, ratios, bits
@@ -383,8 +389,9 @@ def test_targets_are_constants(name):
     _, rewards, discounts, values = tensors(trajectories(5, 2, 8))
     values.requires_grad_()
     log_target = torch.full((5, 2), -1.0, requires_grad=True)
-    found = Correction(name).targets(
-        log_target, torch.full((5, 2), -2.0), rewards, discounts, values
+    log_behaviour = torch.full((5, 2), -2.0)
+    found = corrected_targets(
+        trainer(correction=name), log_target, log_behaviour, rewards, discounts, values
     )
     assert not any(part.requires_grad for part in found)
 

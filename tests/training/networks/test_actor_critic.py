@@ -1,22 +1,29 @@
 """Actor-critic networks: sizes of the paper, torch.nn's values and gradients, episodes, bits."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from capsule.training.layers import kernels
 from capsule.training.layers.backends import FIXED_ORDER, LIBRARY
 from capsule.training.networks.actor_critic import make_actor_critic_network
+from capsule.training.networks.recurrent import Sequences
 from capsule.training.state.frames import FrameLayout
 from tests.training.networks.test_language import reference as reference_language
-from tests.training.networks.test_recurrent import (
+from tests.training.networks.test_recurrent import reference_torso
+from tests.training.networks.unrolls import (
     CPU,
+    assert_a_sequence_is_its_steps,
+    assert_instruction_sets_give_equal_bits,
+    assert_rows_get_alone_what_they_get_in_a_batch,
+    cut,
+    drawn,
     leaves,
+    on_device,
     parameters_of,
-    reference_torso,
     same_bits,
 )
 
@@ -45,21 +52,9 @@ def network(name="mlp", recurrent=True, products=FIXED_ORDER, actions=5, **langu
     )
 
 
-def sequences(net, name, time, batch, seed=0):
-    """Draw observations, previous actions and rewards, states, and some beginnings of episodes."""
-    generator = torch.Generator().manual_seed(seed)
-    stack, shape, _ = KINDS[name]
-    size = (time, batch, stack, *shape)
-    if name == "mlp":
-        observations = torch.randn(size, generator=generator)
-    else:
-        top = 2 if name == "small-conv" else 256
-        observations = torch.randint(0, top, size, generator=generator, dtype=torch.uint8)
-    actions = torch.randint(-1, net.actions, (time, batch), generator=generator)
-    rewards = torch.randn(time, batch, generator=generator)
-    states = torch.randn(batch, *net.state_shape, generator=generator) / 2
-    resets = torch.rand(time, batch, generator=generator) < 0.2
-    return observations, actions, rewards, states, resets
+def sequences(net, name, time, batch, resets=0.2):
+    """Draw sequences, and some beginnings of episodes."""
+    return drawn(net, name, *KINDS[name][:2], time, batch, resets=resets)
 
 
 # --- sizes ----------------------------------------------------------------------------------------
@@ -159,10 +154,12 @@ def features_of(name, weights, observations):
     return functional.linear(flat, weights["dense1.weight"], weights["dense1.bias"]).relu()
 
 
-def reference(net, name, weights, observations, actions, rewards, states, resets, told=None):
+def reference(net, name, weights, seen):
+    observations, actions, rewards, states, resets, instructions = seen
     time, batch = actions.shape
     features = features_of(name, weights, observations.flatten(0, 1))
-    if told is not None:
+    if instructions is not None:
+        told = reference_language(weights, instructions.flatten(0, 1))
         features = torch.cat((features, told), 1)
     hidden = features.view(time, batch, -1)
     if net.state_shape != (0,):
@@ -193,13 +190,12 @@ def reference(net, name, weights, observations, actions, rewards, states, resets
 @LSTM
 def test_results_and_gradients_equal_torchs(name, recurrent, products):
     net = network(name, recurrent, products)
-    observations, actions, rewards, states, resets = sequences(net, name, 5, 3)
-    resets[0, 1], resets[3, 2] = True, True
+    seen = sequences(net, name, 5, 3)
+    seen.resets[0, 1], seen.resets[3, 2] = True, True
     results = []
-    for ours in (True, False):
-        weights, start = leaves(parameters_of(net)), states.clone().requires_grad_()
-        inputs = weights, observations, actions, rewards, start, resets
-        found = net.unroll(*inputs) if ours else reference(net, name, *inputs)
+    for unroll in (net.unroll, partial(reference, net, name)):
+        weights, start = leaves(parameters_of(net)), seen.states.clone().requires_grad_()
+        found = unroll(weights, seen._replace(states=start))
         generator = torch.Generator().manual_seed(1)
         loss = sum((torch.randn(part.shape, generator=generator) * part).sum() for part in found)
         wanted = [*weights.values(), *([start] if recurrent else [])]
@@ -215,12 +211,14 @@ def test_results_and_gradients_equal_torchs(name, recurrent, products):
 def test_only_an_lstm_reads_the_previous_action_and_reward(recurrent):
     net = network("mlp", recurrent)
     parameters = parameters_of(net).views
-    observations, _, rewards, states, _ = sequences(net, "mlp", 1, 6)
+    observations, _, rewards, states, _, _ = sequences(net, "mlp", 1, 6)
     observations, states = observations[:, :1].expand(1, 6, 1, 4), states[:1].expand_as(states)
     none, actions = torch.full((1, 6), -1), torch.arange(-1, 5).view(1, 6)
     resets = torch.zeros(1, 6, dtype=torch.bool)
     for inputs in ((actions, torch.zeros(1, 6)), (none, rewards)):
-        logits, baselines, _ = net.unroll(parameters, observations, *inputs, states, resets)
+        logits, baselines, _ = net.unroll(
+            parameters, Sequences(observations, *inputs, states, resets)
+        )
         different = 6 if recurrent else 1
         assert len({tuple(row.tolist()) for row in logits[0]}) == different
         assert len(set(baselines[0].tolist())) == different
@@ -238,7 +236,7 @@ def instructed(net, time, batch):
     lengths = torch.randint(0, 7, (time, batch, 1), generator=generator)
     instructions[torch.arange(6) >= lengths] = -1
     instructions[1::2] = instructions[0 : time - 1 : 2]
-    return *sequences(net, "mlp", time, batch), instructions
+    return sequences(net, "mlp", time, batch)._replace(instructions=instructions)
 
 
 @LSTM
@@ -257,15 +255,10 @@ def test_the_features_of_instructions_follow_those_of_the_torso(recurrent):
 @LSTM
 def test_results_and_gradients_with_instructions_equal_torchs(recurrent, products):
     net = network("mlp", recurrent, products, **LANGUAGE)
-    *inputs, instructions = instructed(net, 5, 3)
-    results = []
-    for ours in (True, False):
+    seen, results = instructed(net, 5, 3), []
+    for unroll in (net.unroll, partial(reference, net, "mlp")):
         weights = leaves(parameters_of(net))
-        if ours:
-            found = net.unroll(weights, *inputs, instructions)
-        else:
-            told = reference_language(weights, instructions.flatten(0, 1))
-            found = reference(net, "mlp", weights, *inputs, told=told)
+        found = unroll(weights, seen)
         generator = torch.Generator().manual_seed(1)
         loss = sum((torch.randn(part.shape, generator=generator) * part).sum() for part in found)
         results.append([*found, *torch.autograd.grad(loss, list(weights.values()))])
@@ -277,53 +270,39 @@ def test_results_and_gradients_with_instructions_equal_torchs(recurrent, product
 @LSTM
 def test_steps_and_rows_with_instructions_get_the_bits_of_the_whole(recurrent):
     net = network("mlp", recurrent, **LANGUAGE)
-    parameters = parameters_of(net).views
-    *inputs, states, resets, instructions = instructed(net, 4, 7)
-    logits, baselines, after = net.unroll(parameters, *inputs, states, resets, instructions)
-    state = states
-    for step in range(4):
-        one = [part[step : step + 1] for part in (*inputs, resets, instructions)]
-        first, second, state = net.unroll(parameters, *one[:3], state, *one[3:])
-        assert same_bits(first[0], logits[step])
-        assert same_bits(second[0], baselines[step])
-    assert same_bits(state, after)
-    for row in range(7):
-        part = slice(row, row + 1)
-        one = [tensor[:, part] for tensor in (*inputs, resets, instructions)]
-        first, second, state = net.unroll(parameters, *one[:3], states[part], *one[3:])
-        assert same_bits(first, logits[:, part])
-        assert same_bits(second.contiguous(), baselines[:, part].contiguous())
-        assert same_bits(state, after[part])
+    seen = instructed(net, 4, 7)
+    assert_a_sequence_is_its_steps(net, seen)
+    assert_rows_get_alone_what_they_get_in_a_batch(net, seen)
 
 
 @LSTM
 def test_instructions_reach_both_heads_and_every_parameter_of_theirs_learns(recurrent):
     net = network("mlp", recurrent, **LANGUAGE)
     weights = leaves(parameters_of(net))
-    inputs = [part[:, :1].expand(1, 4, *part.shape[2:]) for part in sequences(net, "mlp", 1, 4)[:3]]
+    inputs = [each[:, :1].expand(1, 4, *each.shape[2:]) for each in sequences(net, "mlp", 1, 4)[:3]]
     states, resets = torch.zeros(4, *net.state_shape), torch.zeros(1, 4, dtype=torch.bool)
     none = -torch.ones(1, 4, 6, dtype=torch.int64)
     told = none.clone()
     told[0, :, 0] = torch.tensor([3, 5, 5, -1])
     told[0, :, 1] = torch.tensor([-1, -1, 3, -1])
-    logits, baselines, _ = net.unroll(weights, *inputs, states, resets, told)
+    logits, baselines, _ = net.unroll(weights, Sequences(*inputs, states, resets, told))
     assert len({tuple(row.tolist()) for row in logits[0]}) == 4
     assert len(set(baselines[0].tolist())) == 4
-    silent, _, _ = net.unroll(weights, *inputs, states, resets, none)
+    silent, _, _ = net.unroll(weights, Sequences(*inputs, states, resets, none))
     assert same_bits(silent[0, 3], logits[0, 3])
     for head in (logits, baselines):
         loss = head.square().sum()
         names = [name for name in net.shapes if name.startswith("language.")]
         wanted = [weights[name] for name in names]
-        assert all(part.any() for part in torch.autograd.grad(loss, wanted, retain_graph=True))
+        assert all(each.any() for each in torch.autograd.grad(loss, wanted, retain_graph=True))
 
 
 def test_instructions_go_with_a_network_that_reads_them():
     for language, given in ((LANGUAGE, False), ({}, True)):
         net = network("mlp", **language)
-        *inputs, instructions = instructed(net, 2, 3)
+        seen = instructed(net, 2, 3) if given else sequences(net, "mlp", 2, 3)
         with pytest.raises(ValueError, match="vocabulary"):
-            net.unroll(parameters_of(net).views, *inputs, instructions if given else None)
+            net.unroll(parameters_of(net).views, seen)
 
 
 # --- time and batch -------------------------------------------------------------------------------
@@ -333,16 +312,9 @@ def test_instructions_go_with_a_network_that_reads_them():
 @LSTM
 def test_a_sequence_is_its_steps_bit_for_bit(name, recurrent):
     net = network(name, recurrent)
-    parameters = parameters_of(net).views
-    *inputs, states, resets = sequences(net, name, 6, 3)
-    assert resets.any()
-    logits, baselines, after = net.unroll(parameters, *inputs, states, resets)
-    for row in range(6):
-        one = [part[row : row + 1] for part in (*inputs, resets)]
-        first, second, states = net.unroll(parameters, *one[:3], states, one[3])
-        assert same_bits(first[0], logits[row])
-        assert same_bits(second[0], baselines[row])
-    assert same_bits(states, after)
+    seen = sequences(net, name, 6, 3)
+    assert seen.resets.any()
+    assert_a_sequence_is_its_steps(net, seen)
 
 
 @pytest.mark.slow
@@ -350,32 +322,13 @@ def test_a_sequence_is_its_steps_bit_for_bit(name, recurrent):
 @LSTM
 def test_a_row_alone_gets_what_it_gets_in_a_batch(name, recurrent):
     net = network(name, recurrent)
-    parameters = parameters_of(net).views
-    *inputs, states, resets = sequences(net, name, 2, 19)
-    logits, baselines, after = net.unroll(parameters, *inputs, states, resets)
-    for part in (*(slice(row, row + 1) for row in range(19)), slice(3, 9)):
-        alone = [tensor[:, part] for tensor in (*inputs, resets)]
-        first, second, state = net.unroll(parameters, *alone[:3], states[part], alone[3])
-        assert same_bits(first, logits[:, part])
-        assert same_bits(second.contiguous(), baselines[:, part].contiguous())
-        assert same_bits(state, after[part])
+    seen = sequences(net, name, 2, 19)
+    assert_rows_get_alone_what_they_get_in_a_batch(net, seen, slice(3, 9))
 
 
 def test_instruction_sets_give_equal_bits():
-    net, results = network("shallow"), {}
-    inputs = sequences(net, "shallow", 3, 5)
-    for name in ("AVX2", "AVX-512"):
-        if kernels.limit_instruction_set(name) == name:
-            weights = leaves(parameters_of(net))
-            logits, baselines, after = net.unroll(weights, *inputs)
-            loss = logits.square().sum() + baselines.sum()
-            gradients = torch.autograd.grad(loss, list(weights.values()))
-            parts = (part.contiguous() for part in gradients)
-            results[name] = [logits, baselines, after, *parts]
-    kernels.limit_instruction_set("AVX-512")
-    first, *others = results.values()
-    for other in others:
-        assert all(same_bits(a, b) for a, b in zip(first, other, strict=True))
+    net = network("shallow")
+    assert_instruction_sets_give_equal_bits(net, sequences(net, "shallow", 3, 5))
 
 
 # --- episodes -------------------------------------------------------------------------------------
@@ -384,17 +337,17 @@ def test_instruction_sets_give_equal_bits():
 def test_an_episode_begins_with_a_state_of_zero():
     net = network("mlp")
     parameters = parameters_of(net).views
-    *inputs, states, _ = sequences(net, "mlp", 7, 4)
-    resets = torch.zeros(7, 4, dtype=torch.bool)
-    without = net.unroll(parameters, *inputs, states, resets)
-    resets[3, 1] = True
-    found = net.unroll(parameters, *inputs, states, resets)
+    seen = sequences(net, "mlp", 7, 4, resets=0.0)
+    without = net.unroll(parameters, seen)
+    seen.resets[3, 1] = True
+    found = net.unroll(parameters, seen)
     for ours, theirs in zip(found[:2], without[:2], strict=True):
         assert same_bits(ours[:, (0, 2, 3)], theirs[:, (0, 2, 3)])
         assert same_bits(ours[:3], theirs[:3])
         assert (ours[3:, 1] != theirs[3:, 1]).all()
-    rest = [part[3:] for part in (*inputs, torch.zeros_like(resets))]
-    alone = net.unroll(parameters, *rest[:3], torch.zeros_like(states), rest[3])
+    seen.resets[3, 1] = False
+    rest = cut(seen, slice(3, None), states=torch.zeros_like(seen.states))
+    alone = net.unroll(parameters, rest)
     for ours, theirs in zip(found[:2], alone[:2], strict=True):
         assert same_bits(ours[3:, 1].contiguous(), theirs[:, 1].contiguous())
     assert same_bits(found[2][1], alone[2][1])
@@ -403,13 +356,12 @@ def test_an_episode_begins_with_a_state_of_zero():
 def test_row_0_goes_on_from_the_state_unless_an_episode_begins():
     net = network("mlp")
     parameters = parameters_of(net).views
-    *inputs, states, _ = sequences(net, "mlp", 2, 3)
-    resets = torch.zeros(2, 3, dtype=torch.bool)
-    going_on = net.unroll(parameters, *inputs, states, resets)[0]
-    resets[0, 2] = True
-    found = net.unroll(parameters, *inputs, states, resets)[0]
-    states[2] = 0
-    expected = net.unroll(parameters, *inputs, states, torch.zeros_like(resets))[0]
+    seen = sequences(net, "mlp", 2, 3, resets=0.0)
+    going_on = net.unroll(parameters, seen)[0]
+    seen.resets[0, 2] = True
+    found = net.unroll(parameters, seen)[0]
+    seen.resets[0, 2], seen.states[2] = False, 0
+    expected = net.unroll(parameters, seen)[0]
     assert same_bits(found, expected)
     assert same_bits(found[:, :2], going_on[:, :2])
     assert (found[:, 2] != going_on[:, 2]).all()
@@ -417,14 +369,10 @@ def test_row_0_goes_on_from_the_state_unless_an_episode_begins():
 
 def test_no_gradient_flows_from_one_episode_to_the_one_before():
     net = network("mlp")
-    *inputs, states, _ = sequences(net, "mlp", 6, 2)
-    resets = torch.zeros(6, 2, dtype=torch.bool)
-    resets[4, 0] = True
-    rewards = inputs[2].clone().requires_grad_()
-    states.requires_grad_()
-    logits, baselines, _ = net.unroll(
-        parameters_of(net).views, inputs[0], inputs[1], rewards, states, resets
-    )
+    seen = sequences(net, "mlp", 6, 2, resets=0.0)
+    seen.resets[4, 0] = True
+    rewards, states = seen.previous_rewards.requires_grad_(), seen.states.requires_grad_()
+    logits, baselines, _ = net.unroll(parameters_of(net).views, seen)
     for head in (logits, baselines):
         begun, other = head[5, 0].square().sum(), head[5, 1].square().sum()
         through, start = torch.autograd.grad(begun, (rewards, states), retain_graph=True)
@@ -442,9 +390,8 @@ def test_no_gradient_flows_from_one_episode_to_the_one_before():
 def test_every_parameter_gets_a_gradient(name, recurrent):
     net = network(name, recurrent)
     weights = leaves(parameters_of(net))
-    *inputs, _ = sequences(net, name, 3, 4)
-    resets = torch.zeros(3, 4, dtype=torch.bool)
-    logits, baselines, _ = net.unroll(weights, *inputs, resets)
+    seen = sequences(net, name, 3, 4, resets=0.0)
+    logits, baselines, _ = net.unroll(weights, seen)
     loss = logits[2].square().sum() + baselines[2].square().sum()
     gradients = torch.autograd.grad(loss, list(weights.values()))
     assert all(gradient.any() for gradient in gradients)
@@ -456,11 +403,11 @@ def test_every_parameter_gets_a_gradient(name, recurrent):
 @LSTM
 def test_a_gpu_comes_close_to_the_cpu(name, recurrent):
     net = network(name, recurrent, LIBRARY)
-    inputs = sequences(net, name, 5, 3)
+    seen = sequences(net, name, 5, 3)
     results = []
     for device in (CPU, torch.device("cuda")):
         weights = leaves(parameters_of(net, device=device))
-        found = net.unroll(weights, *(part.to(device) for part in inputs))
+        found = net.unroll(weights, on_device(seen, device))
         loss = sum(part.square().sum() for part in found)
         gradients = torch.autograd.grad(loss, list(weights.values()))
         results.append([part.cpu() for part in (*found, *gradients)])

@@ -126,7 +126,7 @@ def test_nature_values_equal_torchs_layers():
         for parameter, value in zip(reference.parameters(), views.values(), strict=True):
             parameter.copy_(first if value.shape == first.shape else value)
     frames = np.random.default_rng(0).integers(0, 256, (5, 4, 84, 84), dtype=np.uint8)
-    ours = network.values(parameters.views, network.inputs(torch.from_numpy(frames)))
+    ours = network.values(parameters.views, torch.from_numpy(frames))
     with torch.no_grad():
         theirs = reference(torch.from_numpy(frames).float() / 255)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
@@ -150,13 +150,13 @@ def test_mlp_values_equal_torchs_layers():
             parameter.copy_(value)
         states = torch.randn(6, 1, 4, generator=torch.Generator().manual_seed(0))
         expected = reference(states.flatten(1))
-    torch.testing.assert_close(network.values(parameters.views, network.inputs(states)), expected)
+    torch.testing.assert_close(network.values(parameters.views, states), expected)
 
 
 def test_inputs_are_scaled_and_channels_last():
     frames = torch.arange(2 * 4 * 84 * 84, dtype=torch.int64).remainder(256).to(torch.uint8)
     frames = frames.view(2, 4, 84, 84)
-    (inputs,) = nature().inputs(frames).seen
+    inputs = nature().prepare(frames)
     assert inputs.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(inputs, frames.float() / 255)
 
@@ -232,8 +232,8 @@ def test_gpu_values_are_close_to_the_cpus():
     on_gpu = Parameters(network.shapes, torch.device("cuda"))
     on_gpu.load(parameters.arrays())
     frames = torch.randint(0, 256, (8, 4, 84, 84), dtype=torch.uint8)
-    expected = network.values(parameters.views, network.inputs(frames))
-    found = network.values(on_gpu.views, network.inputs(frames.cuda()))
+    expected = network.values(parameters.views, frames)
+    found = network.values(on_gpu.views, frames.cuda())
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-4)
 
 
@@ -280,7 +280,7 @@ def test_declared_layers_equal_torchs(activation, products):
         for name, parameter in theirs.items():
             parameter.copy_(in_torchs_order(name, parameters.views[name]))
     frames = np.random.default_rng(0).integers(0, 256, (5, 1, 3, 9, 8), dtype=np.uint8)
-    values = network.values(leaves, network.inputs(torch.from_numpy(frames)))
+    values = network.values(leaves, torch.from_numpy(frames))
     expected = reference(torch.from_numpy(frames[:, 0]).float() / 255)
     torch.testing.assert_close(values, expected, rtol=1e-4, atol=1e-5)
     weights = torch.linspace(-1, 1, 10).view(5, 2)

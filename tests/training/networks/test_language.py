@@ -20,7 +20,7 @@ from capsule.training.layers.backends import FIXED_ORDER, LIBRARY
 from capsule.training.networks.feedforward import Parameters, initialize
 from capsule.training.networks.language import BABYAI_WORDS, NO_WORD, LanguageChannel, Vocabulary
 from capsule.training.state.streams import Stream
-from tests.training.networks.test_recurrent import CPU, leaves, parameters_of, same_bits
+from tests.training.networks.unrolls import CPU, leaves, parameters_of, same_bits
 
 BABYAI = Vocabulary(BABYAI_WORDS, 40)
 MISSIONS = (

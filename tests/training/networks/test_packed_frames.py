@@ -74,13 +74,13 @@ def test_a_q_network_reads_numbers_behind_its_convolutions(seen, torso, products
     plain = make_network(torso, **common(PLAIN, products))
     assert network.width == plain.width + STACK * NUMBERS
     parameters = initialized(network.shapes)
-    found = network.features(parameters.views, network.inputs(packed))
-    expected = plain.features(parameters.views, plain.inputs(images))
+    found = network.features(parameters.views, packed)
+    expected = plain.features(parameters.views, images)
     assert torch.equal(found[:, : plain.width], expected)
     assert torch.equal(found[:, plain.width :], numbers.flatten(1))
-    values = network.values(parameters.views, network.inputs(packed))
+    values = network.values(parameters.views, packed)
     changed = torch.from_numpy(PACKED.pack([images.numpy()], [numbers.numpy() + 1]))
-    assert not torch.equal(values, network.values(parameters.views, network.inputs(changed)))
+    assert not torch.equal(values, network.values(parameters.views, changed))
 
 
 @pytest.mark.parametrize("make", [make_recurrent_network, make_actor_critic_network])

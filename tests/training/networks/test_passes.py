@@ -48,7 +48,7 @@ def by_autograd(network, parameters, windows, gradient):
     """Return features, values, and the gradients that a pass has."""
     leaves = parameters.leaves()
     leaves[WIDE] = parameters.views[WIDE]
-    features = network.features(leaves, network.inputs(windows))
+    features = network.features(leaves, windows)
     outputs = network.wide(leaves, features)
     values = network.head(leaves, outputs)
     small = [leaf for name, leaf in leaves.items() if name != WIDE]
@@ -95,7 +95,7 @@ def test_any_number_of_observations_has_the_values_of_the_network():
     parameters.flat.copy_(torch.linspace(-0.2, 0.2, len(parameters.flat)))
     passes = PassesOfAnySize(network, parameters)
     frames = np.random.default_rng(0).integers(0, 2, (4, 2, 3, 10, 9), dtype=np.uint8)
-    expected = network.values(parameters.views, network.inputs(torch.from_numpy(frames))).numpy()
+    expected = network.values(parameters.views, torch.from_numpy(frames)).numpy()
     whole = passes(frames)
     assert all(same_bits(passes(frames[row : row + 1])[0], expected[row]) for row in range(4))
     assert same_bits(whole, expected)  # no later call changes it

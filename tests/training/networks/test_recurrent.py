@@ -1,6 +1,7 @@
 """Recurrent networks: sizes of the papers, torch.nn's values and gradients, resets, bits by row."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,14 +9,23 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from capsule.training.layers import kernels
 from capsule.training.layers.backends import FIXED_ORDER, LIBRARY
-from capsule.training.networks.feedforward import Parameters, initialize
-from capsule.training.networks.recurrent import _lstm, _maximum, make_recurrent_network
+from capsule.training.networks.recurrent import Sequences, _lstm, _maximum, make_recurrent_network
 from capsule.training.state.frames import FrameLayout
 from capsule.training.state.streams import Stream
+from tests.training.networks.unrolls import (
+    CPU,
+    assert_a_sequence_is_its_steps,
+    assert_instruction_sets_give_equal_bits,
+    assert_rows_get_alone_what_they_get_in_a_batch,
+    cut,
+    drawn,
+    leaves,
+    on_device,
+    parameters_of,
+    same_bits,
+)
 
-CPU = torch.device("cpu")
 KINDS = {  # torso: frame stack, shape of a frame, recurrent units
     "nature": (4, (84, 84), 24),
     "small-conv": (1, (4, 10, 10), 21),
@@ -39,38 +49,9 @@ def network(name="mlp", recurrent=True, products=FIXED_ORDER, actions=5):
     )
 
 
-def parameters_of(net, seed=0, device=CPU):
-    parameters = Parameters(net.shapes, CPU)
-    initialize(parameters, Stream("initialization", seed))
-    on_device = Parameters(net.shapes, device)
-    on_device.load(parameters.arrays())
-    return on_device
-
-
-def leaves(parameters):
-    return {name: view.detach().requires_grad_() for name, view in parameters.views.items()}
-
-
-def sequences(net, name, time, batch, seed=0):
-    """Draw observations, previous actions and rewards, states, and no resets."""
-    generator = torch.Generator().manual_seed(seed)
-    stack, shape, _ = KINDS[name]
-    if name == "mlp":
-        observations = torch.randn(time, batch, stack, *shape, generator=generator)
-    else:
-        top = 2 if name == "small-conv" else 256
-        size = (time, batch, stack, *shape)
-        observations = torch.randint(0, top, size, generator=generator, dtype=torch.uint8)
-    actions = torch.randint(-1, net.actions, (time, batch), generator=generator)
-    rewards = torch.randn(time, batch, generator=generator)
-    states = torch.randn(batch, *net.state_shape, generator=generator) / 2
-    return observations, actions, rewards, states, torch.zeros(time, batch, dtype=torch.bool)
-
-
-def same_bits(ours, expected):
-    return np.array_equal(
-        ours.detach().numpy().view(np.int32), expected.detach().numpy().view(np.int32)
-    )
+def sequences(net, name, time, batch):
+    """Draw sequences without resets."""
+    return drawn(net, name, *KINDS[name][:2], time, batch, resets=0.0)
 
 
 # --- sizes ----------------------------------------------------------------------------------------
@@ -202,7 +183,8 @@ def pooled(images):
     return functional.max_pool2d(padded, 3, 2)
 
 
-def reference(net, name, weights, observations, actions, rewards, states):
+def reference(net, name, weights, seen):
+    observations, actions, rewards, states, _, _ = seen
     time, batch = actions.shape
     features = reference_torso(name, weights, observations.flatten(0, 1))
     one_hot = functional.one_hot(actions + 1, net.actions + 1)[..., 1:].flatten(0, 1)
@@ -237,15 +219,11 @@ def reference(net, name, weights, observations, actions, rewards, states):
 @FEED_FORWARD
 def test_values_and_gradients_equal_torchs(name, recurrent, products):
     net = network(name, recurrent, products)
-    observations, actions, rewards, states, resets = sequences(net, name, 4, 3)
+    seen = sequences(net, name, 4, 3)
     results = []
-    for ours in (True, False):
-        weights, start = leaves(parameters_of(net)), states.clone().requires_grad_()
-        inputs = observations, actions, rewards, start
-        if ours:
-            values, after = net.unroll(weights, *inputs, resets)
-        else:
-            values, after = reference(net, name, weights, *inputs)
+    for unroll in (net.unroll, partial(reference, net, name)):
+        weights, start = leaves(parameters_of(net)), seen.states.clone().requires_grad_()
+        values, after = unroll(weights, seen._replace(states=start))
         factors = torch.randn(values.shape, generator=torch.Generator().manual_seed(1))
         loss = (factors * values).sum() + (after * torch.arange(after.numel()).view_as(after)).sum()
         wanted = [*weights.values(), *([start] if recurrent else [])]
@@ -281,33 +259,33 @@ def test_the_backward_pass_does_not_write_to_the_gradient_that_it_is_given(batch
 def test_a_duel_is_its_formula():
     net = network("mlp")
     weights = dict(parameters_of(net).views)
-    inputs = sequences(net, "mlp", 2, 3)
-    before, _ = net.unroll(weights, *inputs)
+    seen = sequences(net, "mlp", 2, 3)
+    before, _ = net.unroll(weights, seen)
     # A constant added to every advantage is taken away again; added to the value, it is kept.
     weights["advantage2.bias"] = weights["advantage2.bias"] + 3
-    torch.testing.assert_close(net.unroll(weights, *inputs)[0], before)
+    torch.testing.assert_close(net.unroll(weights, seen)[0], before)
     weights["value2.bias"] = weights["value2.bias"] + 3
-    torch.testing.assert_close(net.unroll(weights, *inputs)[0], before + 3)
+    torch.testing.assert_close(net.unroll(weights, seen)[0], before + 3)
     # With no weights in them, heads are their biases.
     for key in ("advantage2.weight", "value2.weight"):
         weights[key] = torch.zeros_like(weights[key])
     weights["advantage2.bias"] = torch.tensor([1.0, 2.0, 3.0, 4.0, 10.0])
     weights["value2.bias"] = torch.tensor([100.0])
     expected = torch.tensor([97.0, 98.0, 99.0, 100.0, 106.0]).expand(2, 3, 5)
-    torch.testing.assert_close(net.unroll(weights, *inputs)[0], expected)
+    torch.testing.assert_close(net.unroll(weights, seen)[0], expected)
 
 
 def test_the_previous_action_and_reward_reach_the_lstm():
     net = network("mlp")
     parameters = parameters_of(net).views
-    observations, _, rewards, states, resets = sequences(net, "mlp", 1, 6)
+    observations, _, rewards, states, resets, _ = sequences(net, "mlp", 1, 6)
     observations, states = observations[:, :1].expand(1, 6, 1, 4), states[:1].expand(6, 2, 13)
     actions = torch.arange(-1, 5).view(1, 6)
     alike = torch.zeros(1, 6)
-    values, _ = net.unroll(parameters, observations, actions, alike, states, resets)
+    values, _ = net.unroll(parameters, Sequences(observations, actions, alike, states, resets))
     assert len({tuple(row.tolist()) for row in values[0]}) == 6
     none = torch.full((1, 6), -1)
-    values, _ = net.unroll(parameters, observations, none, rewards, states, resets)
+    values, _ = net.unroll(parameters, Sequences(observations, none, rewards, states, resets))
     assert len({tuple(row.tolist()) for row in values[0]}) == 6
 
 
@@ -318,14 +296,7 @@ def test_the_previous_action_and_reward_reach_the_lstm():
 @FEED_FORWARD
 def test_a_sequence_is_its_steps_bit_for_bit(name, recurrent):
     net = network(name, recurrent)
-    parameters = parameters_of(net).views
-    *inputs, states, resets = sequences(net, name, 6, 3)
-    values, after = net.unroll(parameters, *inputs, states, resets)
-    for row in range(6):
-        one = [part[row : row + 1] for part in (*inputs, resets)]
-        found, states = net.unroll(parameters, *one[:3], states, one[3])
-        assert same_bits(found[0], values[row])
-    assert same_bits(states, after)
+    assert_a_sequence_is_its_steps(net, sequences(net, name, 6, 3))
 
 
 @pytest.mark.slow
@@ -333,30 +304,14 @@ def test_a_sequence_is_its_steps_bit_for_bit(name, recurrent):
 @FEED_FORWARD
 def test_a_row_alone_gets_what_it_gets_in_a_batch(name, recurrent):
     net = network(name, recurrent)
-    parameters = parameters_of(net).views
-    *inputs, states, resets = sequences(net, name, 2, 19)
-    resets[1, ::3] = True
-    values, after = net.unroll(parameters, *inputs, states, resets)
-    for part in (*(slice(row, row + 1) for row in range(19)), slice(3, 9)):
-        alone = [tensor[:, part] for tensor in (*inputs, resets)]
-        found, state = net.unroll(parameters, *alone[:3], states[part], alone[3])
-        assert same_bits(found, values[:, part])
-        assert same_bits(state, after[part])
+    seen = sequences(net, name, 2, 19)
+    seen.resets[1, ::3] = True
+    assert_rows_get_alone_what_they_get_in_a_batch(net, seen, slice(3, 9))
 
 
 def test_instruction_sets_give_equal_bits():
-    net, results = network("nature"), {}
-    inputs = sequences(net, "nature", 3, 5)
-    for name in ("AVX2", "AVX-512"):
-        if kernels.limit_instruction_set(name) == name:
-            weights = leaves(parameters_of(net))
-            values, after = net.unroll(weights, *inputs)
-            gradients = torch.autograd.grad(values.square().sum(), list(weights.values()))
-            results[name] = [values, after, *(part.contiguous() for part in gradients)]
-    kernels.limit_instruction_set("AVX-512")
-    first, *others = results.values()
-    for other in others:
-        assert all(same_bits(a, b) for a, b in zip(first, other, strict=True))
+    net = network("nature")
+    assert_instruction_sets_give_equal_bits(net, sequences(net, "nature", 3, 5))
 
 
 # --- resets ---------------------------------------------------------------------------------------
@@ -365,23 +320,22 @@ def test_instruction_sets_give_equal_bits():
 def test_a_reset_begins_a_second_unroll():
     net = network("mlp")
     parameters = parameters_of(net).views
-    *inputs, states, resets = sequences(net, "mlp", 7, 4)
-    resets[3] = True
-    values, after = net.unroll(parameters, *inputs, states, resets)
-    for part in (slice(0, 3), slice(3, 7)):
-        halves = [tensor[part] for tensor in (*inputs, resets)]
-        found, end = net.unroll(parameters, *halves[:3], states, halves[3])
-        assert same_bits(found, values[part])
+    seen = sequences(net, "mlp", 7, 4)
+    seen.resets[3] = True
+    values, after = net.unroll(parameters, seen)
+    for times in (slice(0, 3), slice(3, 7)):
+        found, end = net.unroll(parameters, cut(seen, times))
+        assert same_bits(found, values[times])
     assert same_bits(end, after)
 
 
 def test_only_the_sequence_that_is_reset_begins_again():
     net = network("mlp")
     parameters = parameters_of(net).views
-    *inputs, states, resets = sequences(net, "mlp", 5, 3)
-    without, _ = net.unroll(parameters, *inputs, states, resets)
-    resets[2, 1] = True
-    values, _ = net.unroll(parameters, *inputs, states, resets)
+    seen = sequences(net, "mlp", 5, 3)
+    without, _ = net.unroll(parameters, seen)
+    seen.resets[2, 1] = True
+    values, _ = net.unroll(parameters, seen)
     assert same_bits(values[:, (0, 2)], without[:, (0, 2)])
     assert same_bits(values[:2], without[:2])
     assert (values[2:, 1] != without[2:, 1]).all()
@@ -390,19 +344,18 @@ def test_only_the_sequence_that_is_reset_begins_again():
 def test_row_0_is_always_reset():
     net = network("mlp")
     parameters = parameters_of(net).views
-    *inputs, states, resets = sequences(net, "mlp", 3, 2)
-    expected, _ = net.unroll(parameters, *inputs, states, resets)
-    resets[0] = True
-    assert same_bits(net.unroll(parameters, *inputs, states, resets)[0], expected)
+    seen = sequences(net, "mlp", 3, 2)
+    expected, _ = net.unroll(parameters, seen)
+    seen.resets[0] = True
+    assert same_bits(net.unroll(parameters, seen)[0], expected)
 
 
 def test_no_gradient_flows_through_a_reset():
     net = network("mlp")
-    *inputs, states, resets = sequences(net, "mlp", 6, 2)
-    resets[4, 0] = True
-    rewards = inputs[2].clone().requires_grad_()
-    states.requires_grad_()
-    values, _ = net.unroll(parameters_of(net).views, inputs[0], inputs[1], rewards, states, resets)
+    seen = sequences(net, "mlp", 6, 2)
+    seen.resets[4, 0] = True
+    rewards, states = seen.previous_rewards.requires_grad_(), seen.states.requires_grad_()
+    values, _ = net.unroll(parameters_of(net).views, seen)
     reset, other = values[5, 0].square().sum(), values[5, 1].square().sum()
     through, start = torch.autograd.grad(reset, (rewards, states), retain_graph=True)
     assert (through[4:, 0] != 0).all()
@@ -416,15 +369,14 @@ def test_no_gradient_flows_through_a_reset():
 
 def test_gradients_with_resets_are_those_of_separate_unrolls():
     net = network("small-conv")
-    *inputs, states, resets = sequences(net, "small-conv", 6, 3)
-    resets[4] = True
+    seen = sequences(net, "small-conv", 6, 3)
+    seen.resets[4] = True
     weights = leaves(parameters_of(net))
-    values, _ = net.unroll(weights, *inputs, states, resets)
+    values, _ = net.unroll(weights, seen)
     whole = torch.autograd.grad(values.square().sum(), list(weights.values()))
     total = [torch.zeros_like(gradient) for gradient in whole]
-    for part in (slice(0, 4), slice(4, 6)):
-        halves = [tensor[part] for tensor in (*inputs, resets)]
-        found, _ = net.unroll(weights, *halves[:3], states, halves[3])
+    for times in (slice(0, 4), slice(4, 6)):
+        found, _ = net.unroll(weights, cut(seen, times))
         parts = torch.autograd.grad(found.square().sum(), list(weights.values()))
         total = [sum_ + gradient for sum_, gradient in zip(total, parts, strict=True)]
     for ours, expected in zip(whole, total, strict=True):
@@ -437,7 +389,7 @@ def test_gradients_with_resets_are_those_of_separate_unrolls():
 def test_every_parameter_gets_a_gradient(name, recurrent):
     net = network(name, recurrent)
     weights = leaves(parameters_of(net))
-    values, _ = net.unroll(weights, *sequences(net, name, 3, 4))
+    values, _ = net.unroll(weights, sequences(net, name, 3, 4))
     gradients = torch.autograd.grad(values[2].square().sum(), list(weights.values()))
     assert all(gradient.any() for gradient in gradients)
 
@@ -445,7 +397,7 @@ def test_every_parameter_gets_a_gradient(name, recurrent):
 def test_states_alone_may_be_wanted_without_a_gradient_for_them():
     net = network("mlp")
     weights = leaves(parameters_of(net))
-    _, after = net.unroll(weights, *sequences(net, "mlp", 2, 2))
+    _, after = net.unroll(weights, sequences(net, "mlp", 2, 2))
     gradient = torch.autograd.grad(after.sum(), [weights["lstm.recurrent.weight"]])[0]
     assert gradient.any()
 
@@ -456,12 +408,12 @@ def test_states_alone_may_be_wanted_without_a_gradient_for_them():
 @FEED_FORWARD
 def test_a_gpu_comes_close_to_the_cpu(name, recurrent):
     net = network(name, recurrent, LIBRARY)
-    inputs = sequences(net, name, 5, 3)
-    inputs[-1][2, 1] = True
+    seen = sequences(net, name, 5, 3)
+    seen.resets[2, 1] = True
     results = []
     for device in (CPU, torch.device("cuda")):
         weights = leaves(parameters_of(net, device=device))
-        values, after = net.unroll(weights, *(part.to(device) for part in inputs))
+        values, after = net.unroll(weights, on_device(seen, device))
         loss = values.square().sum() + after.sum()
         gradients = torch.autograd.grad(loss, list(weights.values()))
         results.append([part.cpu() for part in (values, after, *gradients)])

@@ -102,10 +102,10 @@ def test_a_q_network_is_that_of_torchs_own_layers(seen, torso, products):
     assert network.width == WIDTH
     views = initialized(network.shapes).views
     expected = features_of(torso, views, seen)
-    found = network.features(views, network.inputs(seen[-1]))
+    found = network.features(views, seen[-1])
     torch.testing.assert_close(found, expected)
     values = linear(views, "dense2", activated(torso, linear(views, "dense1", expected)))
-    torch.testing.assert_close(network.values(views, network.inputs(seen[-1])), values)
+    torch.testing.assert_close(network.values(views, seen[-1]), values)
 
 
 @MEMORIES

@@ -17,6 +17,7 @@ from capsule.training.acting.actor_worker import ActorRequest
 from capsule.training.acting.batched_actors import Inputs
 from capsule.training.environments import make_environment
 from capsule.training.layers.backends import LIBRARY
+from capsule.training.networks.recurrent import Sequences
 from capsule.training.r2d2.actor_worker import (
     EpsilonGreedyActor,
     Experience,
@@ -25,7 +26,6 @@ from capsule.training.r2d2.actor_worker import (
     stream_profiles,
 )
 from capsule.training.r2d2.cutting import SequenceLayout
-from capsule.training.r2d2.priorities import PriorityRule
 from capsule.training.r2d2.replay import Frames, SequenceReplay
 from capsule.training.state.streams import Stream
 from tests.training.acting.actor_networks import PlacedNetwork
@@ -72,11 +72,13 @@ def textbook(settings, actor, parameters, steps):
     def evaluate():
         return settings.network.unroll(
             parameters.views,
-            torch.from_numpy(np.stack(stack))[None, None],
-            torch.tensor([[action]]),
-            torch.tensor([[reward]], dtype=torch.float32),
-            state,
-            torch.ones(1, 1, dtype=torch.bool),
+            Sequences(
+                torch.from_numpy(np.stack(stack))[None, None],
+                torch.tensor([[action]]),
+                torch.tensor([[reward]], dtype=torch.float32),
+                state,
+                torch.ones(1, 1, dtype=torch.bool),
+            ),
         )
 
     stack, action, reward, state, age = begin(environment.reset())
@@ -168,7 +170,7 @@ def test_the_replay_memory_finds_every_recurrent_state_that_it_needs():
         slack=100,
         frames=Frames((4,), np.float32, 1),
         state_shape=(2, 1),
-        priorities=PriorityRule(0.9, 1e-6),
+        priority_exponent=0.9,
     )
     finished = []
     unknown = np.full((2, 1), np.nan, np.float32)

@@ -1,7 +1,5 @@
 """R2D2 as a spec says: how episodes are cut, its actors, its network and its replay memory."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,6 @@ from capsule.training.environments import make_environment
 from capsule.training.layers.backends import FIXED_ORDER, LIBRARY
 from capsule.training.r2d2.cutting import SequenceLayout
 from capsule.training.r2d2.factory import (
-    LOWEST_PRIORITY,
     actor_settings,
     make_network,
     replay_options,
@@ -46,21 +43,13 @@ def test_sequences_have_the_steps_of_the_spec_and_states_for_whole_targets():
     assert layout.rows == 4 + 8 + 3
 
 
-def test_sequences_may_be_cut_by_another_kind_of_layout():
-    @dataclass(frozen=True)
-    class Other(SequenceLayout):
-        pass
-
-    assert type(sequence_layout(parts()[1], Other)) is Other
-
-
 def test_actors_have_the_settings_of_the_spec():
     context, trainer, example = parts(
         trainer={"life_loss": "reset", "exploration_base": 0.3, "exploration_exponent": 5.0},
         determinism={"batch_invariance": False},
     )
     layout = sequence_layout(trainer)
-    settings = actor_settings(context, trainer, example, layout)
+    settings = actor_settings(context, trainer, example)
     assert settings.tasks == (context.spec.environment,)
     assert (settings.actors, settings.steps, settings.layout) == (6, 5, layout)
     assert (settings.life_loss, settings.exploration_base) == ("reset", 0.3)
@@ -71,7 +60,7 @@ def test_actors_have_the_settings_of_the_spec():
 
 def test_actors_act_on_the_cpu_whatever_the_learner_computes_on():
     context, trainer, example = parts(accelerator=ANY_GPU)
-    settings = actor_settings(context, trainer, example, sequence_layout(trainer))
+    settings = actor_settings(context, trainer, example)
     assert settings.network.products is FIXED_ORDER
     assert make_network(trainer, example, context.spec.accelerator).products is LIBRARY
     assert make_network(trainer, example, CpuAccelerator()).products is FIXED_ORDER
@@ -93,7 +82,7 @@ def test_the_replay_memory_keeps_what_the_spec_says():
     assert (options["actors"], options["capacity"]) == (6, 1_200)
     assert options["frames"] == Frames((4,), np.dtype(np.float32), 1)
     assert options["state_shape"] == (2, 16)
-    assert options["priorities"] == (0.5, LOWEST_PRIORITY)
+    assert options["priority_exponent"] == 0.5
     atari = options_of(*parts(BREAKOUT))
     assert atari["frames"] == Frames((84, 84), np.dtype(np.uint8), 4)
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from capsule.experiment.errors import CapsuleError
 from capsule.training.losses.r2d2 import n_step_returns
 from capsule.training.r2d2.cutting import SequenceLayout
-from capsule.training.r2d2.priorities import PriorityRule
+from capsule.training.r2d2.priorities import LOWEST_PRIORITY
 from capsule.training.r2d2.replay import Frames, SequenceReplay
 from capsule.training.state.streams import Stream
 
@@ -36,7 +36,6 @@ def memory(
     dtype=np.uint8,
     state_shape=(3,),
     exponent=1.0,
-    floor=1 / 64,
 ):
     """A memory that keeps ``entries`` of each actor."""
     return SequenceReplay(
@@ -47,7 +46,7 @@ def memory(
         slack=slack,
         frames=Frames(shape, dtype, stack),
         state_shape=state_shape,
-        priorities=PriorityRule(exponent, floor),
+        priority_exponent=exponent,
     )
 
 
@@ -386,7 +385,7 @@ def test_priorities_agree_with_the_naive_reference(data, layout):
         weights.update(dict.fromkeys(found, 0.0))
         kept = [n * actors + a for a in range(actors) for n in naive.kept(a)]
         if indices:
-            pairs = st.tuples(st.sampled_from(indices), st.integers(0, 640))
+            pairs = st.tuples(st.sampled_from(indices), st.integers(1, 640))
             changes = [(index, n / 64) for index, n in data.draw(st.lists(pairs, max_size=4))]
             replay.update_priorities(
                 np.array([index for index, _ in changes], np.int64),
@@ -394,7 +393,7 @@ def test_priorities_agree_with_the_naive_reference(data, layout):
             )
             for index, priority in changes:
                 if index in kept:
-                    weights[index] = max(priority, 1 / 64)
+                    weights[index] = priority
         drawn = naive_draw(replay, {index: weights[index] for index in kept}, layout, entries)
         if drawn is not None:
             draw = replay.sample(Stream("minibatch", 5), 9)
@@ -480,9 +479,9 @@ def test_probabilities_are_priorities_to_the_exponent():
     assert probabilities(ready(exponent=0.9)) == {n: w / total for n, w in enumerate(weights)}
 
 
-def test_low_priorities_count_as_the_floor():
-    replay = ready(floor=0.5)
-    replay.update_priorities(np.arange(4), np.array([0.0, 0.1, 0.5, 1.0]))
+def test_low_priorities_count_as_the_lowest():
+    replay = ready()
+    replay.update_priorities(np.arange(4), np.array([0.0, 0.1, 1.0, 2.0]) * LOWEST_PRIORITY)
     assert probabilities(replay) == {0: 0.2, 1: 0.2, 2: 0.2, 3: 0.4}
 
 
@@ -802,7 +801,10 @@ def test_four_million_atari_observations_take_less_than_32_gigabytes():
 
     def allocated(entries, slack):
         options = {"layout": paper, "actors": 1, "entries": entries, "slack": slack}
-        return memory(**options, shape=(84, 84), stack=4, state_shape=(2, 512)).nbytes
+        kept = memory(**options, shape=(84, 84), stack=4, state_shape=(2, 512))
+        rings = (kept._entries, kept._sequences)
+        arrays = [array for ring in rings for array in ring.fields.values()]
+        return sum(array.nbytes for array in (*arrays, kept._priorities.tree._nodes))
 
     sequences = (2560 - 1280) // 40
     growth = allocated(2560, 0) - allocated(1280, 0)

@@ -13,7 +13,7 @@ from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import SeedsSpec
 from capsule.experiment.trace import COMPONENTS, first_difference, read_trace, trace_heads
 from capsule.training.state.streams import make_streams
-from capsule.training.state.trace import Trace, leaf_digest
+from capsule.training.state.trace import Trace, arrays_digest
 
 TENSORS = {
     "gradient": {"w": "aa", "b": "bb"},
@@ -216,7 +216,6 @@ def test_the_earliest_component_in_data_flow_order_is_named(tmp_path):
 def test_equal_prefixes_differ_only_in_their_end(tmp_path):
     write(tmp_path / "a", 3)
     write(tmp_path / "b", 5)
-    assert first_difference(tmp_path / "a", tmp_path / "b", prefix=True) is None
     found = first_difference(tmp_path / "a", tmp_path / "b")
     assert (found.step, found.component, found.a, found.b) == (32, "end", None, "more")
 
@@ -229,7 +228,7 @@ def test_another_seed_names_its_stream(tmp_path):
     assert (found.step, found.component, found.name) == (8, "streams", "exploration")
 
 
-def test_leaf_digest_reads_elements_in_c_order():
+def test_the_digest_of_arrays_reads_elements_in_c_order():
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
-    assert leaf_digest(array) == xxhash.xxh3_128_hexdigest(array.tobytes())
-    assert leaf_digest(array.T) == xxhash.xxh3_128_hexdigest(array.T.tobytes())
+    assert arrays_digest([array]) == xxhash.xxh3_128_hexdigest(array.tobytes())
+    assert arrays_digest([array.T]) == xxhash.xxh3_128_hexdigest(array.T.tobytes())

@@ -54,21 +54,12 @@ class RequestingActor(Actor):
 
     def document(self) -> dict[str, Any]:
         """See :meth:`Actor.document`."""
-        return {
-            "environment": self.environment.state(),
-            "streams": {name: stream.state() for name, stream in self.streams.items()},
-            "requests": self.requests.state(),
-            "age": self.age,
-            "return": self.episode_return,
-        }
+        return super().document() | {"requests": self.requests.state()}
 
     def restore(self, document: Mapping[str, Any]) -> None:
         """See :meth:`Actor.restore`."""
-        self.environment.restore(document["environment"])
-        for name, stream in self.streams.items():
-            stream.restore(document["streams"][name])
+        super().restore(document)
         self.requests.restore(document["requests"])
-        self.age, self.episode_return = document["age"], document["return"]
 
 
 class UnrollWorker(ActorWorker[RequestingActor, Unroll]):
@@ -133,25 +124,11 @@ class UnrollWorker(ActorWorker[RequestingActor, Unroll]):
 
     def _blank(self, row: int) -> Unroll:
         """Return an unroll of which only the time before is known."""
-        example, steps, rows = self._actors[row].environment, self._length, self._length + 1
-        stack = self._rows.stacks[row]
-        shape = (len(stack) - 1 + rows, *example.frame_shape)
-        made = Unroll(
-            frames=np.zeros(shape, example.frame_dtype),
-            ages=np.zeros(rows, np.int64),
-            previous_actions=np.zeros(rows, np.int64),
-            previous_rewards=np.zeros(rows, np.float32),
-            instructions=np.zeros((rows, self._rows.instructions.shape[1]), np.int64),
-            acted=np.ones(steps, np.bool_),
-            actions=np.zeros(steps, np.int64),
-            log_behaviour=np.zeros(steps, np.float32),
-            rewards=np.zeros(steps),
-            terminals=np.zeros(steps, np.bool_),
-            state=self._rows.states[row].copy(),
-            returns=[],
-        )
+        made = Unroll.blank(self._length, self._actors[row].environment, self._network)
         # Each frame is kept once; the first stacks reach back over those before the unroll.
+        stack = self._rows.stacks[row]
         made.frames[: len(stack) - 1] = stack[:-1]
+        made.state[:] = self._rows.states[row]
         return made
 
     def _act(self, row: int, step: int, made: Unroll, action: int, logarithm: np.float32) -> None:
@@ -191,7 +168,8 @@ def logits_of(
     network: ActorCriticNetwork, parameters: Parameters, inputs: Inputs
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the logits of one step, float32 ``[rows, actions]``, and the states after it."""
-    logits, _, after = _unrolled(network, parameters, inputs)
+    # No row is said to begin an episode: _begin() has set the state of those that do to zero.
+    logits, _, after = network.unroll(parameters.views, inputs.step(reset=False))
     return logits[0], after
 
 
@@ -199,22 +177,5 @@ def baselines_of(
     network: ActorCriticNetwork, parameters: Parameters, inputs: Inputs
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the baseline of each row, float32 ``[rows, 1]``, and the states after the step."""
-    _, baselines, after = _unrolled(network, parameters, inputs)
+    _, baselines, after = network.unroll(parameters.views, inputs.step(reset=False))
     return baselines[0].unsqueeze(1), after
-
-
-def _unrolled(
-    network: ActorCriticNetwork, parameters: Parameters, inputs: Inputs
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Unroll a network for one step."""
-    observations, actions, rewards, states, instructions = inputs
-    # No row is said to begin an episode: _begin() has set the state of those that do to zero.
-    return network.unroll(
-        parameters.views,
-        observations.unsqueeze(0),
-        actions.unsqueeze(0),
-        rewards.unsqueeze(0),
-        states,
-        torch.zeros_like(actions, dtype=torch.bool).unsqueeze(0),
-        instructions.unsqueeze(0),
-    )

@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 
 from capsule.experiment.contract import StreamProfile
 from capsule.experiment.spec import SeedsSpec
-from capsule.training.acting.actor_worker import Snapshot, actor_streams, profiles_of
+from capsule.training.acting.actor_worker import Snapshot, profiles_of
 from capsule.training.acting.inference import request_account
-from capsule.training.state.streams import Account
+from capsule.training.environments import Environment
+from capsule.training.networks.actor_critic import ActorCriticNetwork
 
 
 class Unroll(NamedTuple):
@@ -59,6 +60,26 @@ class Unroll(NamedTuple):
     state: NDArray[np.float32]
     returns: list[float]
 
+    @classmethod
+    def blank(cls, steps: int, example: Environment, network: ActorCriticNetwork) -> Unroll:
+        """Return zeros for ``steps`` steps, in all of which an actor acts."""
+        rows = steps + 1
+        shape = (example.frame_stack - 1 + rows, *example.frame_shape)
+        return cls(
+            frames=np.zeros(shape, example.frame_dtype),
+            ages=np.zeros(rows, np.int64),
+            previous_actions=np.zeros(rows, np.int64),
+            previous_rewards=np.zeros(rows, np.float32),
+            instructions=np.zeros((rows, network.words), np.int64),
+            acted=np.ones(steps, np.bool_),
+            actions=np.zeros(steps, np.int64),
+            log_behaviour=np.zeros(steps, np.float32),
+            rewards=np.zeros(steps),
+            terminals=np.zeros(steps, np.bool_),
+            state=np.zeros(network.state_shape, np.float32),
+            returns=[],
+        )
+
     def digest(self) -> str:
         """Return the XXH3-64 of all of it, hexadecimal."""
         digest = xxhash.xxh3_64()
@@ -73,14 +94,10 @@ def stream_profiles(seeds: SeedsSpec, actor: int, snapshot: Snapshot) -> list[St
     That of ``exploration`` is among them if every request was answered from it.
     """
     requests = snapshot.document["requests"]
-    accounts: list[tuple[Account, dict[str, Any]]] = [
-        (stream, snapshot.document["streams"][name])
-        for name, stream in actor_streams(seeds, actor).items()
-    ]
     # Otherwise some words came from streams of replicas, which keep no account.
-    if requests["own_stream"] == requests["draws"]:
-        accounts.append((request_account(seeds, actor), requests))
-    return profiles_of(accounts, actor)
+    known = requests["own_stream"] == requests["draws"]
+    own = [(request_account(seeds, actor), requests)] if known else []
+    return profiles_of(seeds, actor, snapshot, *own)
 
 
 def stacked(unrolls: Sequence[Unroll], frame_stack: int) -> NDArray[Any]:

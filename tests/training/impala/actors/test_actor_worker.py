@@ -12,7 +12,7 @@ import torch
 
 from capsule.experiment.canonical import canonical_json
 from capsule.experiment.errors import CapsuleError
-from capsule.training.acting.actor_worker import ActorRequest, actor_streams
+from capsule.training.acting.actor_worker import ActorRequest, Snapshot, actor_streams
 from capsule.training.acting.batched_actors import Inputs
 from capsule.training.environments import make_environment
 from capsule.training.impala.actors.actor_worker import (
@@ -22,8 +22,8 @@ from capsule.training.impala.actors.actor_worker import (
     logits_of,
 )
 from capsule.training.impala.actors.unrolls import stacked
-from capsule.training.impala.learner import _document, _snapshot
 from capsule.training.layers.backends import FIXED_ORDER, LIBRARY
+from capsule.training.networks.recurrent import Sequences
 from capsule.training.state.streams import RequestWords, Stream, uniform_of
 from tests.training.impala import tasks as impala_tasks
 from tests.training.impala.actors.conftest import (
@@ -86,11 +86,13 @@ def textbook(settings, actor, versions):
                 continue
             logits, _, now.state = settings.network.unroll(
                 parameters.views,
-                torch.from_numpy(np.stack(now.stack))[None, None],
-                torch.tensor([[now.action]]),
-                torch.tensor([[now.reward]], dtype=torch.float32),
-                now.state,
-                torch.zeros(1, 1, dtype=torch.bool),
+                Sequences(
+                    torch.from_numpy(np.stack(now.stack))[None, None],
+                    torch.tensor([[now.action]]),
+                    torch.tensor([[now.reward]], dtype=torch.float32),
+                    now.state,
+                    torch.zeros(1, 1, dtype=torch.bool),
+                ),
             )
             mu = logits[0, 0].detach().double().softmax(0)
             uniform = uniform_of(words.word(next(requests)))
@@ -244,7 +246,7 @@ def test_parameters_are_copied_and_kept_as_long_as_the_lag_asks_for():
 
 def saved(snapshot):
     """Return a snapshot as a run that is resumed reads it."""
-    return _snapshot(json.loads(canonical_json(_document(snapshot))))
+    return Snapshot.of(json.loads(canonical_json(snapshot.saved())))
 
 
 @pytest.mark.slow
@@ -268,7 +270,7 @@ def test_a_snapshot_goes_on_elsewhere_to_the_same_bits(name, length):
     found = play(other, actors, [3, 3, 4], settings)
     for ours, theirs in zip(itertools.chain(*found), itertools.chain(*expected), strict=True):
         assert same(ours.made, theirs.made)
-        assert canonical_json(_document(ours.after)) == canonical_json(_document(theirs.after))
+        assert canonical_json(ours.after.saved()) == canonical_json(theirs.after.saved())
     alone = UnrollWorker(settings, [0])
     alone.restore({0: saved(before[1][0].after)})
     assert same(play(alone, [0], [2], settings)[0][0].made, before[2][0].made)
@@ -286,9 +288,9 @@ def test_a_snapshot_is_not_written_to_as_its_actor_goes_on():
     settings = settings_of("cartpole")
     worker = UnrollWorker(settings, [0])
     ((first,),) = play(worker, [0], [0], settings)
-    kept = canonical_json(_document(first.after)), first.made.digest()
+    kept = canonical_json(first.after.saved()), first.made.digest()
     play(worker, [0], [1], settings)
-    assert (canonical_json(_document(first.after)), first.made.digest()) == kept
+    assert (canonical_json(first.after.saved()), first.made.digest()) == kept
 
 
 # --- the parts ------------------------------------------------------------------------------------
@@ -331,7 +333,7 @@ def test_a_step_continues_from_the_states_that_it_is_given():
         parts = (torch.stack(pair) for pair in zip(first[:3], second[:3], strict=True))
         resets = torch.zeros(2, 3, dtype=torch.bool)
         unrolled, _, states = settings.network.unroll(
-            parameters.views, *parts, first.states, resets
+            parameters.views, Sequences(*parts, first.states, resets)
         )
     assert (logits != other).any()
     assert torch.equal(unrolled[1], last)

@@ -20,6 +20,7 @@ from capsule.training.impala.actors.actor_worker import UnrollSettings
 from capsule.training.impala.actors.probes import probe, uniforms
 from capsule.training.layers.backends import FIXED_ORDER
 from capsule.training.networks.actor_critic import make_actor_critic_network
+from capsule.training.networks.recurrent import Sequences
 from capsule.training.state.streams import Stream
 from tests.training.impala.actors.conftest import SEEDS, settings_of
 
@@ -80,11 +81,13 @@ def test_the_inputs_that_replicas_are_asked_for_are_packed(numbers):
     resets = torch.zeros((3, 4), dtype=torch.bool)
     logits, *_ = settings.network.unroll(
         parameters.views,
-        inputs.observations,
-        inputs.previous_actions,
-        inputs.previous_rewards,
-        inputs.states,
-        resets,
+        Sequences(
+            inputs.observations,
+            inputs.previous_actions,
+            inputs.previous_rewards,
+            inputs.states,
+            resets,
+        ),
     )
     assert torch.isfinite(logits).all()
 

@@ -12,6 +12,7 @@ from capsule.training.determinism import cpu
 from capsule.training.impala.actors.actor_worker import UnrollSettings
 from capsule.training.impala.actors.probes import probe, uniforms
 from capsule.training.layers import kernels
+from capsule.training.networks.recurrent import Sequences
 
 _ROWS, _BATCH = 5, 16  # steps, more than one; and as many actors as the libraries are given at once
 
@@ -38,10 +39,9 @@ def pass_digest(settings: UnrollSettings) -> str:
 def _pass(settings: UnrollSettings) -> Iterable[torch.Tensor]:
     parameters, inputs, stream = probe(settings, (_ROWS, _BATCH))
     leaves = {n: view.detach().requires_grad_() for n, view in parameters.views.items()}
-    observations, actions, rewards, states, instructions = inputs
-    begins = torch.zeros_like(actions, dtype=torch.bool)
-    seen = observations, actions, rewards, states, begins
-    logits, baselines, after = settings.network.unroll(leaves, *seen, instructions)
+    begins = torch.zeros_like(inputs.previous_actions, dtype=torch.bool)
+    seen = Sequences(*inputs[:-1], begins, inputs.instructions)
+    logits, baselines, after = settings.network.unroll(leaves, seen)
     flows = [uniforms(stream, *logits.shape) - 0.5, uniforms(stream, *baselines.shape) - 0.5]
     gradients = torch.autograd.grad([logits, baselines], list(leaves.values()), flows)
     # Actions are drawn from what this kernel gives (act()), so its bits count as well.
