@@ -81,8 +81,8 @@ def command(
     from capsule.host.platform import require_execution
     from capsule.image.cache import Cache
     from capsule.image.data.places import find_data
-    from capsule.machine.compare import check_requirements, gpu_warning
     from capsule.machine.fingerprint import take_fingerprint
+    from capsule.machine.requirements import check_requirements, gpu_warning
     from capsule.report.diagnosis import show_ledger
     from capsule.report.progress import open_reporter
 

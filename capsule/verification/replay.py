@@ -25,8 +25,8 @@ from capsule.host.errors import CapsuleError
 from capsule.host.reporter import Reporter
 from capsule.host.wording import counted
 from capsule.image.cache import Cache
-from capsule.machine.compare import check_requirements
 from capsule.machine.fingerprint import take_fingerprint
+from capsule.machine.requirements import check_requirements
 from capsule.verification.execution.admission import (
     check_code,
     confined_engine,

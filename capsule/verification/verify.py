@@ -19,15 +19,10 @@ from capsule.host.errors import CapsuleError, ExitCode, refusal_of
 from capsule.host.reporter import Reporter
 from capsule.image.cache import Cache
 from capsule.image.closure import check_packages
-from capsule.machine.compare import (
-    check_requirements,
-    compare,
-    expected_grade,
-    gpu_warning,
-    unrepeatable,
-)
+from capsule.machine.compare import compare, expected_grade, unrepeatable
 from capsule.machine.fingerprint import take_fingerprint
 from capsule.machine.kind import machine_kind
+from capsule.machine.requirements import check_requirements, gpu_warning
 from capsule.verification.analysis.divergence import analyse, compare_results
 from capsule.verification.execution.admission import (
     check_code,
