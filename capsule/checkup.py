@@ -41,10 +41,10 @@ from capsule.image.resolution.debian import shipped_base
 from capsule.image.resolution.fetch import fetch_debian
 from capsule.image.resolution.sources import machine_sources
 from capsule.image.resolution.wheels import compile_wheels
-from capsule.machine.compare import NEEDED_FLAGS
 from capsule.machine.devices import VISIBLE, Device, read_devices, visible_devices
 from capsule.machine.fingerprint import read_cpu
 from capsule.machine.gpu import LOADED, NOT_FOUND, load_nvml, read_gpus
+from capsule.machine.requirements import NEEDED_FLAGS
 from capsule.machine.self_test import GpuSelfTest, SelfTest
 
 Status = Literal["ok", "warning", "problem", "unchecked"]

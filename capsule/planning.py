@@ -25,17 +25,8 @@ from capsule.image.assembly.assemble import known_identity, reference_of
 from capsule.image.assembly.base import shipped_layer
 from capsule.image.cache import Cache
 from capsule.image.distribution import distribution_of
-from capsule.image.lockfile import (
-    Pins,
-    capture,
-    find_pins,
-    lock_path,
-    locked_image,
-    names_lock,
-    pinned_already,
-    pins_fit,
-    read_lock,
-)
+from capsule.image.lockfile import earlier_lock, lock_path, names_lock, pinned_already, read_lock
+from capsule.image.pinning import Pins, capture, find_pins, locked_image, pins_fit
 from capsule.image.recipe import recipe_for
 from capsule.image.resolution.fetch import locate
 from capsule.image.resolution.sources import machine_sources
@@ -291,10 +282,10 @@ def _pin(path: Path, overrides: Sequence[str], scratch: Cache, progress: Progres
     """Find the pins of a spec as ``capsule lock`` does; the base layer is not made for them."""
     spec, beside = load_spec(path, overrides), lock_path(path)
     recipe = recipe_for(spec)
-    previous = read_lock(beside) if beside.exists() else None
-    kept = previous is not None and pins_fit(previous, spec)
+    previous = earlier_lock(beside)
+    kept = previous is not None and pins_fit(previous, spec, recipe)
     project = capture(spec, beside, scratch, progress, [path])
-    pins = find_pins(spec, scratch, previous=previous, progress=progress)
+    pins = find_pins(spec, recipe, scratch, previous=previous, progress=progress)
     base, lock = pins.base or shipped_layer(pins.debian, recipe), None
     # Data sets are neither hashed nor downloaded for a plan.
     data = None if previous is None else previous.data

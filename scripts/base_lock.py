@@ -40,8 +40,7 @@ def main(distribution: Distribution, *, refresh: bool) -> None:
         )
     else:
         packages = shipped_base(distribution).packages
-    if missing := [package for package in packages if not cache.has(package.sha256)]:
-        fetch_debian(distribution.vendor, missing, cache, sources, _ignore)
+    fetch_debian(distribution.vendor, packages, cache, sources, _ignore)
     layers: dict[str, str] = {}
     for recipe in recipes:
         chosen = [package for package in packages if package.name in recipe.debian]

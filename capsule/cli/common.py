@@ -150,13 +150,8 @@ def locked(
     """
     from capsule.experiment.spec import SourcesSpec
     from capsule.host.spec_file import load_spec
-    from capsule.image.lockfile import (
-        lock_path,
-        names_lock,
-        obtain_lock,
-        pinned_already,
-        read_lock,
-    )
+    from capsule.image.lockfile import lock_path, names_lock, pinned_already, read_lock
+    from capsule.image.pinning import obtain_lock
 
     if names_lock(path):
         if overrides or refresh or refresh_base or refresh_data:

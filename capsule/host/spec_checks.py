@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 from capsule.experiment.fields import is_given
 from capsule.experiment.spec import (
@@ -29,8 +30,11 @@ from capsule.experiment.trainers import (
     ModuleSpec,
     R2d2Trainer,
 )
+from capsule.host.folders import user_path
 from capsule.host.validation import FIX_OF_PACKAGES, Wrong
+from capsule.host.yaml_document import FieldPath, dotted
 
+_SCHEMES = ("https", "http", "file")  # of package indexes and mirrors
 _OF_REQUESTS = ("batch_invariance", "request_seeds", "deterministic_routing")
 _FRAMES_PER_MINUTE = 60 * 60
 # What one document of a bundle can hold: readers accept 64 MiB, 2,000,000 values and 10,000 files
@@ -47,14 +51,49 @@ _PLACE = re.compile(r"[^;@]*/.*|\S*\.(txt|in|toml|yml|whl|zip|gz)", re.IGNORECAS
 
 
 def wrong_settings(spec: Spec) -> Iterator[Wrong]:
-    """Yield the settings of a spec that have no effect, or that end the run."""
+    """Yield the settings of a spec that have no effect, that name no place, or that end the run."""
     trainer = spec.trainer
+    yield from _of_places(spec)
     yield from _of_packages(spec)
     yield from _randomness(spec)
     if not isinstance(trainer, ImpalaTrainer):
         yield from _without_requests(spec.determinism, trainer)
     if not isinstance(trainer, CommandTrainer):
         yield from _of_training(spec.training())
+
+
+def _of_places(spec: Spec) -> Iterator[Wrong]:
+    """Yield paths and addresses that cannot lead anywhere on this machine."""
+    for path, text in _places(spec):
+        try:
+            scheme = "" if path[-1] == "path" else urlsplit(text).scheme
+            if _is_address(path):
+                if scheme not in _SCHEMES:
+                    raise ValueError(f"an address begins with {', '.join(_SCHEMES)}")
+            elif not scheme:
+                user_path(text)
+        except ValueError as error:
+            yield Wrong(path, f": {text!r} is not usable: {error}", f"Change {dotted(path)}.")
+
+
+def _places(spec: Spec) -> Iterator[tuple[FieldPath, str]]:
+    """Yield the paths and addresses of a spec, with their fields."""
+    if spec.code is not None:
+        yield ("code", "path"), spec.code.path
+    for name, data in (spec.data or {}).items():
+        for field, text in (("path", data.path), ("url", data.url)):
+            if text is not None:
+                yield ("data", name, field), text
+    if spec.image.sources.index is not None:
+        yield ("image", "sources", "index"), spec.image.sources.index
+    for field in ("extra_indexes", "find_links", "debian"):
+        for position, text in enumerate(getattr(spec.image.sources, field)):
+            yield ("image", "sources", field, position), text
+
+
+def _is_address(path: FieldPath) -> bool:
+    """Tell whether a field holds no path, so that pip, uv or Capsule would ignore one."""
+    return path[0] == "image" and path[2] in ("index", "extra_indexes", "debian")
 
 
 def _of_training(spec: TrainingSpec) -> Iterator[Wrong]:

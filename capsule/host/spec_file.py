@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,14 +11,11 @@ from pydantic import ValidationError
 
 from capsule.experiment.evaluation import StartSet
 from capsule.experiment.spec import Spec
-from capsule.host.encoding import is_utf8
 from capsule.host.errors import CapsuleError
 from capsule.host.folders import user_path
 from capsule.host.spec_checks import wrong_settings
-from capsule.host.validation import Wrong, rejected, validate
-from capsule.host.yaml_document import MAX_BYTES, FieldPath, YamlDocument, dotted
-
-_SCHEMES = ("https", "http", "file")  # of package indexes and mirrors
+from capsule.host.validation import rejected, validate
+from capsule.host.yaml_document import MAX_BYTES, YamlDocument, dotted
 
 
 def load_spec(path: Path, overrides: Sequence[str] = (), *, for_lock: bool = True) -> Spec:
@@ -36,14 +33,14 @@ def load_spec(path: Path, overrides: Sequence[str] = (), *, for_lock: bool = Tru
             CAP-S004 a bad override, CAP-S010 evaluation.start_set does not name a start set.
     """
     document = YamlDocument.load(path, "spec")
-    _apply(overrides, document)
+    document.override(overrides)
     return spec_of(document, path.parent, for_lock=for_lock)
 
 
 def parse_spec(data: bytes, name: str, overrides: Sequence[str] = ()) -> Spec:
     """Parse spec ``data`` (YAML or JSON), which may not name files. See :func:`load_spec`."""
     document = YamlDocument(data, name, "spec")
-    _apply(overrides, document)
+    document.override(overrides)
     return validate(document, Spec)
 
 
@@ -60,7 +57,7 @@ def spec_of(document: YamlDocument, folder: Path, *, for_lock: bool = True) -> S
     spec = validate(document, Spec)
     if not for_lock:
         return spec
-    if wrong := [*_wrong_places(spec), *wrong_settings(spec)]:
+    if wrong := list(wrong_settings(spec)):
         raise rejected(document, wrong)
     return _with_absolute_links(spec, folder)
 
@@ -87,31 +84,6 @@ def close_patterns(node: Any) -> None:
     elif isinstance(node, list):
         for child in node:
             close_patterns(child)
-
-
-def _apply(overrides: Sequence[str], document: YamlDocument) -> None:
-    """Set dotted fields as ``--set`` gives them."""
-    for override in overrides:
-        if not is_utf8(override):
-            raise CapsuleError(
-                "CAP-S004", f"override {override!a} is not UTF-8", fix="Write the value in UTF-8."
-            )
-        name, separator, text = override.partition("=")
-        if not separator or not all(name.split(".")):
-            raise CapsuleError(
-                "CAP-S004",
-                f"override {override!r} is not section.field=value",
-                fix="Write, for example, --set seeds.root=1.",
-            )
-        # By the rules of the file, so that a value means the same on the command line and in it.
-        given = YamlDocument(f"value: {text}".encode(), f"--set {name}", "spec")
-        if len(given.tree) > 1:  # a line break in the text began further keys
-            raise CapsuleError(
-                "CAP-S004",
-                f"override {override!r} is more than one value",
-                fix="Use one --set for each field.",
-            )
-        document.set(name, given.tree["value"], "set on the command line")
 
 
 def read_start_set(path: Path, field: str = "start set") -> StartSet:
@@ -147,40 +119,6 @@ def _pin_start_set(tree: Any, folder: Path) -> None:
     if isinstance(evaluation, dict) and isinstance(evaluation.get("start_set"), str):
         found = read_start_set(folder / evaluation["start_set"], "evaluation.start_set")
         evaluation["start_set"] = found.model_dump(mode="json", by_alias=True)
-
-
-def _wrong_places(spec: Spec) -> Iterator[Wrong]:
-    """Yield paths and addresses that cannot lead anywhere on this machine."""
-    for path, text in _places(spec):
-        try:
-            scheme = "" if path[-1] == "path" else urlsplit(text).scheme
-            if _is_address(path):
-                if scheme not in _SCHEMES:
-                    raise ValueError(f"an address begins with {', '.join(_SCHEMES)}")
-            elif not scheme:
-                user_path(text)
-        except ValueError as error:
-            yield Wrong(path, f": {text!r} is not usable: {error}", f"Change {dotted(path)}.")
-
-
-def _places(spec: Spec) -> Iterator[tuple[FieldPath, str]]:
-    """Yield the paths and addresses of a spec, with their fields."""
-    if spec.code is not None:
-        yield ("code", "path"), spec.code.path
-    for name, data in (spec.data or {}).items():
-        for field, text in (("path", data.path), ("url", data.url)):
-            if text is not None:
-                yield ("data", name, field), text
-    if spec.image.sources.index is not None:
-        yield ("image", "sources", "index"), spec.image.sources.index
-    for field in ("extra_indexes", "find_links", "debian"):
-        for position, text in enumerate(getattr(spec.image.sources, field)):
-            yield ("image", "sources", field, position), text
-
-
-def _is_address(path: FieldPath) -> bool:
-    """Tell whether a field holds no path, so that pip, uv or Capsule would ignore one."""
-    return path[0] == "image" and path[2] in ("index", "extra_indexes", "debian")
 
 
 def _with_absolute_links(spec: Spec, folder: Path) -> Spec:

@@ -7,6 +7,7 @@ import copy
 import io
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -85,6 +86,37 @@ class YamlDocument:
     def copy(self) -> YamlDocument:
         """Return an independent copy."""
         return copy.deepcopy(self)
+
+    def override(self, settings: Sequence[str]) -> None:
+        """Set dotted fields as ``--set`` gives them, as ``section.field=value``.
+
+        Raises:
+            CapsuleError: CAP-S004, one is malformed; CAP-S002, a value is not YAML.
+        """
+        for setting in settings:
+            if not is_utf8(setting):
+                raise CapsuleError(
+                    "CAP-S004",
+                    f"override {setting!a} is not UTF-8",
+                    fix="Write the value in UTF-8.",
+                )
+            name, separator, text = setting.partition("=")
+            if not separator or not all(name.split(".")):
+                raise CapsuleError(
+                    "CAP-S004",
+                    f"override {setting!r} is not section.field=value",
+                    fix="Write, for example, --set seeds.root=1.",
+                )
+            # By the rules of the file, so that a value means the same on the command line and in
+            # it.
+            given = YamlDocument(f"value: {text}".encode(), f"--set {name}", "spec")
+            if len(given.tree) > 1:  # a line break in the text began further keys
+                raise CapsuleError(
+                    "CAP-S004",
+                    f"override {setting!r} is more than one value",
+                    fix="Use one --set for each field.",
+                )
+            self.set(name, given.tree["value"], "set on the command line")
 
     def set(self, field: str, value: Any, where: str) -> None:
         """Set a field of a section, and note where that was asked for.

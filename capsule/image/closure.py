@@ -103,13 +103,13 @@ def check_packages(lock: Lock, cache: Cache, *, debian: bool) -> Packages:
     # The lock names its recipe by digest, but it does not show whether this installation has it.
     known = f"{recipe and recipe.digest()} {debian}".encode()
     parts = (lock.image.document(), lock.spec.image.document(), known)
-    found = cache.document("packages", parts, lambda: _check(lock, cache, debian=debian))
+    found = cache.document("packages", parts, lambda: _check(lock, recipe, cache, debian=debian))
     return Packages(**{name: tuple(each) for name, each in json.loads(found).items()})
 
 
-def _check(lock: Lock, cache: Cache, *, debian: bool) -> bytes:
+def _check(lock: Lock, recipe: Recipe | None, cache: Cache, *, debian: bool) -> bytes:
     """Read the packages, and return the fields of :class:`Packages` as JSON."""
-    recipe, wheels = recipe_of(lock), {wheel.name: wheel for wheel in lock.image.wheels}
+    wheels = {wheel.name: wheel for wheel in lock.image.wheels}
     distribution = distribution_of(lock.spec.image)
     startup, requires, modules = [], {}, dict[str, tuple[str, str]]()
     for wheel in wheels.values():

@@ -6,8 +6,8 @@ from pydantic import Field
 
 from capsule.experiment.fields import Model
 from capsule.experiment.spec import CudaAccelerator, Spec
-from capsule.machine.compare import select_gpu
 from capsule.machine.fingerprint import Fingerprint
+from capsule.machine.requirements import select_gpu
 
 
 class MachineKind(Model):

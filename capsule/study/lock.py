@@ -28,7 +28,8 @@ from capsule.host.errors import CapsuleError
 from capsule.host.spec_file import read_start_set
 from capsule.image.cache import Cache
 from capsule.image.data.capture import capture_data
-from capsule.image.lockfile import capture, read_lock, resolve
+from capsule.image.lockfile import read_lock
+from capsule.image.pinning import capture, resolve
 from capsule.study.members import PlannedMember, plan_members
 from capsule.study.spec import StudySpec
 from capsule.study.study_file import START_SET, StudyFile
@@ -162,7 +163,7 @@ def lock_study(
         file: The study and its base.
         starts: The start sequences of all members, if the study has one run rank them.
         previous: An earlier lock of the study.
-        cache: As of :func:`capsule.image.lockfile.resolve`.
+        cache: As of :func:`capsule.image.pinning.resolve`.
         progress: Told about each stage.
         refresh: Keep no pins, but resolve all packages again.
 

@@ -20,8 +20,9 @@ from capsule.host.errors import CapsuleError
 from capsule.host.reporter import Reporter
 from capsule.host.wording import counted
 from capsule.image.cache import Cache
-from capsule.machine.compare import check_requirements, expected_of_unknown, gpu_warning
+from capsule.machine.compare import expected_of_unknown
 from capsule.machine.fingerprint import Fingerprint, take_fingerprint
+from capsule.machine.requirements import check_requirements, gpu_warning
 from capsule.study.results import MemberResult, StudyResults
 from capsule.verification.execution.admission import (
     check_code,

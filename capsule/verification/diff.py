@@ -24,8 +24,9 @@ from capsule.host.owner import temporary_folder
 from capsule.host.reporter import Reporter
 from capsule.image.cache import Cache
 from capsule.image.data.places import find_data
-from capsule.machine.compare import gpu_difference, gpu_warning
+from capsule.machine.compare import gpu_difference
 from capsule.machine.fingerprint import take_fingerprint
+from capsule.machine.requirements import gpu_warning
 from capsule.verification.analysis.bisection import (
     Source,
     bisect,

@@ -25,14 +25,13 @@ from capsule.host.errors import CapsuleError
 from capsule.host.reporter import Reporter
 from capsule.host.wording import counted
 from capsule.image.cache import Cache
-from capsule.machine.compare import check_requirements
 from capsule.machine.fingerprint import take_fingerprint
+from capsule.machine.requirements import check_requirements
 from capsule.verification.execution.admission import (
     check_code,
     confined_engine,
     prepare_executor,
     require_claimed_image,
-    require_trust,
 )
 from capsule.verification.execution.reexecution import reexecution_folder
 from capsule.verification.integrity.consistency import check_consistency
@@ -85,7 +84,7 @@ def replayed(
     with open_bundle(request.bundle, request.trust) as bundle:
         run = RecordedRun.read(bundle)
         check_consistency(run)
-        require_trust(request, bundle)
+        request.require_trust(bundle)
         claimed, order = _order(run, episode)
         engine = confined_engine(request, run, reporter.note)
         if unmet := check_requirements(run.lock, take_fingerprint(engine.describe())):

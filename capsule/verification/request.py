@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from capsule.bundle import run_bundle
 from capsule.bundle.archive import UntrustedError
+from capsule.bundle.bundle import OpenedBundle
 from capsule.bundle.claims import Claims
 from capsule.bundle.trust import TrustPolicy
 from capsule.engine.select import EngineChoice
@@ -262,6 +264,30 @@ class VerifyRequest:
                 fix="Remove --allow-untrusted, or remove the options that name trusted keys.",
             )
 
+    def unchecked(self, bundle: OpenedBundle) -> Iterator[str]:
+        """Yield the members that this request does not check, and another one would."""
+        if run_bundle.IMAGE_ARCHIVE in bundle.files and self.image != "embedded":
+            yield run_bundle.IMAGE_ARCHIVE
+        if self.mode.name != "segments":
+            yield from (path for path in bundle.files if path.startswith(run_bundle.STATES))
+
+    def require_trust(self, bundle: OpenedBundle) -> None:
+        """Reject a bundle without a trusted signature, unless the user accepts that.
+
+        Raises:
+            CapsuleError: CAP-V002.
+        """
+        if bundle.authentic or self.allow_untrusted:
+            return
+        raise UntrustedError(
+            "CAP-V002",
+            f"the bundle is intact and names {bundle.fingerprint} as its signer, but no key "
+            "was given to check this",
+            fix="Get the signer's public key from a source you trust, then pass --key, or add "
+            "the key to the file allowed_signers in your configuration folder; or pass "
+            "--allow-untrusted to check everything but who signed it.",
+        )
+
 
 def parse_image(choice: ImageChoice, pull: str | None) -> tuple[ImageChoice, Reference | None]:
     """Return which image to execute, and its place in a registry if it is to be pulled.
@@ -332,13 +358,6 @@ def parse_limits(texts: Sequence[str]) -> dict[str, int]:
             )
         limits[name] = int(number)
     return limits
-
-
-def lowered(limits: LimitsSpec, wanted: Mapping[str, int]) -> LimitsSpec:
-    """Return the bundle's limits, none above what the verifier wants."""
-    return limits.model_copy(
-        update={name: min(value, getattr(limits, name)) for name, value in wanted.items()}
-    )
 
 
 def _differences(wanted: Any, found: Any, path: tuple[str, ...]) -> Iterator[str]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from capsule.bundle import run_bundle
 from capsule.bundle.archive import UntrustedError
-from capsule.bundle.bundle import OpenedBundle, open_bundle
+from capsule.bundle.bundle import open_bundle
 from capsule.bundle.claims import ProgramClaims
 from capsule.bundle.run_bundle import RecordedRun
 from capsule.bundle.trust import UntrustedSignersError
@@ -19,26 +18,19 @@ from capsule.host.errors import CapsuleError, ExitCode, refusal_of
 from capsule.host.reporter import Reporter
 from capsule.image.cache import Cache
 from capsule.image.closure import check_packages
-from capsule.machine.compare import (
-    check_requirements,
-    compare,
-    expected_grade,
-    gpu_warning,
-    unrepeatable,
-)
+from capsule.machine.compare import compare, expected_grade, unrepeatable
 from capsule.machine.fingerprint import take_fingerprint
 from capsule.machine.kind import machine_kind
+from capsule.machine.requirements import check_requirements, gpu_warning
 from capsule.verification.analysis.divergence import analyse, compare_results
 from capsule.verification.execution.admission import (
     check_code,
     confined_engine,
     prepare_executor,
     require_claimed_image,
-    require_trust,
-    reservations,
 )
 from capsule.verification.execution.challenge import challenge, fresh_seed, judge_challenge
-from capsule.verification.execution.grading import judge
+from capsule.verification.execution.grading import judge, reservations
 from capsule.verification.execution.reexecution import reexecution_folder
 from capsule.verification.findings import (
     EnvironmentFinding,
@@ -127,7 +119,7 @@ def _verify(
         found.integrity = IntegrityFinding(
             claim_id=claims.claim_id(),
             manifest=sha256_hex(bundle.manifest.document()),
-            unchecked=(*unchecked, *_left_to_other_requests(request, bundle)),
+            unchecked=(*unchecked, *request.unchecked(bundle)),
             relaxations=claims.relaxations,
             recorded_ledger=bundle.read(run_bundle.LEDGER, Ledger),
             claimed=claims.described if isinstance(claims, ProgramClaims) else None,
@@ -137,7 +129,7 @@ def _verify(
         # This finding is assigned before the check, so that the report of an untrusted bundle names
         # its signers, too.
         found.trust = TrustFinding(bundle.authentic, bundle.signer.key, bundle.signers)
-        require_trust(request, bundle)
+        request.require_trust(bundle)
         request.expected.check(lock, claims)
         if request.signs:
             check_clock(run.observations().finished, datetime.now(UTC))
@@ -167,14 +159,6 @@ def _verify(
             able = "this machine can re-execute the run"
             return Judgement("environment-matches", f"{able}; {grade} reproduction is expected")
         return _execute(request, run, engine, cache, reporter, found.environment, found)
-
-
-def _left_to_other_requests(request: VerifyRequest, bundle: OpenedBundle) -> Iterator[str]:
-    """Yield the members that this request does not check, and another one would."""
-    if run_bundle.IMAGE_ARCHIVE in bundle.files and request.image != "embedded":
-        yield run_bundle.IMAGE_ARCHIVE
-    if request.mode.name != "segments":
-        yield from (path for path in bundle.files if path.startswith(run_bundle.STATES))
 
 
 def _execute(

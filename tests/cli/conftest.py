@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from capsule.cli.main import app
 from capsule.host.network import CERTIFICATES
-from capsule.image import lockfile
+from capsule.image import pinning
 from tests.hostile import genuine
 from tests.image.conftest import Tiny
 from tests.own_registry import running_registry
@@ -37,7 +37,7 @@ def bundle(tmp_path):
 @pytest.fixture
 def resolutions(monkeypatch):
     found = Resolutions(monkeypatch)
-    monkeypatch.setattr(lockfile, "resolve", found.resolve)
+    monkeypatch.setattr(pinning, "resolve", found.resolve)
     return found
 
 

@@ -155,7 +155,7 @@ def test_a_command_that_fails_first_makes_no_key(folder, tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise CapsuleError("CAP-L110", "no such game", fix="Name one.")
 
-    monkeypatch.setattr("capsule.image.lockfile.obtain_lock", refuse)
+    monkeypatch.setattr("capsule.image.pinning.obtain_lock", refuse)
     spec = tmp_path / "catch.yaml"
     spec.write_bytes((SPECS / "impala-catch.yaml").read_bytes())
     command = ["run", str(spec), "--engine", "process", "--output", str(tmp_path / "runs")]

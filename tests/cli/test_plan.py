@@ -9,7 +9,8 @@ from capsule.experiment import contract
 from capsule.experiment.errors import ExitCode
 from capsule.experiment.lock import Lock
 from capsule.host.run_directory import LOCK, WORK
-from capsule.image.lockfile import Pins, locked_image, write_lock
+from capsule.image.lockfile import write_lock
+from capsule.image.pinning import Pins, locked_image
 from capsule.image.recipe import recipe_for
 from tests.cli.conftest import capsule
 from tests.report import runs

@@ -27,7 +27,7 @@ from capsule.experiment.errors import CapsuleError
 from capsule.image.cache import Cache
 from capsule.report.progress import PlainReporter, SilentReporter
 from capsule.report.terminal import show_report
-from capsule.verification.execution.admission import SIGNERS
+from capsule.verification.execution.grading import SIGNERS
 from capsule.verification.request import Mode, VerifyRequest
 from capsule.verification.verify import verify
 from tests.end_to_end.conftest import forge, run

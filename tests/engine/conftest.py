@@ -76,9 +76,7 @@ def fetched_interpreter():
     """The packages of the shipped base that hold its interpreter, in the usual cache."""
     shipped, names = shipped_base(DEBIAN_12).packages, DEBIAN_12.python_packages
     packages = [package for package in shipped if package.name in names]
-    missing = [package for package in packages if not Cache().has(package.sha256)]
-    if missing:
-        fetch_debian(DEBIAN_12.vendor, missing, Cache(), SourcesSpec(), lambda _: None)
+    fetch_debian(DEBIAN_12.vendor, packages, Cache(), SourcesSpec(), lambda _: None)
     return packages
 
 

@@ -45,7 +45,7 @@ PIP_VARIABLES = ("INDEX_URL", "EXTRA_INDEX_URL", "FIND_LINKS", "NO_INDEX", "CERT
 @pytest.fixture(autouse=True)
 def _without_trainers(monkeypatch):
     """Hand-made indexes and locks have no torch."""
-    monkeypatch.setattr("capsule.image.lockfile.check_packages", lambda *_: None)
+    monkeypatch.setattr("capsule.image.pinning.check_packages", lambda *_: None)
 
 
 def forget_pip_variables(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,17 +17,10 @@ from capsule.experiment.spec import (
 )
 from capsule.experiment.trainers import DqnTrainer
 from capsule.host.spec_file import load_spec
-from capsule.machine.compare import (
-    check_requirements,
-    compare,
-    expected_grade,
-    expected_of_unknown,
-    gpu_difference,
-    gpu_warning,
-    select_gpu,
-)
+from capsule.machine.compare import compare, expected_grade, expected_of_unknown, gpu_difference
 from capsule.machine.fingerprint import Cpu, Fingerprint, OperatingSystem, take_fingerprint
 from capsule.machine.gpu import Driver, Gpu, MigPart, RemappedRows
+from capsule.machine.requirements import check_requirements, gpu_warning, select_gpu
 
 ROOT = Path(__file__).parents[2]
 CASCADE_LAKE = Cpu(

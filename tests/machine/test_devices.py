@@ -159,7 +159,7 @@ print(json.dumps([[gpu.index for gpu in here.gpus], errors]))
 """
 PARTS = """
 import json
-from capsule.machine.compare import select_gpu
+from capsule.machine.requirements import select_gpu
 from capsule.machine.fingerprint import take_fingerprint
 from tests.machine.test_devices import asked
 found = take_fingerprint(None).gpus
@@ -172,7 +172,7 @@ print(json.dumps([parts, chosen and chosen.part.slot]))
 
 CHOSEN = """
 import json
-from capsule.machine.compare import select_gpu
+from capsule.machine.requirements import select_gpu
 from capsule.machine.devices import devices_for
 from capsule.machine.fingerprint import take_fingerprint
 from tests.machine.test_devices import asked

@@ -60,8 +60,7 @@ def locked_base(
     packages = tuple(packages)
     if (shipped := shipped_layer(packages, recipe)) is not None:
         return shipped
-    if missing := [package for package in packages if not cache.has(package.sha256)]:
-        fetch_debian(DISTRIBUTIONS[recipe.base].vendor, missing, cache, sources, progress)
+    fetch_debian(DISTRIBUTIONS[recipe.base].vendor, packages, cache, sources, progress)
     return make_base(packages, recipe, cache, progress).diff_id.removeprefix("sha256:")
 
 

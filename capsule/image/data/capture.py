@@ -29,7 +29,13 @@ from capsule.image.data.listing import (
     list_data,
     pin_of,
 )
-from capsule.image.data.places import address_of, keep_listing, read_listing, remember
+from capsule.image.data.places import (
+    address_of,
+    find_file,
+    keep_listing,
+    read_listing,
+    remember,
+)
 
 _CHUNK = 1 << 20
 _TIMEOUT_S = 60.0
@@ -187,11 +193,7 @@ def _fetched(
     A file that the spec expects may be there from another address.
     """
     called = _file_name(name, url)
-    # A file of the same name at another address need not be the same.
-    known = [pin.sha256 for pin in pinned if address_of(pin, cache) == url]
-    expected = [] if spec.sha256 is None else [spec.sha256]
-    files = (each for digest in (*expected, *known) for each in _files_of(digest, cache))
-    found = next(filter(cache.data.has, files), None)
+    found = find_file(url, spec.sha256, pinned, cache)
     if found is None:
         with cache.data.scratch() as scratch:
             _download(name, url, scratch / "file", progress)
@@ -228,14 +230,6 @@ def _file_name(name: str, url: str) -> str:
         fix="Give the address of one file, without a login, which ~/.netrc may have; pack several "
         "files into an archive.",
     )
-
-
-def _files_of(sha256: str, cache: Cache) -> list[str]:
-    """Return the digests of files that a digest stands for: of a listing or of a file itself."""
-    listing = read_listing(sha256, cache)
-    if listing is None:
-        return [sha256]
-    return [fact.split()[-1] for fact in listing.values() if fact.startswith("file ")]
 
 
 def _download(name: str, url: str, target: Path, progress: Progress) -> None:

@@ -8,7 +8,7 @@ holds what was downloaded, and what a bundle carried. All of that is hashed befo
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -266,6 +266,33 @@ def address_of(pin: LockedData, cache: Cache) -> str | None:
     """Return where the copy of a data set that was seen last was downloaded from, if it was."""
     known = _remembered(pin, cache)
     return None if known is None else known.url
+
+
+def find_file(
+    url: str, expected: str | None, pinned: Iterable[LockedData], cache: Cache
+) -> str | None:
+    """Return the SHA-256 of a file in the cache that need not be downloaded again, if one is there.
+
+    Args:
+        url: Its address.
+        expected: The digest that a spec expects, of the file or of its listing. Such a file may be
+            from another address.
+        pinned: Earlier pins of the data set.
+        cache: Keeps what was downloaded.
+    """
+    # A file of the same name at another address need not be the same.
+    known = [pin.sha256 for pin in pinned if address_of(pin, cache) == url]
+    digests = known if expected is None else [expected, *known]
+    files = (each for digest in digests for each in _files_of(digest, cache))
+    return next(filter(cache.data.has, files), None)
+
+
+def _files_of(sha256: str, cache: Cache) -> list[str]:
+    """Return the digests of files that a digest stands for: of a listing or of a file itself."""
+    listing = read_listing(sha256, cache)
+    if listing is None:
+        return [sha256]
+    return [fact.split()[-1] for fact in listing.values() if fact.startswith("file ")]
 
 
 def _remembered(pin: LockedData, cache: Cache) -> _Place | None:

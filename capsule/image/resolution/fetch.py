@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import unquote
 
 from capsule.experiment.lock import LockedDebianPackage, LockedImage, LockedWheel
@@ -27,6 +28,7 @@ from capsule.image.resolution.sources import MachineSources, machine_sources
 from capsule.image.resolution.wheels import ResolvedWheel, compile_wheels
 
 Progress = Callable[[str], None]
+Package = TypeVar("Package", LockedDebianPackage, LockedWheel)
 
 
 def fetch(
@@ -53,26 +55,27 @@ def fetch(
         CapsuleError: CAP-I302 a wheel is not available, CAP-I303 nor a Debian package, CAP-I305
             the lock contradicts itself, CAP-L101 pip's configuration is broken.
     """
-    cache.use()  # before has() answers
-    if packages := [package for package in image.debian if not cache.has(package.sha256)]:
-        fetch_debian(distribution.vendor, packages, cache, sources, progress)
-    if wheels := [wheel for wheel in image.wheels if not cache.has(wheel.sha256)]:
-        fetch_wheels(distribution, wheels, cache, machine_sources(sources), progress)
+    fetch_debian(distribution.vendor, image.debian, cache, sources, progress)
+    fetch_wheels(distribution, image.wheels, cache, sources, progress)
 
 
 def fetch_wheels(
     distribution: Distribution,
     wheels: Iterable[LockedWheel],
     cache: Cache,
-    sources: MachineSources,
+    spec: SourcesSpec,
     progress: Progress,
 ) -> None:
-    """Fetch wheels: from local folders by file name, the rest by one call of pip.
+    """Fetch wheels that are not in the cache: from local folders, the rest by one call of pip.
 
     Raises:
-        CapsuleError: CAP-I302 a wheel is nowhere, or not what its SHA-256 says.
+        CapsuleError: CAP-I302 a wheel is nowhere, or not what its SHA-256 says; CAP-L101 pip's
+            configuration is broken.
     """
-    left = [wheel for wheel in wheels if not _from_folder(wheel, cache, sources, progress)]
+    if not (left := _missing(wheels, cache)):
+        return
+    sources = machine_sources(spec)
+    left = [wheel for wheel in left if not _from_folder(wheel, cache, sources, progress)]
     if not left:
         return
     progress(f"fetching {counted(len(left), 'wheel')}")
@@ -134,12 +137,13 @@ def fetch_debian(
     sources: SourcesSpec,
     progress: Progress,
 ) -> None:
-    """Fetch Debian packages, asking each mirror for all that are still missing.
+    """Fetch Debian packages that are not in the cache, asking each mirror for all that are left.
 
     Raises:
         CapsuleError: CAP-I303 no mirror has a package.
     """
-    left = list(packages)
+    if not (left := _missing(packages, cache)):
+        return
     progress(f"fetching {len(left)} {vendor.name} packages")
     problems: list[str] = []
     for address in mirrors(vendor, sources):
@@ -160,6 +164,11 @@ def fetch_debian(
         fix=f"Name {vendor.alternative}, in image.sources.debian or {vendor.variable}; or run "
         "'capsule lock --refresh-base' to take the current versions.",
     )
+
+
+def _missing(packages: Iterable[Package], cache: Cache) -> list[Package]:
+    cache.use()  # before has() answers
+    return [package for package in packages if not cache.has(package.sha256)]
 
 
 def _from_folder(

@@ -22,7 +22,7 @@ from capsule.host.errors import CapsuleError
 from capsule.image.archives.deb import control_fields
 from capsule.image.distribution import Distribution, Vendor
 from capsule.image.recipe import data_file
-from capsule.image.resolution.mirrors import Downloader, DownloadError, is_snapshot, suites
+from capsule.image.resolution.mirrors import Downloader, DownloadError, is_snapshot
 from capsule.image.resolution.relations import Index, Stanza, version_key
 
 _MAX_RELEASE_BYTES = 4 << 20
@@ -74,6 +74,17 @@ def read_archive(
             f"image.sources.debian or {distribution.vendor.variable}.",
         )
     return index_of(texts)
+
+
+def suites(address: str, distribution: Distribution) -> list[str]:
+    """Return the suites of a release that are read from a mirror.
+
+    Debian's security updates have an archive of their own, ``debian-security``.
+    """
+    release = distribution.codename
+    if "debian-security" in address.split("/"):
+        return [f"{release}-security"]
+    return [release, *(f"{release}-{update}" for update in distribution.vendor.updates)]
 
 
 def index_of(texts: Iterable[str]) -> Index:

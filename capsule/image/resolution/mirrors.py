@@ -24,7 +24,7 @@ import urllib3
 from capsule.experiment.spec import SourcesSpec
 from capsule.host.errors import innermost_reason
 from capsule.host.network import HttpClient, trusted_certificates
-from capsule.image.distribution import Distribution, Vendor
+from capsule.image.distribution import Vendor
 
 _SCHEMES = ("http", "https", "file")
 _SNAPSHOT = re.compile(r"/[0-9]{8}T[0-9]{6}Z(?=/|$)")
@@ -53,17 +53,6 @@ def mirrors(vendor: Vendor, sources: SourcesSpec) -> list[str]:
 def is_snapshot(address: str) -> bool:
     """Tell whether an address is a dated snapshot, e.g. ``…/archive/debian/20260901T000000Z``."""
     return _SNAPSHOT.search(address) is not None
-
-
-def suites(address: str, distribution: Distribution) -> list[str]:
-    """Return the suites of a release that are read from a mirror.
-
-    Debian's security updates have an archive of their own, ``debian-security``.
-    """
-    release = distribution.codename
-    if "debian-security" in address.split("/"):
-        return [f"{release}-security"]
-    return [release, *(f"{release}-{update}" for update in distribution.vendor.updates)]
 
 
 class Downloader(HttpClient):

@@ -21,7 +21,6 @@ from capsule.image.cache import Cache
 from capsule.image.distribution import distribution_of
 from capsule.image.resolution.fetch import fetch_wheels
 from capsule.image.resolution.gymnasium_wheel import is_continuous, registered
-from capsule.image.resolution.sources import machine_sources
 
 _MAX_SHOWN = 3
 _TRAINERS = ("torch", "numpy", "safetensors")
@@ -93,10 +92,7 @@ def _names(image: ImageSpec) -> set[str]:
 def _opened(
     wheel: LockedWheel, spec: Spec, cache: Cache, progress: Callable[[str], None]
 ) -> zipfile.ZipFile:
-    cache.use()  # before has() answers
-    if not cache.has(wheel.sha256):
-        sources = machine_sources(spec.image.sources)
-        fetch_wheels(distribution_of(spec.image), [wheel], cache, sources, progress)
+    fetch_wheels(distribution_of(spec.image), [wheel], cache, spec.image.sources, progress)
     return open_wheel(cache.package(wheel), wheel)
 
 

@@ -65,8 +65,16 @@ class TraceAlignment:
         components = {name: tuple(self.intervals.get(name, ())) for name in self.equal_until}
         return DivergenceMap(steps=self.steps, components=components)
 
-    def take(self, left: Record, right: Record, names: list[str]) -> None:
-        """Take note of a pair of records, of which the named components can be compared."""
+    def take(self, left: Record, right: Record, names: list[str], *, heads: bool) -> None:
+        """Take note of a pair of records.
+
+        Args:
+            left: A record.
+            right: Its counterpart, at the same step.
+            names: The components that can be compared.
+            heads: Whether the heads can be compared, too. They cover the bytes of all lines so far,
+                and so differ if the same facts are written otherwise.
+        """
         differing = [name for name in names if left.values.get(name) != right.values.get(name)]
         for name in names:
             self._component(name, left.step, differs=name in differing)
@@ -74,7 +82,6 @@ class TraceAlignment:
         self.steps = left.step
         if differing:
             self.differing += 1
-            self.first = self.first or compare_records(left, right, names)
             self.reconverged = False
         elif self.first is None:
             self.last_equal = left.step
@@ -83,6 +90,8 @@ class TraceAlignment:
             self.reconverged = self.reconverged or "parameters" in names
         if "loss" in differing and self.losses is None:
             self.losses = _losses(left, right)
+        if self.first is None and (differing or (heads and left.head != right.head)):
+            self.first = compare_records(left, right, names)
 
     def _component(self, name: str, step: int, *, differs: bool) -> None:
         if not differs:
@@ -130,14 +139,9 @@ def align_traces(
         # Everything else is a digest of what flowed since the record before, and so of other steps.
         if not same_interval:
             names = [name for name in names if name in _AT_A_STEP]
-        if names:
-            alignment.take(left, right, names)
-        # Heads cover the bytes of all lines so far. They differ for traces with other intervals,
-        # too, where that means nothing.
-        if alike and alignment.first is None and left.head != right.head:
-            alignment.first = compare_records(
-                left, right, names
-            )  # the same facts, written otherwise
+        # The heads of traces with other intervals differ, too, where that means nothing.
+        if names or alike:
+            alignment.take(left, right, names, heads=alike)
     return alignment
 
 

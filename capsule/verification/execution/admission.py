@@ -1,17 +1,16 @@
-"""The image that a verifier executes, and what is rejected whatever the bundle says."""
+"""The engine, the code and the image with which a verifier executes a run, or why it does not."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from capsule import __version__, execution
-from capsule.bundle.archive import UntrustedError
-from capsule.bundle.bundle import OpenedBundle
 from capsule.bundle.run_bundle import RecordedRun, image_claim
 from capsule.engine.interface import Engine
 from capsule.engine.select import EngineChoice, host_flaws, open_engine
 from capsule.experiment.lock import Lock
+from capsule.experiment.spec import LimitsSpec
 from capsule.host.errors import CapsuleError
 from capsule.host.platform import require_execution
 from capsule.host.reporter import Reporter
@@ -30,33 +29,10 @@ from capsule.verification.integrity.layers import (
     registry_image,
     supplied_layers,
 )
-from capsule.verification.request import ImageChoice, VerifyRequest, lowered
+from capsule.verification.request import ImageChoice, VerifyRequest
 from capsule.verification.verdict import ImageSource
 
 NO_DEBIAN = "CAP-I303"
-SIGNERS: dict[ImageSource | None, str] = {
-    "embedded": "; the image was the signer's own and was not rebuilt from the lock",
-    "registry": "; the image was taken from a registry and was not rebuilt from the lock",
-    "supplied-base": "; the base layer was the signer's own and was not built from the packages",
-}
-
-
-def require_trust(request: VerifyRequest, bundle: OpenedBundle) -> None:
-    """Reject a bundle without a trusted signature, unless the user accepts that.
-
-    Raises:
-        CapsuleError: CAP-V002.
-    """
-    if bundle.authentic or request.allow_untrusted:
-        return
-    raise UntrustedError(
-        "CAP-V002",
-        f"the bundle is intact and names {bundle.fingerprint} as its signer, but no key "
-        "was given to check this",
-        fix="Get the signer's public key from a source you trust, then pass --key, or add "
-        "the key to the file allowed_signers in your configuration folder; or pass "
-        "--allow-untrusted to check everything but who signed it.",
-    )
 
 
 def check_unconfined(choice: EngineChoice, *, image: bool) -> None:
@@ -167,11 +143,26 @@ def prepare_executor(
             :func:`capsule.verification.integrity.data.supplied_data` raise.
     """
     limits = lowered(run.lock.spec.limits, request.limits)
-    if _source(request, run.lock) != "rebuilt":
+    source = _source(request, run.lock)
+    if source != "rebuilt":
         check_gpu_host(run.lock, engine)
     data = supplied_data(run, cache, request.data, reporter.note)
     prepared = prepare_image(request, run, engine, cache, reporter)
-    return Reexecutor(engine, limits, data, reporter), identify_image(request, run, prepared)
+    return Reexecutor(engine, limits, data, reporter), identify_image(source, run, prepared)
+
+
+def lowered(limits: LimitsSpec, wanted: Mapping[str, int]) -> LimitsSpec:
+    """Return the bundle's limits, none above what the verifier wants."""
+    return limits.model_copy(
+        update={name: min(value, getattr(limits, name)) for name, value in wanted.items()}
+    )
+
+
+def _source(request: VerifyRequest, lock: Lock) -> ImageSource:
+    """Return where the image that is going to be prepared is from."""
+    if request.image != "rebuilt":
+        return request.image
+    return "rebuilt" if request.base == "packages" or is_genuine(lock) else "supplied-base"
 
 
 def prepare_image(
@@ -234,21 +225,14 @@ def _taken(request: VerifyRequest, lock: Lock) -> list[Name]:
     return [name for name, taken in names.items() if taken]
 
 
-def identify_image(request: VerifyRequest, run: RecordedRun, image: Image | None) -> ImageFinding:
-    """Return where the prepared image is from, and whether rebuilding it gave the claimed one."""
+def identify_image(source: ImageSource, run: RecordedRun, image: Image | None) -> ImageFinding:
+    """Return the finding of a prepared image: whether rebuilding it gave the claimed one."""
     claim = image_claim(image)
     if claim is None:
         unclaimed = run.claims.image is not None
         return ImageFinding(image_source=None, image_rebuilt=False, claim=None, unclaimed=unclaimed)
-    source = _source(request, run.lock)
     rebuilt = claim == run.claims.image and source == "rebuilt"
     return ImageFinding(image_source=source, image_rebuilt=rebuilt, claim=claim)
-
-
-def _source(request: VerifyRequest, lock: Lock) -> ImageSource:
-    if request.image != "rebuilt":
-        return request.image
-    return "rebuilt" if request.base == "packages" or is_genuine(lock) else "supplied-base"
 
 
 def require_claimed_image(request: VerifyRequest, run: RecordedRun, image: ImageFinding) -> None:
@@ -267,14 +251,3 @@ def require_claimed_image(request: VerifyRequest, run: RecordedRun, image: Image
         f"{claimed.config if claimed else 'none'}",
         fix="The lock does not produce the claimed image; compare image/config.json of the bundle.",
     )
-
-
-def reservations(lock: Lock, image: ImageFinding) -> str:
-    """Return what a verdict adds about an image or code that is not what the lock produces here."""
-    said = SIGNERS.get(image.image_source, "")
-    code = lock.image.code.sha256
-    if code == training_code_digest():
-        return said
-    if (version := release_of(code)) is not None:
-        return f"{said}; the training code was that of Capsule {version}"
-    return f"{said}; the training code was the signer's own and not this Capsule's"

@@ -7,9 +7,12 @@ from typing import Any
 from capsule.bundle.claims import NO_NAMESPACES, ProgramClaims, TrainingClaims
 from capsule.bundle.run_bundle import RecordedRun
 from capsule.experiment.evaluation import ToleranceSpec
+from capsule.experiment.lock import Lock
 from capsule.experiment.spec import Spec
 from capsule.host.errors import CapsuleError
 from capsule.host.wording import counted
+from capsule.image.code import training_code_digest
+from capsule.image.releases import release_of
 from capsule.machine.compare import ExpectedGrade
 from capsule.verification.analysis.comparison import (
     PROCESSOR_FLAGS,
@@ -20,9 +23,14 @@ from capsule.verification.analysis.outputs import COMPONENTS
 from capsule.verification.component_words import component_differs, component_words
 from capsule.verification.content.parts import HARMLESS
 from capsule.verification.equivalence.returns import ReturnStatistics, outcome_of
-from capsule.verification.findings import AnalysisFinding, ComparisonFinding, ExecutionFinding
+from capsule.verification.findings import (
+    AnalysisFinding,
+    ComparisonFinding,
+    ExecutionFinding,
+    ImageFinding,
+)
 from capsule.verification.request import Mode
-from capsule.verification.verdict import Grade, Judgement, OutputComparison
+from capsule.verification.verdict import Grade, ImageSource, Judgement, OutputComparison
 
 BITWISE = Judgement("reproduced-bitwise", "the re-execution reproduced every claim, bit for bit")
 OTHER_CODE = Judgement(
@@ -30,6 +38,11 @@ OTHER_CODE = Judgement(
     "every result is the same, bit for bit, although the libraries chose other code for this "
     "processor",
 )
+SIGNERS: dict[ImageSource | None, str] = {
+    "embedded": "; the image was the signer's own and was not rebuilt from the lock",
+    "registry": "; the image was taken from a registry and was not rebuilt from the lock",
+    "supplied-base": "; the base layer was the signer's own and was not built from the packages",
+}
 
 # Claims that another processor or GPU cannot change; of flags and streams a part.
 _FIXED = (
@@ -255,3 +268,14 @@ def _fixed(claims: TrainingClaims) -> dict[str, Any]:
     # How much was drawn, and thus the digest of the draws, may follow from other actions.
     facts["streams"] = [(stream.name, stream.seed, stream.key) for stream in claims.streams]
     return facts
+
+
+def reservations(lock: Lock, image: ImageFinding) -> str:
+    """Return what a verdict adds about an image or code that is not what the lock produces here."""
+    said = SIGNERS.get(image.image_source, "")
+    code = lock.image.code.sha256
+    if code == training_code_digest():
+        return said
+    if (version := release_of(code)) is not None:
+        return f"{said}; the training code was that of Capsule {version}"
+    return f"{said}; the training code was the signer's own and not this Capsule's"

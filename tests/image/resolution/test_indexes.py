@@ -6,7 +6,7 @@ from pysequoia import Tsk
 from capsule.experiment.errors import CapsuleError
 from capsule.image.distribution import DEBIAN, DEBIAN_12, UBUNTU, UBUNTU_24_04
 from capsule.image.resolution import indexes
-from capsule.image.resolution.indexes import read_archive, signed_text
+from capsule.image.resolution.indexes import read_archive, signed_text, suites
 from tests.image.resolution.conftest import INDEX
 
 DEAD = "http://127.0.0.1:9/debian"
@@ -25,6 +25,26 @@ def read(tmp_path):
         return found and found.version, "\n".join(messages)
 
     return read_version
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("https://m.example/debian", ["bookworm", "bookworm-updates"]),
+        ("https://m.example/debian-security", ["bookworm-security"]),
+        (
+            "https://snapshot.example/archive/debian-security/20260901T000000Z",
+            ["bookworm-security"],
+        ),
+    ],
+)
+def test_each_archive_is_asked_for_its_suites(address, expected):
+    assert suites(address, DEBIAN_12) == expected
+
+
+def test_of_ubuntu_only_the_release_itself_is_read():
+    """Its archive drops what noble-updates and noble-security had before."""
+    assert suites(UBUNTU.mirrors[0], UBUNTU_24_04) == ["noble"]
 
 
 def test_all_suites_of_all_mirrors_count(mirror, read):

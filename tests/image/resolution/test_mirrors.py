@@ -7,13 +7,12 @@ import stat
 import pytest
 
 from capsule.experiment.spec import SourcesSpec
-from capsule.image.distribution import DEBIAN, DEBIAN_12, UBUNTU, UBUNTU_24_04
+from capsule.image.distribution import DEBIAN, UBUNTU
 from capsule.image.resolution.mirrors import (
     Downloader,
     DownloadError,
     is_snapshot,
     mirrors,
-    suites,
 )
 
 SNAPSHOT = "https://snapshot.example/archive/debian/20260901T000000Z"
@@ -81,23 +80,6 @@ def test_the_variable_replaces_apts_mirrors_and_the_spec_both(programs, monkeypa
 )
 def test_snapshots_are_known_by_their_date(address, dated):
     assert is_snapshot(address) is dated
-
-
-@pytest.mark.parametrize(
-    ("address", "expected"),
-    [
-        ("https://m.example/debian", ["bookworm", "bookworm-updates"]),
-        ("https://m.example/debian-security", ["bookworm-security"]),
-        (SNAPSHOT.replace("debian/", "debian-security/"), ["bookworm-security"]),
-    ],
-)
-def test_each_archive_is_asked_for_its_suites(address, expected):
-    assert suites(address, DEBIAN_12) == expected
-
-
-def test_of_ubuntu_only_the_release_itself_is_read():
-    """Its archive drops what noble-updates and noble-security had before."""
-    assert suites(UBUNTU.mirrors[0], UBUNTU_24_04) == ["noble"]
 
 
 def download(address, path, limit=100):

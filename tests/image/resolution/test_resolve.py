@@ -13,7 +13,7 @@ from capsule.cli.common import locked
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import CpuAccelerator
 from capsule.host.cuda import cuda_versions
-from capsule.image.lockfile import resolve
+from capsule.image.pinning import resolve
 from capsule.image.resolution.resolve import (
     check_accelerator,
     parse_requirements,

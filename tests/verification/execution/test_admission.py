@@ -11,7 +11,7 @@ from capsule.experiment.lock import Lock
 from capsule.experiment.spec import CudaAccelerator, LimitsSpec
 from capsule.host.errors import CapsuleError, ExitCode
 from capsule.report.progress import SilentReporter
-from capsule.verification.execution import admission
+from capsule.verification.execution import admission, grading
 from capsule.verification.execution.admission import check_embedded, check_gpu_host
 from capsule.verification.integrity.layers import embedded_image
 
@@ -103,7 +103,8 @@ def test_other_training_code_is_executed_only_if_the_user_accepts_it(
 @pytest.mark.xdist_group("verification")  # they share runs
 @pytest.mark.slow
 def test_the_code_of_a_release_is_executed_and_named(verified, honest_bundle, monkeypatch):
-    monkeypatch.setattr(admission, "release_of", lambda _: "0.0.9")
+    for module in (admission, grading):
+        monkeypatch.setattr(module, "release_of", lambda _: "0.0.9")
     report = verified(honest_bundle, code="own")
     assert (report.verdict, report.own_code) == ("reproduced-bitwise", True)
     assert report.summary.endswith("; the training code was that of Capsule 0.0.9")

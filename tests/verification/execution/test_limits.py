@@ -4,7 +4,8 @@ import pytest
 
 from capsule.experiment.spec import LimitsSpec
 from capsule.host.errors import CapsuleError, ExitCode
-from capsule.verification.request import lowered, parse_limits
+from capsule.verification.execution.admission import lowered
+from capsule.verification.request import parse_limits
 
 
 def test_limits_are_only_lowered():
