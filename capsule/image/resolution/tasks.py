@@ -22,6 +22,7 @@ from capsule.image.distribution import distribution_of
 from capsule.image.resolution.fetch import fetch_wheels
 from capsule.image.resolution.gymnasium_wheel import is_continuous, registered
 from capsule.image.resolution.sources import machine_sources
+from capsule.image.resolution.wheels import WheelSearch
 
 _MAX_SHOWN = 3
 _TRAINERS = ("torch", "numpy", "safetensors")
@@ -95,8 +96,9 @@ def _opened(
 ) -> zipfile.ZipFile:
     cache.use()  # before has() answers
     if not cache.has(wheel.sha256):
-        sources = machine_sources(spec.image.sources)
-        fetch_wheels(distribution_of(spec.image), [wheel], cache, sources, progress)
+        image = spec.image
+        sources = machine_sources(image.sources)
+        fetch_wheels(WheelSearch(distribution_of(image), sources, cache, progress), [wheel])
     return open_wheel(cache.package(wheel), wheel)
 
 
