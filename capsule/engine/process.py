@@ -39,8 +39,9 @@ from capsule.experiment.lock import Lock, LockedProject
 from capsule.host.errors import CapsuleError
 from capsule.host.owner import temporary_folder
 from capsule.image.assembly.assemble import Image
+from capsule.image.assembly.unpack import unpack_layer
 from capsule.image.cache import Cache
-from capsule.image.resolution.project import project_archive, unpack_project
+from capsule.image.resolution.project import FOLDER, project_archive
 from capsule.native import native_part
 
 _LOG_SECONDS = 5.0
@@ -373,6 +374,7 @@ def _unpacked(project: LockedProject, cache: Cache) -> Path:
     """Return a folder with the files of a source tree, from which a task imports."""
 
     def make(folder: Path) -> None:
-        unpack_project(project_archive(project, cache), folder)
+        archive = project_archive(project, cache)
+        unpack_layer(archive, "the archive of the source tree", folder, FOLDER)
 
     return cache.recorded_folder("projects", project.sha256, make)

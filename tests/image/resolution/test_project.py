@@ -18,15 +18,16 @@ from capsule.experiment.errors import CapsuleError
 from capsule.experiment.lock import LockedProject
 from capsule.experiment.spec import CodeSpec
 from capsule.image.archives.layers import CHUNK
+from capsule.image.assembly.unpack import unpack_layer
 from capsule.image.cache import Cache
 from capsule.image.lockfile import lock_path
 from capsule.image.resolution import project
 from capsule.image.resolution.project import (
+    FOLDER,
     capture_project,
     check_project,
     project_archive,
     read_project,
-    unpack_project,
 )
 
 CORPUS = Path(__file__).parents[2] / "corpus"
@@ -440,7 +441,7 @@ def test_unpacking_gives_the_tree_again(tree, cache, tmp_path):
     write(tree, "run.sh", "#!/bin/sh\n", mode=0o755)
     (tree / "link").symlink_to("train.py")
     found = capture(tree, cache)
-    unpack_project(project_archive(found, cache), tmp_path / "out")
+    unpack_layer(project_archive(found, cache), "a tree", tmp_path / "out", FOLDER)
     assert (tmp_path / "out/train.py").read_text() == "print(1)\n"
     assert stat.S_IMODE((tmp_path / "out/run.sh").stat().st_mode) == 0o755
     assert (tmp_path / "out/link").readlink().name == "train.py"
@@ -468,5 +469,5 @@ def test_any_tree_survives_the_archive(tmp_path_factory, files):
     assert isinstance(found, LockedProject)
     facts, digest = read_project(project_archive(found, cache))
     assert (facts, digest) == (found.files, found.sha256)
-    unpack_project(cache.trees.path(digest), folder / "out")
+    unpack_layer(cache.trees.path(digest), "a tree", folder / "out", FOLDER)
     assert {path.name: path.read_bytes() for path in (folder / "out").iterdir()} == files
