@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import ValidationError
-
 from capsule import __version__
 from capsule.experiment.lock import (
     Lock,
@@ -25,6 +23,7 @@ from capsule.host.errors import CapsuleError
 from capsule.host.outputs import require_file, write_file
 from capsule.host.platform import require_execution
 from capsule.host.run_directory import LOCK
+from capsule.host.validation import first_reason
 from capsule.host.wording import counted
 from capsule.image.assembly.base import locked_base
 from capsule.image.assembly.making import ASSEMBLER_VERSION
@@ -95,12 +94,8 @@ def read_lock(path: Path) -> Lock:
     try:
         # write_lock() ends the file with a line break, which is no part of the canonical document.
         return Lock.parse(data.removesuffix(b"\n"))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise _unreadable("CAP-L002", path, f"{where}: {first['msg']}") from error
     except ValueError as error:
-        raise _unreadable("CAP-L002", path, str(error)) from error
+        raise _unreadable("CAP-L002", path, first_reason(error)) from error
 
 
 def write_lock(path: Path, lock: Lock) -> None:
