@@ -17,6 +17,7 @@ from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.lock import LockedProject
 from capsule.experiment.spec import CodeSpec
+from capsule.image.archives import layers
 from capsule.image.archives.layers import CHUNK
 from capsule.image.assembly.unpack import unpack_layer
 from capsule.image.cache import Cache
@@ -113,10 +114,10 @@ def test_a_file_that_changes_while_it_is_read_is_named(tree, cache, monkeypatch)
     def growing(path):
         yield path.read_bytes() + b"more"
 
-    monkeypatch.setattr(project, "file_chunks", growing)
+    monkeypatch.setattr(layers, "file_chunks", growing)
     monkeypatch.setattr(project, "find_credential", lambda _: None)
     assert "changed while it was read" in refused("CAP-L205", tree, cache)
-    monkeypatch.setattr(project, "file_chunks", lambda path: (path / "gone").open())
+    monkeypatch.setattr(layers, "file_chunks", lambda path: (path / "gone").open())
     assert "cannot be read" in refused("CAP-L205", tree, cache)
 
 
