@@ -40,7 +40,7 @@ from capsule.image.recipe import load_recipe
 from capsule.image.resolution.debian import shipped_base
 from capsule.image.resolution.fetch import fetch_debian
 from capsule.image.resolution.sources import machine_sources
-from capsule.image.resolution.wheels import compile_wheels
+from capsule.image.resolution.wheels import WheelSearch, compile_wheels
 from capsule.machine.devices import VISIBLE, Device, read_devices, visible_devices
 from capsule.machine.fingerprint import read_cpu
 from capsule.machine.gpu import LOADED, NOT_FOUND, load_nvml, read_gpus
@@ -306,11 +306,10 @@ def check_index() -> Check:
     try:
         with temporary_folder("capsule-doctor-") as folder:
             sources = machine_sources(SourcesSpec())
-            packages = load_recipe("cpu", DEBIAN_12.name).packages
             # The temporary cache has no stored index that could answer in place of the real ones.
-            found = compile_wheels(
-                DEBIAN_12, packages, ["--no-deps"], sources, Cache(folder), lambda _: None
-            )
+            search = WheelSearch(DEBIAN_12, sources, Cache(folder), lambda _: None)
+            packages = load_recipe("cpu", DEBIAN_12.name).packages
+            found = compile_wheels(search, packages, ["--no-deps"])
     except CapsuleError as error:
         return Check("package index", "warning", f"{error.code}: {error.message}", error.fix)
     named = ", ".join(f"{wheel.name} {wheel.version}" for wheel in found)

@@ -42,7 +42,7 @@ from capsule.image.data.places import FoundData
 from capsule.image.distribution import distribution_of
 from capsule.image.resolution.fetch import fetch
 from capsule.image.resolution.project import check_project
-from capsule.machine.devices import Device, devices_for
+from capsule.machine.devices import devices_for
 from capsule.outcome import (
     FIXES,
     OTHER_GPU,
@@ -57,7 +57,6 @@ from capsule.outcome import (
     result_of,
 )
 
-POLL_SECONDS = 0.2
 # With -P (Python 3.11), no module in the working folder hides one of the image.
 TRAINING = ("-P", "-m", "capsule.training", RUN_DIRECTORY)
 FILM = ("-P", "-m", "capsule.training.film", RUN_DIRECTORY)
@@ -353,12 +352,9 @@ def _execute(
     ended = has_ended(run_directory)
     if not ended:
         _discard_end(run_directory)
-    limits, surroundings = options.limits or lock.spec.limits, options.surroundings
     attempt = Attempt(run_directory, lock.spec, replay=options.replay, ended=ended)
     words = (_python(lock.spec), *TRAINING)
-    # A run that has ended only lists its outputs, also on a machine without a GPU or with another.
-    gpus = () if ended else devices_for(lock.spec.accelerator, options.learners)
-    task = _task(lock.spec, attempt, words, run_directory, limits, surroundings, data, gpus)
+    task = _task(lock, attempt, run_directory, words, options, ended=ended)
     gpu = GpuCheck(task.gpus, run_directory)
 
     def poll() -> None:
@@ -366,7 +362,7 @@ def _execute(
         gpu.poll()
 
     with _only_on_its_gpu(run_directory):
-        exit_ = engine.run(task, on_poll=poll, poll_seconds=POLL_SECONDS)
+        exit_ = engine.run(task, on_poll=poll)
         # No process of the task is left. From here on, the host reads what the task wrote, and
         # checks all of it.
         check_run_directory(run_directory)
@@ -447,8 +443,8 @@ def look(
     directory.mkdir(parents=True)
     attempt = Attempt(directory, lock.spec, replay=None)
     words = (*surroundings.shell, _python(lock.spec), "-P", "-c", _LOOK)
-    gpus = devices_for(lock.spec.accelerator)
-    task = _task(lock.spec, attempt, words, directory, limits, surroundings, {}, gpus)
+    options = ExecutionOptions(limits=limits, surroundings=surroundings)
+    task = _task(lock, attempt, directory, words, options)
     ended = _run_aside(engine, task, "the check of the surroundings")
     said = "".join(last_lines(directory / contract.LOG, 1, _LONGEST_REPORT))
     try:
@@ -498,8 +494,7 @@ def film(
     _read_data(data, reporter)
     attempt = Attempt(directory, lock.spec, replay=None)
     words = (_python(lock.spec), *FILM)
-    gpus = devices_for(lock.spec.accelerator)
-    task = _task(lock.spec, attempt, words, directory, limits, USUAL, data, gpus)
+    task = _task(lock, attempt, directory, words, ExecutionOptions(limits=limits, data=data))
     reporter.note(f"playing the evaluation of step {order.step:,} again")
     ended = _run_aside(engine, task, "the replay")
     if (failure := reported_failure(directory)) is not None:
@@ -522,7 +517,7 @@ def film(
 
 def _run_aside(engine: Engine, task: Task, what: str) -> Exit:
     """Execute a task that is no run and cannot be resumed, and check the form of what it left."""
-    ended = engine.run(task, on_poll=lambda: None, poll_seconds=POLL_SECONDS)
+    ended = engine.run(task)
     check_run_directory(task.run_directory)
     if ended.reason == "interrupted":
         raise CapsuleError("CAP-E012", f"{what} was interrupted", fix="Start it again.")
@@ -530,16 +525,16 @@ def _run_aside(engine: Engine, task: Task, what: str) -> Exit:
 
 
 def _task(
-    spec: Spec,
+    lock: Lock,
     attempt: Attempt,
-    words: tuple[str, ...],
     run_directory: Path,
-    limits: LimitsSpec,
-    surroundings: VariedSurroundings,
-    data: Mapping[str, FoundData],
-    gpus: tuple[Device, ...],
+    words: tuple[str, ...],
+    options: ExecutionOptions,
+    *,
+    ended: bool = False,
 ) -> Task:
-    """Return the task that starts ``words`` under the launcher, as the spec says."""
+    """Return the task that starts ``words`` under the launcher, as the spec and options say."""
+    spec, surroundings, limits = lock.spec, options.surroundings, options.limits or lock.spec.limits
     launcher = attempt.arguments(
         native=NATIVE, run_directory=RUN_DIRECTORY, seconds=unattended_seconds(limits)
     )
@@ -549,9 +544,13 @@ def _task(
         run_directory=run_directory,
         # Variables that are varied replace those of the spec.
         environment={**environment_variables(spec), **surroundings.variables},
-        data={f"{name}/{found.below}".rstrip("/"): found.path for name, found in data.items()},
+        data={
+            f"{name}/{found.below}".rstrip("/"): found.path for name, found in options.data.items()
+        },
         limits=limits,
-        gpus=gpus,
+        # A run that has ended only lists its outputs, also on a machine without a GPU or with
+        # another.
+        gpus=() if ended else devices_for(spec.accelerator, options.learners),
         hostname=surroundings.hostname,
         processors=surroundings.processors,
     )

@@ -30,7 +30,7 @@ from capsule.image.pinning import Pins, capture, find_pins, locked_image, pins_f
 from capsule.image.recipe import recipe_for
 from capsule.image.resolution.fetch import locate
 from capsule.image.resolution.sources import machine_sources
-from capsule.image.resolution.wheels import ResolvedWheel
+from capsule.image.resolution.wheels import ResolvedWheel, WheelSearch
 from capsule.report.runs import find_runs
 from capsule.report.text import bytes_text
 
@@ -308,8 +308,8 @@ def _locate(
     found: dict[str, ResolvedWheel] = {}
     if missing:
         progress(f"asking the package indexes about {counted(len(missing), 'wheel')}")
-        distribution = distribution_of(pinned.spec.image)
-        found = locate(distribution, missing, scratch, machine_sources(pinned.sources), progress)
+        distribution, sources = distribution_of(pinned.spec.image), machine_sources(pinned.sources)
+        found = locate(WheelSearch(distribution, sources, scratch, progress), missing)
     planned = []
     for wheel in pinned.pins.wheels:
         if wheel in missing:

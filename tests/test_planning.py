@@ -43,7 +43,7 @@ def place(tmp_path, monkeypatch):
 def answer(monkeypatch, **found):
     """Have the indexes know some wheels, by name, at an address and with a size."""
 
-    def locate(_distribution, wheels, _cache, _sources, _progress):
+    def locate(_search, wheels):
         return {
             wheel.sha256: ResolvedWheel(
                 wheel.name, wheel.version, wheel.filename, wheel.sha256, *found[wheel.name]

@@ -15,7 +15,6 @@ import os
 import re
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
@@ -27,6 +26,13 @@ from capsule.host.errors import CapsuleError
 BLOCK = 512
 MAX_NAME = 100  # bytes of the ustar name field; the prefix field stays empty
 MAX_SIZE = 8**11 - 1  # largest size of eleven octal digits: 8 GiB - 1
+# What a reader accepts, in bytes. An archive is neither compressed nor sparse, so the size of the
+# file bounds all it unpacks to.
+MAX_ARCHIVE = 16 << 30
+MAX_ENVELOPE = 1 << 20
+MAX_MANIFEST = 16 << 20
+# capsule.experiment.contract.MAX_OUTPUTS has to leave room below this for the other members.
+MAX_FILES = 10_000
 # A component starts with neither a dot (``..``, hidden files) nor a dash (options of tools).
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*$"
 ASK_AGAIN = "Do not use this copy: get the bundle again from its author and compare its SHA-256."
@@ -51,20 +57,6 @@ _WRAPPINGS = {
 _SCHEMES = ("http:", "https:", "ftp:", "s3:", "hf:")
 
 Data = bytes | Callable[[], BinaryIO]  # the bytes, or what opens a stream of them
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Upper bounds that a reader accepts; sizes are in bytes.
-
-    An archive is neither compressed nor sparse, so the size of the file bounds all it unpacks to.
-    """
-
-    archive: int = 16 << 30
-    envelope: int = 1 << 20
-    manifest: int = 16 << 20
-    # capsule.experiment.contract.MAX_OUTPUTS has to leave room below this for the other members.
-    files: int = 10_000
 
 
 class UntrustedError(CapsuleError):
@@ -190,11 +182,11 @@ def create_file(root: Path, name: str) -> BinaryIO:
 class ArchiveReader:
     """Reads one archive front to back; the caller says what must come next."""
 
-    def __init__(self, stream: BinaryIO, limits: Limits) -> None:
+    def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         size = os.fstat(stream.fileno()).st_size
-        if size > limits.archive:
-            raise _too_large(f"the bundle has {size} bytes", limits.archive)
+        if size > MAX_ARCHIVE:
+            raise _too_large(f"the bundle has {size} bytes", MAX_ARCHIVE)
 
     def read(self, name: str, limit: int) -> bytes:
         """Return the content of the next member, whose size only the archive knows.

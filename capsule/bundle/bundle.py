@@ -19,7 +19,7 @@ from typing import BinaryIO, NamedTuple, Self, TypeVar
 from pydantic import ValidationError
 
 from capsule.bundle import archive, envelope, sshsig
-from capsule.bundle.archive import ArchiveReader, Data, Limits, tampered
+from capsule.bundle.archive import ArchiveReader, Data, tampered
 from capsule.bundle.keys import PrivateKey, PublicKey
 from capsule.bundle.manifest import (
     CHECKSUMS,
@@ -172,7 +172,6 @@ def pack(
     destination: Path,
     ssh_sign: Callable[[bytes], bytes] | None = None,
     kind: BundleKind = "run",
-    limits: Limits | None = None,
 ) -> Path:
     """Write a signed bundle; equal input gives equal bytes.
 
@@ -184,7 +183,6 @@ def pack(
         destination: The bundle; it appears, or is replaced, all at once.
         ssh_sign: Makes an SSH signature over the manifest as well, if given.
         kind: Whether it is the bundle of one run, or of a study.
-        limits: Largest sizes and counts that readers accept.
 
     Returns:
         ``destination``.
@@ -209,7 +207,7 @@ def pack(
         (name, len(document), document) for name, document in documents.items()
     ]
     members += [(file.path, file.size, _data(files[file.path].source)) for file in manifest.files]
-    _require_acceptable(manifest, archive.size_of(size for _, size, _ in members), limits)
+    _require_acceptable(manifest, archive.size_of(size for _, size, _ in members))
     what = f"cannot write the bundle {str(destination)!a}"
     fix = "Choose a folder you may write to, with enough free space."
     with coded("CAP-B143", what, fix=fix), open_output(destination) as stream:
@@ -228,7 +226,6 @@ def pack(
 def open_bundle(
     path: Path,
     trust: TrustPolicy | Iterable[PublicKey],
-    limits: Limits | None = None,
     kind: BundleKind | None = "run",
 ) -> OpenedBundle:
     """Check a bundle completely and leave it open.
@@ -242,7 +239,6 @@ def open_bundle(
         trust: Whose signatures count, or just the keys that do. If none could, only integrity is
             checked: everything fits the digest chain that starts at the envelope, whose signature
             is *not* checked.
-        limits: Largest sizes and counts accepted.
         kind: Whether the bundle must be of a run or of a study; None allows both.
 
     Raises:
@@ -251,7 +247,6 @@ def open_bundle(
             CAP-B101 if it cannot be opened; CAP-B114 if it never was a bundle; CAP-B110 if it
             cannot be read, or there is no place for copies.
     """
-    limits = limits or Limits()
     with ExitStack() as stack:
         stream = stack.enter_context(archive.open_archive(path))
         _reject_files(stream, path)
@@ -260,7 +255,7 @@ def open_bundle(
             # Empty until every check has passed. Until then ``stack`` cleans up; afterwards its
             # duties move here, to be done by OpenedBundle.close.
             resources = ExitStack()
-            opened = _check(stream, TrustPolicy.of(trust), limits, root, resources)
+            opened = _check(stream, TrustPolicy.of(trust), root, resources)
         # The manifest states the kind, and counts only now that it has been checked.
         if kind not in (None, opened.manifest.kind):
             resources.close()
@@ -295,17 +290,13 @@ def _reject_files(stream: BinaryIO, path: Path) -> None:
 
 
 def _check(
-    stream: BufferedReader,
-    policy: TrustPolicy,
-    limits: Limits,
-    root: Path,
-    resources: ExitStack,
+    stream: BufferedReader, policy: TrustPolicy, root: Path, resources: ExitStack
 ) -> OpenedBundle:
-    reader = ArchiveReader(stream, limits)
-    signed = reader.read(ENVELOPE, limits.envelope)
+    reader = ArchiveReader(stream)
+    signed = reader.read(ENVELOPE, archive.MAX_ENVELOPE)
     statement, signature = envelope.examine(signed, policy.candidates)
-    document = reader.read(MANIFEST, limits.manifest)
-    manifest = _attested_manifest(document, statement, limits)
+    document = reader.read(MANIFEST, archive.MAX_MANIFEST)
+    manifest = _attested_manifest(document, statement)
     signatures = [signature]
     # The attested manifest says whether this signature must be there, so that stripping it is
     # noticed.
@@ -329,18 +320,15 @@ def _check(
     return OpenedBundle(manifest, files, root, signature.fingerprint, signers, resources)
 
 
-def _attested_manifest(
-    document: bytes, statement: envelope.BundleStatement, limits: Limits
-) -> Manifest:
+def _attested_manifest(document: bytes, statement: envelope.BundleStatement) -> Manifest:
     """Parse a manifest after its digest matched, and check that the statement says no more."""
     attested = statement.subject[0].digest.sha256
     # Before parsing, so that bytes which the statement does not name never reach a parser.
     if sha256_hex(document) != attested:
         raise tampered("CAP-B112", f"{MANIFEST} is not the attested one (SHA-256 {attested})")
     manifest = parse_document(document, Manifest, MANIFEST, "CAP-B111")
-    if len(manifest.files) > limits.files:
-        count = len(manifest.files)
-        raise tampered("CAP-B105", f"{MANIFEST} lists {count} files, more than {limits.files}")
+    if (count := len(manifest.files)) > archive.MAX_FILES:
+        raise tampered("CAP-B105", f"{MANIFEST} lists {count} files, more than {archive.MAX_FILES}")
     # This covers SHA256SUMS and the claim id as well. Tools that read only the statement would show
     # other ones as signed.
     if statement != envelope.BundleStatement.about(manifest):
@@ -379,19 +367,16 @@ def _describe(
         ) from error
 
 
-def _require_acceptable(manifest: Manifest, size: int, limits: Limits | None) -> None:
+def _require_acceptable(manifest: Manifest, size: int) -> None:
     """Check that readers will accept an archive, before it is signed and written."""
-    limits = limits or Limits()
-    if size > limits.archive:
+    if size > archive.MAX_ARCHIVE:
         largest = max(manifest.files, key=lambda file: file.size)
         raise _too_large(
             f"the bundle would have {size:,} bytes ({largest.path} alone has {largest.size:,})",
-            f"{limits.archive:,}",
+            f"{archive.MAX_ARCHIVE:,}",
         )
-    if len(manifest.files) > limits.files:
-        raise _too_large(
-            f"the bundle would have {len(manifest.files):,} files", f"{limits.files:,}"
-        )
+    if (count := len(manifest.files)) > archive.MAX_FILES:
+        raise _too_large(f"the bundle would have {count:,} files", f"{archive.MAX_FILES:,}")
 
 
 def _too_large(what: str, limit: str) -> CapsuleError:

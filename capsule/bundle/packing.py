@@ -278,7 +278,7 @@ def _packed_layer(layer: Layer, cache: Cache) -> Path:
     """Return a compressed layer, which is made once for all bundles that have it."""
     # Neither level nor version of zstd is in the key: what is claimed of a layer is its unpacked
     # digest.
-    packed = cache.derived(f"{layer.diff_id.removeprefix('sha256:')}.layer.zst")
+    packed = cache.folder("derived") / f"{layer.diff_id.removeprefix('sha256:')}.layer.zst"
     if not packed.exists():
         with cache.scratch() as scratch:
             new = scratch / packed.name

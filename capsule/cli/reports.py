@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from capsule.host.errors import CapsuleError
+from capsule.host.errors import CapsuleError, coded
 
 
 def require_writable(report: Path, inputs: Iterable[Path] = ()) -> None:
@@ -21,10 +22,8 @@ def require_writable(report: Path, inputs: Iterable[Path] = ()) -> None:
     from capsule.host.outputs import check_output, require_other
 
     require_other(report, inputs)
-    try:
+    with _writing(report):
         check_output(report)
-    except OSError as error:
-        raise _unwritable(report, error) from error
 
 
 def write_report(report: Path, document: dict[str, Any]) -> None:
@@ -32,9 +31,10 @@ def write_report(report: Path, document: dict[str, Any]) -> None:
     from capsule.host.outputs import write_output
 
     try:
-        write_output(report, json.dumps(document, indent=2).encode() + b"\n")
-    except OSError as error:
-        tell(_unwritable(report, error))
+        with _writing(report):
+            write_output(report, json.dumps(document, indent=2).encode() + b"\n")
+    except CapsuleError as error:
+        tell(error)
 
 
 def tell(error: CapsuleError) -> None:
@@ -44,9 +44,6 @@ def tell(error: CapsuleError) -> None:
     typer.echo(f"{printable(str(error))}\nfix: {printable(error.fix)}", err=True)
 
 
-def _unwritable(report: Path, error: OSError) -> CapsuleError:
-    return CapsuleError(
-        "CAP-V082",
-        f"the report {str(report)!a} cannot be written: {error.strerror}",
-        fix="Use --report to name a file in a folder that you may write to, or /dev/null.",
-    )
+def _writing(report: Path) -> AbstractContextManager[None]:
+    fix = "Use --report to name a file in a folder that you may write to, or /dev/null."
+    return coded("CAP-V082", f"the report {str(report)!a} cannot be written", fix=fix)

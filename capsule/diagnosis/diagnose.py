@@ -91,14 +91,14 @@ class Instrumented(ChangedEngine):
     strace: bool = False
     draws: dict[tuple[str, str], int] = field(default_factory=dict)
 
-    def run(self, task: Task, *, on_poll: Callable[[], None], poll_seconds: float) -> Exit:
+    def run(self, task: Task, on_poll: Callable[[], None] = lambda: None) -> Exit:
         """Execute a task under instruments."""
         # The instruments are part of the training code, and are on where this variable is set.
         watched = replace(task, environment={**task.environment, VARIABLE: FOLDER})
         if self.strace:
             output = f"{RUN_DIRECTORY}/{STRACE_OUTPUT}"
             watched = replace(watched, arguments=(*STRACE, "-o", output, "--", *task.arguments))
-        ended = self.engine.run(watched, on_poll=on_poll, poll_seconds=poll_seconds)
+        ended = self.engine.run(watched, on_poll=on_poll)
         if ended.status == 0:  # the journal is removed when the run is finished
             self.draws.update(read_draws(task.run_directory))
         return ended

@@ -177,10 +177,9 @@ class ApptainerEngine(UnpackedImageEngine):
             "filter": base64.b64encode(self._filter or b"").decode(),
         }
         inside = (_PYTHON, "-I", "-S", "-c", Path(confine.__file__).read_text(), json.dumps(asked))
-        bound = () if task.processors is None else ("taskset", "--cpu-list", task.processors)
         return Start(
             (
-                *(*bound, self._program, "--silent", "exec", *options),
+                *(self._program, "--silent", "exec", *options),
                 *("--hostname", variables["HOSTNAME"], "--pwd", _TEMPORARY),
                 *(word for mount in shown for word in ("--mount", mount)),
                 *(str(self._root), *inside),

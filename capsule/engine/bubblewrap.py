@@ -158,10 +158,9 @@ class BubblewrapEngine(UnpackedImageEngine):
         variables = program_variables(task, image)
         words = [word for pair in variables.items() for word in ("--setenv", *pair)]
         options = [word for name, fd in descriptors.items() for word in (name, str(fd))]
-        bound = () if task.processors is None else ("taskset", "--cpu-list", task.processors)
         return Start(
             (
-                *(*_IGNORING_SIGNALS, *bound, self._program, *_CONFINED),
+                *(*_IGNORING_SIGNALS, self._program, *_CONFINED),
                 *("--hostname", variables["HOSTNAME"], *folders),
                 *(*options, "--clearenv", *words, "--"),
                 # The task does not inherit that signals are ignored.

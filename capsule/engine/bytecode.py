@@ -94,7 +94,7 @@ def prepare_bytecode(
         written = folder.with_name("run")
         written.mkdir()
         folder.mkdir()
-        ended = engine.run(_task(lock, written), on_poll=lambda: None, poll_seconds=0.1)
+        ended = engine.run(_task(lock, written))
         if ended.reason == "interrupted":
             raise CapsuleError("CAP-E012", "the run was interrupted", fix="Start it again.")
         if ended.status == 0:

@@ -78,13 +78,13 @@ class OnCluster(ChangedEngine):
         which = f"docker:{cluster.count}" if isinstance(cluster, Workers) else "remote"
         return {**super().describe(), "cluster": which}
 
-    def run(self, task: Task, *, on_poll: Callable[[], None], poll_seconds: float) -> Exit:
+    def run(self, task: Task, on_poll: Callable[[], None] = lambda: None) -> Exit:
         """See :class:`Engine`."""
         given = replace(task, cluster=self.cluster)
         if self.name == "process" and isinstance(self.cluster, RemoteCluster):
             variables = remote_variables(self.cluster, str(self.cluster.token))
             given = replace(given, environment={**task.environment, **variables})
-        return self.engine.run(given, on_poll=on_poll, poll_seconds=poll_seconds)
+        return self.engine.run(given, on_poll=on_poll)
 
 
 def parse_cluster(text: str, spec: Spec, environment: Mapping[str, str]) -> Workers | RemoteCluster:

@@ -140,7 +140,7 @@ class ContainerEngine:
         self._image = _checked_id(found, image, self.name)
         self._bytecode = prepare_bytecode(self, lock, image, cache, progress)
 
-    def run(self, task: Task, *, on_poll: Callable[[], None], poll_seconds: float) -> Exit:
+    def run(self, task: Task, on_poll: Callable[[], None] = lambda: None) -> Exit:
         """Execute a task in a container of the prepared image, by the image's id.
 
         The container has no network, a read-only root, no capabilities, no new privileges, limited
@@ -173,9 +173,7 @@ class ContainerEngine:
                     # The image is what the engine says that it started; the ledger of the run
                     # relies on it.
                     image = str(container.attrs["Image"])
-                    ended = supervise(
-                        running, task, interruptions, on_poll=on_poll, poll_seconds=poll_seconds
-                    )
+                    ended = supervise(running, task, interruptions, on_poll)
         return with_output(replace(ended, image=image), running.unkept)
 
     def _find(self, image: Image) -> EngineImage | None:

@@ -144,7 +144,7 @@ class Engine(Protocol):
             CapsuleError: CAP-E…, and nothing was started.
         """
 
-    def run(self, task: Task, *, on_poll: Callable[[], None], poll_seconds: float) -> Exit:
+    def run(self, task: Task, on_poll: Callable[[], None] = lambda: None) -> Exit:
         """Execute a task to its end. Whatever happens, nothing of it is left running.
 
         SIGINT, SIGTERM and SIGHUP stop the task with SIGTERM and some time to save its state; a
@@ -154,8 +154,7 @@ class Engine(Protocol):
             task: What to execute. :meth:`prepare` must have been called, and no other process may
                 use the run directory: the caller has just made it, or holds it
                 (:func:`capsule.engine.supervise.exclusive`).
-            on_poll: Called about every ``poll_seconds`` while it runs, and once after.
-            poll_seconds: Time between polls.
+            on_poll: Called several times a second while it runs, and once after.
 
         Raises:
             CapsuleError: CAP-E…, the task could not be started or the engine went away.

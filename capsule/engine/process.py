@@ -17,7 +17,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -39,8 +39,9 @@ from capsule.experiment.lock import Lock, LockedProject
 from capsule.host.errors import CapsuleError
 from capsule.host.owner import temporary_folder
 from capsule.image.assembly.assemble import Image
+from capsule.image.assembly.unpack import unpack_layer
 from capsule.image.cache import Cache
-from capsule.image.resolution.project import project_archive, unpack_project
+from capsule.image.resolution.project import FOLDER, project_archive
 from capsule.native import native_part
 
 _LOG_SECONDS = 5.0
@@ -97,7 +98,7 @@ class ProcessEngine:
                 f"numbers and network: a declared relaxation ({refusal})"
             )
 
-    def run(self, task: Task, *, on_poll: Callable[[], None], poll_seconds: float) -> Exit:
+    def run(self, task: Task, on_poll: Callable[[], None] = lambda: None) -> Exit:
         """Execute a task with nothing of the caller's environment, in namespaces of its own.
 
         Time, disk and memory are limited by watching; the number of processes is not. A task with
@@ -121,13 +122,8 @@ class ProcessEngine:
             else:
                 home = stack.enter_context(temporary_folder("capsule-home-"))
                 start = plain_start(task, self._environment, self._project, str(home))
-            if task.processors is not None:
-                bound = ("taskset", "--cpu-list", task.processors, *start.command)
-                start = replace(start, command=bound)
             running = stack.enter_context(started(start, task))
-            ended = supervise(
-                running, task, interruptions, on_poll=on_poll, poll_seconds=poll_seconds
-            )
+            ended = supervise(running, task, interruptions, on_poll)
         return with_output(ended, running.unkept)
 
 
@@ -306,9 +302,10 @@ def started(start: Start, task: Task) -> Iterator[RunningProcess]:
     Raises:
         CapsuleError: CAP-E005, the process does not start.
     """
+    bound = () if task.processors is None else ("taskset", "--cpu-list", task.processors)
     try:
         process = subprocess.Popen(
-            start.command,
+            (*bound, *start.command),
             cwd=start.folder,
             env=start.environment,
             stdin=subprocess.DEVNULL,
@@ -377,6 +374,7 @@ def _unpacked(project: LockedProject, cache: Cache) -> Path:
     """Return a folder with the files of a source tree, from which a task imports."""
 
     def make(folder: Path) -> None:
-        unpack_project(project_archive(project, cache), folder)
+        archive = project_archive(project, cache)
+        unpack_layer(archive, "the archive of the source tree", folder, FOLDER)
 
     return cache.recorded_folder("projects", project.sha256, make)

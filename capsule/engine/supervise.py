@@ -33,6 +33,7 @@ KILL_SECONDS = 30.0  # from SIGKILL until a task is given up
 
 MINUTE = 60.0  # of limits.minutes, in seconds
 
+_POLL_SECONDS = 0.2
 _LIMIT_SECONDS = 1.0  # limits are checked by walking folders, so less often than polls
 # These follow from the state of the disk, and not from what a task has put into its folder.
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
@@ -141,12 +142,7 @@ def starting(task: Task, interruptions: Interrupts) -> Iterator[None]:
 
 
 def supervise(
-    running: Running,
-    task: Task,
-    interruptions: Interrupts,
-    *,
-    on_poll: Callable[[], None],
-    poll_seconds: float,
+    running: Running, task: Task, interruptions: Interrupts, on_poll: Callable[[], None]
 ) -> Exit:
     """Watch a task until it ends by itself or has to be stopped.
 
@@ -158,7 +154,7 @@ def supervise(
             does not end.
     """
     started = checked = time.monotonic()
-    while (status := running.wait(poll_seconds)) is None:
+    while (status := running.wait(_POLL_SECONDS)) is None:
         # This comes before on_poll(), which fails to write to a terminal that was closed.
         if interruptions.count:
             return Exit(_stop(running, interruptions), "interrupted")

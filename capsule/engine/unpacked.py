@@ -71,7 +71,7 @@ class UnpackedImageEngine(Engine):
         progress(f"engine {self.name}: confines a run less than a container engine: {losses}")
         self._bytecode = prepare_bytecode(self, lock, image, cache, progress)
 
-    def run(self, task: Task, *, on_poll: Callable[[], None], poll_seconds: float) -> Exit:
+    def run(self, task: Task, on_poll: Callable[[], None] = lambda: None) -> Exit:
         """Execute a task in the unpacked image, with no network and no capabilities.
 
         Raises:
@@ -93,9 +93,7 @@ class UnpackedImageEngine(Engine):
                 task, self._image, [*self._bytecode.mounts, *data], interruptions
             ) as running,
         ):
-            ended = supervise(
-                running, task, interruptions, on_poll=on_poll, poll_seconds=poll_seconds
-            )
+            ended = supervise(running, task, interruptions, on_poll)
         return with_output(replace(ended, image=self._image.config_digest), running.unkept)
 
 

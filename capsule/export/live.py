@@ -15,12 +15,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from capsule.experiment.beneath import open_beneath
 from capsule.experiment.contract import WORKSPACE, Event
 from capsule.export.mlflow import open_mlflow
-from capsule.export.runs import TRAINING, Point, event_values, line_values, sound_time
+from capsule.export.runs import TRAINING, Point, Write, event_values, line_values, sound_time
 from capsule.export.table import COLUMNS, row, table_text
 from capsule.export.tensorboard import EVENT_FILE, EventWriter
 from capsule.export.wandb import open_wandb, require_wandb
@@ -34,20 +34,15 @@ RECORDED = f"{WORKSPACE}/outputs/{METRICS}"  # in a run directory
 MAX_READ_BYTES = 16 << 20  # of what came since the last event, which was about a second ago
 
 
-class _Sink(Protocol):
-    def write(self, name: str, point: Point) -> None:
-        """Write a value."""
-
-
-_Opener = Callable[[Path, Path], AbstractContextManager[_Sink]]  # of a place and a run directory
+_Opener = Callable[[Path, Path], AbstractContextManager[Write]]  # of a place and a run directory
 
 
 class FollowingReporter:
     """Passes everything on to another reporter, and metrics to a file."""
 
-    def __init__(self, reporter: Reporter, sink: _Sink, work: Path) -> None:
+    def __init__(self, reporter: Reporter, write: Write, work: Path) -> None:
         self._reporter = reporter
-        self._sink: _Sink | None = sink
+        self._write_value: Write | None = write
         self._recorded = _RecorderTail(work)
         self._last: tuple[int, dict[str, float]] | None = None
         self._time: float | None = None  # of the last event
@@ -69,16 +64,16 @@ class FollowingReporter:
 
     def _write(self, reported: list[tuple[int, dict[str, float]]]) -> None:
         """Write metrics of an event, and a program's. An error ends the writing, not the run."""
-        if self._sink is None:
+        if self._write_value is None:
             return
         try:
             recorded = ((line["step"], line_values(line)) for line in self._recorded.poll())
             for step, values in chain(reported, recorded):
                 for name, value in values.items():
-                    self._sink.write(TRAINING + name, Point(step, value, self._time))
+                    self._write_value(TRAINING + name, Point(step, value, self._time))
         # Whatever it is, such as a full disk or the end of W&B's own process, the run continues.
         except Exception as error:  # noqa: BLE001
-            self._sink = None
+            self._write_value = None
             self.note(f"--metrics: no further metrics are written: {_reason(error)}")
 
 
@@ -132,8 +127,8 @@ def follow(target: str, directory: Path, reporter: Reporter) -> Iterator[Reporte
     # Only errors of opening the place are reported in this way. Those of the run itself pass
     # through the yield below.
     with _writing(target):
-        sink = opened.enter_context(opener(place, directory))
-    following = FollowingReporter(reporter, sink, directory / WORK)
+        write = opened.enter_context(opener(place, directory))
+    following = FollowingReporter(reporter, write, directory / WORK)
     try:
         try:
             yield following
@@ -186,20 +181,25 @@ def _reason(error: Exception) -> str:
 
 
 @contextmanager
-def _open_events(folder: Path, directory: Path) -> Iterator[_Sink]:
+def _open_events(folder: Path, directory: Path) -> Iterator[Write]:
     """Open a new event file in the run's folder; a resumed run gets a further one."""
     started = time.time()
     path = folder / directory.name / EVENT_FILE.format(seconds=int(started))
     path.parent.mkdir(parents=True, exist_ok=True)
-    yield EventWriter(partial(append, path), started)
+    yield EventWriter(partial(append, path), started).write
 
 
 @contextmanager
-def _open_table(path: Path, directory: Path) -> Iterator[_Sink]:
-    """Open a new file of CSV, or append to an existing one."""
+def _open_table(path: Path, directory: Path) -> Iterator[Write]:
+    """Open a new file of CSV, which gets a header, or append to an existing one."""
     _check_header(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    yield _Table(path, directory.name)
+
+    def add(text: str) -> None:
+        append(path, text.encode(), heading=_HEADER)
+
+    add("")
+    yield lambda name, point: add(table_text([row(directory.name, name, *point)]))
 
 
 def _check_header(path: Path) -> None:
@@ -219,21 +219,6 @@ def _check_header(path: Path) -> None:
         f"--metrics csv:{path} exists, and does not begin with the line {_HEADER.decode().strip()}",
         fix="Name a new file, or one that --metrics csv or 'capsule export --to csv' wrote.",
     )
-
-
-class _Table:
-    """Appends rows to a file of CSV, after a header in a new one."""
-
-    def __init__(self, path: Path, run: str) -> None:
-        self._path = path
-        self._run = run
-        self._append("")
-
-    def write(self, name: str, point: Point) -> None:
-        self._append(table_text([row(self._run, name, *point)]))
-
-    def _append(self, text: str) -> None:
-        append(self._path, text.encode(), heading=_HEADER)
 
 
 _HEADER = table_text([COLUMNS]).encode()

@@ -12,12 +12,13 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from capsule.engine.supervise import IN_USE
 from capsule.export.folders import TAKEN, new_folder, new_folders
-from capsule.export.runs import ExportedRun, Point, read_directory
+from capsule.export.runs import ExportedRun, Point, Write, read_directory
 from capsule.host.errors import CapsuleError, ExitCode
 from capsule.host.outputs import append, write_output
 
@@ -29,37 +30,20 @@ _STATUS = {"running": 1, "finished": 3, "failed": 4}  # RunStatus; every other s
 _KILLED = 5
 
 
-class LiveStoreRun:
-    """A run in a file store that is still executed."""
-
-    def __init__(self, place: Path) -> None:
-        """Write to the folder of a run."""
-        self._place = place
-
-    def write(self, name: str, point: Point) -> None:
-        """Append a value, which readers see at once.
-
-        Raises:
-            CapsuleError: CAP-P204, MLflow allows no such name of a metric.
-            OSError: The value cannot be written.
-        """
-        _check_name(name)
-        path = self._place / "metrics" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        append(path, _line(point, None).encode())
-
-
 @contextmanager
-def open_mlflow(folder: Path, directory: Path) -> Iterator[LiveStoreRun]:
+def open_mlflow(folder: Path, directory: Path) -> Iterator[Write]:
     """Add the run of a run directory to a file store while it is executed.
 
     It is a run in progress until the end of the block. Then it has finished, was killed (an
     interrupted run, which a later one with the same directory continues) or has failed. It stays in
     progress if another process executes it.
 
+    Yields:
+        A function that appends a value, which readers see at once.
+
     Raises:
         CapsuleError: CAP-P202, the run directory is malformed; CAP-P204, it has metrics whose names
-            MLflow does not allow.
+            MLflow does not allow, as the function raises it, too.
         OSError: A file cannot be written.
     """
     run = read_directory(directory)
@@ -73,7 +57,7 @@ def open_mlflow(folder: Path, directory: Path) -> Iterator[LiveStoreRun]:
     _write_facts(place, _facts(run, experiment, _STATUS["running"], None))
     status: int | None = _STATUS["failed"]
     try:
-        yield LiveStoreRun(place)
+        yield partial(_append_value, place)
         status = _STATUS["finished"]
     except BaseException as error:
         status = _status_after(error)
@@ -81,6 +65,13 @@ def open_mlflow(folder: Path, directory: Path) -> Iterator[LiveStoreRun]:
     finally:
         if status is not None:
             _write_facts(place, _facts(run, experiment, status, time.time()))
+
+
+def _append_value(place: Path, name: str, point: Point) -> None:
+    _check_name(name)
+    path = place / "metrics" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    append(path, _line(point, None).encode())
 
 
 def _status_after(error: BaseException) -> int | None:

@@ -63,6 +63,9 @@ class Point(NamedTuple):
     time: float | None
 
 
+Write = Callable[[str, Point], None]  # a value of a metric, by its name
+
+
 @dataclass(frozen=True)
 class Metric:
     """A quantity over the steps of a run, in ascending order of steps."""

@@ -11,7 +11,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from capsule.export.runs import ExportedRun, Point, read_directory
+from capsule.export.runs import ExportedRun, Point, Write, read_directory
 from capsule.host.errors import CapsuleError
 
 if TYPE_CHECKING:
@@ -37,30 +37,16 @@ def export_wandb(runs: Iterable[ExportedRun], folder: Path) -> None:
         wandb.teardown()  # its own process writes the files, and the end of them only now
 
 
-class LiveOfflineRun:
-    """An offline run that is still executed."""
-
-    def __init__(self, opened: Any, error: type[Exception]) -> None:
-        """Log to a run that ``wandb.init`` returned, which raises ``error`` if it cannot log."""
-        self._opened, self._error = opened, error
-
-    def write(self, name: str, point: Point) -> None:
-        """Log a value. W&B keeps the values of a step together and writes them with the next.
-
-        Raises:
-            OSError: The value cannot be logged.
-        """
-        time = {} if point.time is None else {"_timestamp": point.time}
-        with _as_os_error(self._error):
-            self._opened.log({name: point.value, **time}, step=point.step)
-
-
 @contextmanager
-def open_wandb(folder: Path, directory: Path) -> Iterator[LiveOfflineRun]:
+def open_wandb(folder: Path, directory: Path) -> Iterator[Write]:
     """Log the run of a run directory while it is executed, as :func:`export_wandb` writes it.
 
     A run that is continued has another offline run with the same id, which W&B's server joins to
     the first. After an error, W&B has the run as failed.
+
+    Yields:
+        A function that logs a value. W&B keeps the values of a step together and writes them with
+        the next.
 
     Raises:
         CapsuleError: CAP-P205, the package ``wandb`` is not installed; CAP-P202, the run directory
@@ -71,9 +57,15 @@ def open_wandb(folder: Path, directory: Path) -> Iterator[LiveOfflineRun]:
     run = read_directory(directory)
     with _as_os_error(wandb.Error):
         opened = _init(wandb, run, folder)
+
+    def write(name: str, point: Point) -> None:
+        time = {} if point.time is None else {"_timestamp": point.time}
+        with _as_os_error(wandb.Error):
+            opened.log({name: point.value, **time}, step=point.step)
+
     status = 1
     try:
-        yield LiveOfflineRun(opened, wandb.Error)
+        yield write
         status = 0
     finally:
         with _as_os_error(wandb.Error):

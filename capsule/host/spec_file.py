@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from pydantic import ValidationError
-
 from capsule.experiment.evaluation import StartSet
 from capsule.experiment.spec import Spec
 from capsule.host.errors import CapsuleError
 from capsule.host.folders import user_path
 from capsule.host.spec_checks import wrong_settings
-from capsule.host.validation import rejected, validate
-from capsule.host.yaml_document import MAX_BYTES, YamlDocument, dotted
+from capsule.host.validation import first_reason, rejected, validate
+from capsule.host.yaml_document import MAX_BYTES, YamlDocument
 
 
 def load_spec(path: Path, overrides: Sequence[str] = (), *, for_lock: bool = True) -> Spec:
@@ -103,14 +101,9 @@ def read_start_set(path: Path, field: str = "start set") -> StartSet:
         if len(data) > MAX_BYTES:
             raise ValueError("it is larger than 1 MiB")
         return StartSet.model_validate_json(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = dotted(first["loc"]) or "the document"
-        raise CapsuleError(
-            "CAP-S010", f"{field}: {path}: {where}: {first['msg']}", fix=fix
-        ) from error
     except (OSError, ValueError) as error:
-        raise CapsuleError("CAP-S010", f"{field}: cannot read {path}: {error}", fix=fix) from error
+        message = f"{field}: cannot read {path}: {first_reason(error)}"
+        raise CapsuleError("CAP-S010", message, fix=fix) from error
 
 
 def _pin_start_set(tree: Any, folder: Path) -> None:

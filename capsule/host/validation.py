@@ -133,6 +133,14 @@ def validate(document: YamlDocument, model: type[_M]) -> _M:
         raise rejected(document, _explain(error, document, model)) from error
 
 
+def first_reason(error: Exception) -> str:
+    """Return the message of an error; of one of pydantic's, the first field, and what is wrong."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors()[0]
+    return f"{dotted(first['loc']) or 'the document'}: {first['msg']}"
+
+
 def rejected(document: YamlDocument, findings: Iterable[Wrong]) -> CapsuleError:
     """Return CAP-S003 with all that is wrong in a document."""
     lines, fixes = [], []

@@ -38,7 +38,6 @@ USE = "use"  # an empty file, on which every process that uses the cache has a s
 _DENIED = (errno.EACCES, errno.EROFS)
 _CHUNK = 1 << 20
 _MODE = 0o755  # of folders; a umask only takes rights away
-_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -150,20 +149,6 @@ class Cache:
         if not note.exists():
             write_atomic(note, sha256_file(path).encode())
         return note.read_text()
-
-    def derived(self, key: str) -> Path:
-        """Return the place of something computed from cached content; its folder exists.
-
-        Args:
-            key: Letters, digits, ``.``, ``_`` and ``-``; names everything that the result
-                depends on. The caller writes the file by rename.
-
-        Raises:
-            ValueError: ``key`` could leave the folder.
-        """
-        if not _KEY.fullmatch(key):
-            raise ValueError(f"not a cache key: {key!r}")
-        return self.folder("derived") / key
 
     def document(self, name: str, parts: Iterable[bytes], make: Callable[[], bytes]) -> bytes:
         """Return a document about cached content, and make it if it is new.

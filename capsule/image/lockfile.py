@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
 from capsule.host.outputs import write_file
 from capsule.host.run_directory import LOCK
+from capsule.host.validation import first_reason
 
 _SUFFIX = ".lock.json"
 MAX_LOCK_BYTES = 4 << 20
@@ -60,12 +59,8 @@ def read_lock(path: Path) -> Lock:
     try:
         # write_lock() ends the file with a line break, which is no part of the canonical document.
         return Lock.parse(data.removesuffix(b"\n"))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise _unreadable("CAP-L002", path, f"{where}: {first['msg']}") from error
     except ValueError as error:
-        raise _unreadable("CAP-L002", path, str(error)) from error
+        raise _unreadable("CAP-L002", path, first_reason(error)) from error
 
 
 def earlier_lock(path: Path, *, replaced: bool = False) -> Lock | None:

@@ -67,6 +67,8 @@ class _Chart:
 class LineChart(_Chart):
     """Curves, each with its style, line and markers, and the outlines of bands below them."""
 
+    labels: Sequence[str] = ()
+    note: str = ""
     x_name: str = ""
     y_name: str = ""
     up: Sequence[tuple[float, str]] = ()
@@ -82,7 +84,7 @@ class DivergenceChart(_Chart):
 
 
 def line_chart(
-    identity: str, title: str, x_name: str, y_name: str, curves: Sequence[Curve]
+    identity: str, title: str, x_name: str, y_name: str, curves: Sequence[Curve], note: str = ""
 ) -> LineChart:
     """Lay out curves on each other, the first one below.
 
@@ -92,6 +94,7 @@ def line_chart(
         x_name: What is on the horizontal axis.
         y_name: What is on the vertical one.
         curves: At least one of them has a point.
+        note: What else is to be said of it.
     """
     xs = [x for curve in curves for x, _ in curve.points]
     ys = [y for curve in curves for _, y in curve.points]
@@ -112,18 +115,20 @@ def line_chart(
         # A line through one point would not be seen; its marker is.
         line = _path(places) if len(places) > 1 else Markup()
         lines.append((style, line, places if len(places) <= MARKER_POINTS else ()))
-    names = ", ".join(curve.label for curve in curves)
+    labels = [curve.label for curve in curves]
     return LineChart(
         identity,
         title,
-        f"{y_name} over {x_name}: {names}. The numbers are in the tables of this page.",
-        across=across.ticks(4),
+        f"{y_name} over {x_name}: {', '.join(labels)}. The numbers are in the tables of this page.",
+        across=across.ticks(),
         left=LEFT,
         bottom=HEIGHT - BOTTOM,
         height=HEIGHT,
+        labels=labels,
+        note=note,
         x_name=x_name,
         y_name=y_name,
-        up=up.ticks(4),
+        up=up.ticks(),
         bands=bands,
         curves=lines,
     )
@@ -147,7 +152,7 @@ def divergence_chart(identity: str, title: str, divergence: DivergenceMap) -> Di
         identity,
         title,
         f"By component: {said}.",
-        across=across.ticks(4),
+        across=across.ticks(),
         left=MAP_LEFT,
         bottom=bottom,
         height=bottom + 42,
@@ -186,9 +191,9 @@ class _Axis:
         share = (value - self._low) / (self._high - self._low)
         return round(self._start + share * (self._end - self._start), 1)
 
-    def ticks(self, about: int) -> list[tuple[float, str]]:
-        """Return places and texts of round values, by 1, 2 or 5 times a power of ten."""
-        raw = (self._last - self._first) / about
+    def ticks(self) -> list[tuple[float, str]]:
+        """Return places and texts of about four values, by 1, 2 or 5 times a power of ten."""
+        raw = (self._last - self._first) / 4
         power = 10.0 ** math.floor(math.log10(raw))
         # A step that only rounding makes smaller than wanted is accepted.
         step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)

@@ -104,18 +104,22 @@ def claimed_results(lock: Lock, claims: TrainingClaims | ProgramClaims) -> str:
 
 
 def last_returns(lock: Lock, evaluation: tuple[NetworkReturns, ...]) -> str | None:
-    """Describe the last evaluation, by game; None without one, or if a game has no returns."""
-    games = [(task, points[-1]) for task, points in by_task(lock, evaluation[-1:]) if points]
-    if not games or not all(last.returns for _, last in games):
+    """Describe the last evaluation; None without one, or if it has no returns."""
+    if not evaluation or not evaluation[-1].returns:
         return None
-    several = len(games) > 1
-    means = (
-        f"{task.name}: " * several
-        + f"mean return {last.mean:.6g} over {counted(len(last.returns), 'start')} "
-        + f"(lowest {min(last.returns):.6g}, highest {max(last.returns):.6g})"
-        for task, last in games
+    return f"at step {evaluation[-1].step:,}, {returns_text(lock, evaluation[-1])}"
+
+
+def returns_text(lock: Lock, evaluation: NetworkReturns) -> str:
+    """Describe the returns of an evaluation, by game; games without returns are left out."""
+    games = list(by_task(lock, (evaluation,)))
+    return "; ".join(
+        f"{task.name}: " * (len(games) > 1)
+        + f"mean return {found.mean:.6g} over {counted(len(found.returns), 'start')} "
+        + f"(lowest {min(found.returns):.6g}, highest {max(found.returns):.6g})"
+        for task, (found,) in games
+        if found.returns
     )
-    return f"at step {evaluation[-1].step:,}, {'; '.join(means)}"
 
 
 def reproduced(subject: ReportedRun) -> str:

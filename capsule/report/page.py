@@ -104,8 +104,8 @@ def report_page(subject: ReportedRun) -> str:
 # --- learning curves ----------------------------------------------------------------------------
 
 
-def _evaluation_charts(subject: ReportedRun) -> Iterator[tuple[list[str], str, LineChart]]:
-    """Yield a chart for each task, with the names of its curves and a note."""
+def _evaluation_charts(subject: ReportedRun) -> Iterator[LineChart]:
+    """Yield a chart for each task."""
     runs = [("recorded run", subject.evaluation)]
     for name, report in subject.reports:
         if report.replica is not None and report.replica.evaluation is not None:
@@ -121,10 +121,8 @@ def _evaluation_charts(subject: ReportedRun) -> Iterator[tuple[list[str], str, L
         ]
         if any(curve.points for curve in curves):
             title = "Evaluation" + f": {task.name}" * (len(names) > 1)
-            labels = [curve.label for curve in curves]
             identity = f"evaluation-{number}"
-            chart = line_chart(identity, title, "agent steps", "mean return", curves)
-            yield labels, RETURNS_NOTE, chart
+            yield line_chart(identity, title, "agent steps", "mean return", curves, RETURNS_NOTE)
 
 
 def _evaluation_curve(label: str, points: Sequence[NetworkReturns], *, shaded: bool) -> Curve:
@@ -156,7 +154,7 @@ def _spread(point: NetworkReturns) -> tuple[float, float, float, float, float, f
     return min(returns), first, median, mean, third, max(returns)
 
 
-def _training_charts(subject: ReportedRun) -> Iterator[tuple[list[str], str, LineChart]]:
+def _training_charts(subject: ReportedRun) -> Iterator[LineChart]:
     known = {
         "episode_return": ("Training return", "mean of 100 episodes"),
         "loss": ("Training loss", "loss"),
@@ -165,8 +163,8 @@ def _training_charts(subject: ReportedRun) -> Iterator[tuple[list[str], str, Lin
         if series.points:
             title, name = known.get(series.name, (series.name, series.name))
             curves = [Curve("recorded run", thinned(series.points))]
-            chart = line_chart(f"training-{number}", title, "agent steps", name, curves)
-            yield ["recorded run"], LOG_NOTE, chart
+            identity = f"training-{number}"
+            yield line_chart(identity, title, "agent steps", name, curves, LOG_NOTE)
 
 
 def _evaluations(subject: ReportedRun) -> Iterator[tuple[str, Rows]]:
@@ -329,7 +327,7 @@ def _software(subject: ReportedRun) -> dict[str, object]:
     licences = sorted(inventory.licences.items(), key=lambda item: (-item[1], item[0]))
     return {
         "kinds": ", ".join(counted(count, kind) for kind, count in sorted(inventory.kinds.items())),
-        "packages": [(each.name, each.version, each.licence) for each in inventory.packages],
+        "packages": inventory.packages,
         "licences": licences,
     }
 

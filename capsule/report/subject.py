@@ -78,20 +78,14 @@ class NetworkReturns:
 
 
 @dataclass(frozen=True)
-class Package:
-    """One component of the image's SBOM."""
-
-    name: str
-    version: str
-    licence: str
-
-
-@dataclass(frozen=True)
 class Inventory:
-    """A summary of the image's SBOM: components by kind, main packages, components by licence."""
+    """A summary of the image's SBOM: components by kind and by licence.
+
+    Of the main packages, it has the names, versions and licences.
+    """
 
     kinds: Mapping[str, int]
-    packages: tuple[Package, ...]
+    packages: tuple[tuple[str, str, str], ...]
     licences: Mapping[str, int]
 
 
@@ -451,7 +445,7 @@ def read_inventory(sbom: bytes, lock: Lock) -> Inventory:
     return Inventory(
         kinds=Counter(_kind(component) for component in components),
         packages=tuple(
-            Package(component["name"], component.get("version", ""), _licence(component))
+            (component["name"], component.get("version", ""), _licence(component))
             for component in components
             if component["name"] in asked or component.get("group") == "NVIDIA"
         ),

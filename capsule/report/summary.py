@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from capsule.host.wording import counted
 from capsule.report.divergence import show_lines
-from capsule.report.facts import verify_options
-from capsule.report.scores import by_task, cells, run_scores
+from capsule.report.facts import returns_text, verify_options
+from capsule.report.scores import cells, run_scores
 from capsule.report.story import Tone, tell
 from capsule.report.subject import NetworkReturns, ReportedRun
 from capsule.report.text import print_line, printable
@@ -35,7 +35,8 @@ def show_subject(subject: ReportedRun, console: Console) -> None:
             print_line(console, f"… and {left} more on the page (-o report.html)")
     console.print()
     for number, point in enumerate(_few(subject.evaluation)):
-        print_line(console, f"{'' if number else 'evaluation':<16} {_returns(subject, point)}")
+        text = f"step {point.step:,}: {returns_text(subject.lock, point)}"
+        print_line(console, f"{'' if number else 'evaluation':<16} {text}")
     for number, score in enumerate(_scores(subject)):
         print_line(console, f"{'' if number else 'scores':<16} {score}")
     rows = [
@@ -56,24 +57,6 @@ def _few(points: tuple[NetworkReturns, ...]) -> tuple[NetworkReturns, ...]:
     """Choose the first evaluation and the last ones."""
     told = tuple(point for point in points if point.returns)
     return told if len(told) <= MAX_POINTS else (told[0], *told[1 - MAX_POINTS :])
-
-
-def _returns(subject: ReportedRun, point: NetworkReturns) -> str:
-    games = list(by_task(subject.lock, (point,)))
-    parts = [
-        f"{task.name}: " * (len(games) > 1) + _spread(found)
-        for task, (found,) in games
-        if found.returns
-    ]
-    return f"step {point.step:,}: {'; '.join(parts)}"
-
-
-def _spread(point: NetworkReturns) -> str:
-    returns = point.returns
-    return (
-        f"mean return {point.mean:.6g} of {counted(len(returns), 'start')}, {min(returns):.6g} to "
-        f"{max(returns):.6g}"
-    )
 
 
 def _scores(subject: ReportedRun) -> Iterator[str]:

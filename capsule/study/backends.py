@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from capsule.host.errors import CapsuleError
-from capsule.study.directory import StudyDirectory
 from capsule.study.kubernetes import Kubernetes
 from capsule.study.kubernetes_job import JobTemplate
 from capsule.study.local import Local
 from capsule.study.ray import Ray
-from capsule.study.running import RunOptions
+from capsule.study.running import Batch
 from capsule.study.slurm import Slurm
 
 
 class Backend(Protocol):
     """A way of running members."""
 
-    def run(
-        self,
-        study: StudyDirectory,
-        names: Sequence[str],
-        options: RunOptions,
-        on_poll: Callable[[], None],
-    ) -> None:
+    def run(self, batch: Batch, on_poll: Callable[[], None]) -> None:
         """Run members until each has ended, and call ``on_poll`` meanwhile.
 
         Raises:

@@ -14,7 +14,7 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -23,7 +23,7 @@ from capsule.host.errors import CapsuleError
 from capsule.host.outputs import write_output
 from capsule.host.wording import counted
 from capsule.study.directory import Outcome, StudyDirectory
-from capsule.study.running import RunOptions
+from capsule.study.running import Batch
 
 MEMBERS = ".members"
 HOST_MEMORY_MB = 512  # of 'capsule run' and 'capsule study member', which have 140 MB on CartPole
@@ -100,10 +100,10 @@ class Reservation(NamedTuple):
     gpus: int
 
 
-def reservation(study: StudyDirectory, names: Sequence[str]) -> Reservation:
+def reservation(batch: Batch) -> Reservation:
     """Return what each of some members needs: the study's resources, or their largest limits."""
-    resources = study.lock.study.resources
-    limits = [study.lock.specs[study.member(name).spec].limits for name in names]
+    resources = batch.study.lock.study.resources
+    limits = [spec.limits for spec in batch.specs]
     return Reservation(
         resources.cores,
         resources.memory_mb or max(each.memory_mb for each in limits) + HOST_MEMORY_MB,
@@ -195,21 +195,13 @@ class Scheduler(ABC):
     programs: ClassVar[Programs]
 
     @abstractmethod
-    def submit(
-        self,
-        study: StudyDirectory,
-        names: Sequence[str],
-        options: RunOptions,
-        interruptions: Interrupts,
-    ) -> Iterable[JobArray]:
+    def submit(self, batch: Batch, interruptions: Interrupts) -> Iterable[JobArray]:
         """Submit members, and yield each array as soon as it exists.
 
         The caller cancels all arrays if one cannot be submitted.
 
         Args:
-            study: The study.
-            names: The members.
-            options: Options of each run.
+            batch: The members.
             interruptions: Counts the signals to stop, which raise nothing during the submission.
 
         Raises:
@@ -217,13 +209,7 @@ class Scheduler(ABC):
             KeyboardInterrupt: It was interrupted.
         """
 
-    def run(
-        self,
-        study: StudyDirectory,
-        names: Sequence[str],
-        options: RunOptions,
-        on_poll: Callable[[], None],
-    ) -> None:
+    def run(self, batch: Batch, on_poll: Callable[[], None]) -> None:
         """Run members; see :class:`capsule.study.backends.Backend`.
 
         A member whose job an earlier command submitted is not submitted again while it waits or
@@ -233,14 +219,15 @@ class Scheduler(ABC):
             CapsuleError: CAP-Y021 a program of the scheduler is not installed, CAP-Y022 it rejected
                 the jobs, CAP-Y023 it does not answer any more, CAP-Y024 the wait was interrupted.
         """
-        places = self._earlier(study, names)
+        study = batch.study
+        places = self._earlier(batch)
         for array in {*places.values()}:
             self.note(f"{self.title} job {array.name} still has members that wait or run")
         # A job may have finished its member before the scheduler was asked about it.
-        new = [name for name in names if name not in places and study.bundle(name) is None]
+        new = [name for name in batch.names if name not in places and study.bundle(name) is None]
         try:
             if new:
-                self._submit(study, new, options, places)
+                self._submit(replace(batch, names=new), places)
             for array in dict.fromkeys(places[name] for name in new):
                 members = counted(len(array.members), "member")
                 self.note(f"{self.title} job {array.name} was submitted for {members}")
@@ -257,41 +244,36 @@ class Scheduler(ABC):
                 fix=f"Nothing has to be done: {look}. '{cancel}' cancels the members.",
             ) from None
 
-    def _earlier(self, study: StudyDirectory, names: Sequence[str]) -> dict[str, JobArray]:
+    def _earlier(self, batch: Batch) -> dict[str, JobArray]:
         """Return the earlier arrays in which members still wait or run, by these members."""
-        places = {}
-        for path in sorted((study.path / self.folder).glob(f"*{MEMBERS}")):
+        places, wanted = {}, {*batch.names}
+        for path in sorted((batch.study.path / self.folder).glob(f"*{MEMBERS}")):
             array = self.array(path.name.removesuffix(MEMBERS), tuple(path.read_text().split()))
             # The scheduler is not asked about arrays that have none of the members to run.
-            elements = array.elements() if {*names} & {*array.members} else {}
+            elements = array.elements() if wanted & {*array.members} else {}
             for name, element in elements.items():
-                if name in names and not element.ended:
+                if name in wanted and not element.ended:
                     places[name] = array
         return places
 
-    def _submit(
-        self,
-        study: StudyDirectory,
-        names: Sequence[str],
-        options: RunOptions,
-        places: dict[str, JobArray],
-    ) -> None:
+    def _submit(self, batch: Batch, places: dict[str, JobArray]) -> None:
         """Submit members, write down where they are, and add it to ``places``.
 
         After an error, arrays are cancelled; those that cannot be stay written down.
         """
-        earlier = {name: study.outcome(name) for name in names}
+        study = batch.study
+        earlier = {name: study.outcome(name) for name in batch.names}
         # Jobs exist as soon as they are submitted, so an interruption waits until they are written
         # down: a later command finds them there.
         arrays: list[JobArray] = []
         with interrupts() as interruptions:
             try:
                 # This precedes the submission: a job may begin, and even end, at once.
-                for name in names:
+                for name in batch.names:
                     study.forget(name)
                 if interruptions.count:
                     raise KeyboardInterrupt
-                for array in self.submit(study, names, options, interruptions):
+                for array in self.submit(batch, interruptions):
                     arrays.append(array)
                     places.update(dict.fromkeys(array.members, array))
                     self.write_down(study, array)

@@ -22,7 +22,7 @@ from capsule.host.errors import CapsuleError
 from capsule.study.directory import CONSOLE, StudyDirectory
 from capsule.study.jobs import Element, JobArray, Programs, Scheduler
 from capsule.study.kubernetes_job import JobTemplate, job_name
-from capsule.study.running import RunOptions
+from capsule.study.running import Batch
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 JOB = "batch.kubernetes.io/job-name"
@@ -118,16 +118,10 @@ class Kubernetes(Scheduler):
     array = IndexedJob
     programs = PROGRAMS
 
-    def submit(
-        self,
-        study: StudyDirectory,
-        names: Sequence[str],
-        options: RunOptions,
-        interruptions: Interrupts,
-    ) -> list[JobArray]:
+    def submit(self, batch: Batch, interruptions: Interrupts) -> list[JobArray]:
         """Create one Job for all members: an Indexed Job has up to 100,000 indexes."""
-        name = job_name(study.lock.study.name, secrets.token_hex(4))
-        manifest = self.template.manifest(name, study, names, options)
+        name = job_name(batch.study.lock.study.name, secrets.token_hex(4))
+        manifest = self.template.manifest(name, batch)
         create = [*KUBECTL, "create", "--filename=-", "--output=json"]
         failure: BaseException | None = None
         try:
@@ -143,7 +137,7 @@ class Kubernetes(Scheduler):
             self._delete(name, failure)
             raise failure
         namespace = json.loads(created)["metadata"]["namespace"]
-        return [IndexedJob(f"{namespace}_{name}", tuple(names))]
+        return [IndexedJob(f"{namespace}_{name}", tuple(batch.names))]
 
     def _delete(self, name: str, failure: BaseException) -> None:
         """Delete a Job that may exist.

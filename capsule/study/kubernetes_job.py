@@ -12,16 +12,15 @@ from __future__ import annotations
 import copy
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from capsule.host.errors import CapsuleError
 from capsule.host.yaml_document import FieldPath, YamlDocument, dotted
-from capsule.study.directory import StudyDirectory
 from capsule.study.jobs import reservation
-from capsule.study.running import STOP_SECONDS, RunOptions
+from capsule.study.running import STOP_SECONDS, Batch
 
 GRACE_SECONDS = int(STOP_SECONDS) + 30  # to save a run's state, and to say how it ended
 GPU = "nvidia.com/gpu"
@@ -63,23 +62,20 @@ class JobTemplate:
         found = _value(self.document.tree, ("metadata", "namespace"))
         return None if found is None else str(found)
 
-    def manifest(
-        self, name: str, study: StudyDirectory, members: Sequence[str], options: RunOptions
-    ) -> dict[str, Any]:
+    def manifest(self, name: str, batch: Batch) -> dict[str, Any]:
         """Return the manifest of a Job with an index for each member.
 
         Args:
             name: Name of the Job.
-            study: The folder of the study, which the pods see at the same path.
-            members: The members; the first is index 0.
-            options: Options of 'capsule study member'.
+            batch: The members, of which the first is index 0. The pods see the folder of the study
+                at the same path.
 
         Raises:
             CapsuleError: CAP-Y026 a section is not a mapping, CAP-Y027 the template sets a field
                 that Capsule sets to another value.
         """
         tree: dict[str, Any] = copy.deepcopy(self.document.tree)
-        for place, value in _filled_in(name, study, members, options):
+        for place, value in _filled_in(name, batch):
             section, field = self._section(tree, place[:-1]), place[-1]
             given = section.get(field)
             # '2' and 2 are the same quantity.
@@ -88,7 +84,7 @@ class JobTemplate:
             if value is not None:
                 section[field] = value
         # Kubernetes itself would run one pod at a time.
-        self._section(tree, ("spec",)).setdefault("parallelism", len(members))
+        self._section(tree, ("spec",)).setdefault("parallelism", len(batch.names))
         return tree
 
     def _section(self, tree: dict[str, Any], place: FieldPath) -> dict[str | int, Any]:
@@ -127,15 +123,13 @@ def job_name(study: str, suffix: str) -> str:
     return f"{re.sub(r'[^a-z0-9-]+', '-', study)[:_NAME_LENGTH].strip('-')}-{suffix}"
 
 
-def _filled_in(
-    name: str, study: StudyDirectory, members: Sequence[str], options: RunOptions
-) -> Iterator[tuple[FieldPath, Any]]:
+def _filled_in(name: str, batch: Batch) -> Iterator[tuple[FieldPath, Any]]:
     """Yield every field that Capsule sets, and None for those that must not be set."""
-    cores, memory, minutes, gpus = reservation(study, members)
+    cores, memory, minutes, gpus = reservation(batch)
     pod: FieldPath = ("spec", "template", "spec")
     yield ("metadata", "name"), name
     yield ("metadata", "generateName"), None
-    yield ("spec", "completions"), len(members)
+    yield ("spec", "completions"), len(batch.names)
     yield ("spec", "completionMode"), "Indexed"
     # A member that fails does so again, and does not stop the others.
     yield ("spec", "backoffLimitPerIndex"), 0
@@ -154,7 +148,7 @@ def _filled_in(
     yield (*pod, "terminationGracePeriodSeconds"), GRACE_SECONDS
     # backoffLimitPerIndex and podFailurePolicy need it.
     yield (*pod, "restartPolicy"), "Never"
-    yield (*CONTAINER, "command"), _command(study, members, options)
+    yield (*CONTAINER, "command"), _command(batch)
     yield (*CONTAINER, "args"), None
     # Requests that equal the limits: such pods are evicted last, and can have cores of their own.
     quantities = {"cpu": str(cores), "memory": f"{memory}Mi", **({GPU: "1"} if gpus else {})}
@@ -163,14 +157,14 @@ def _filled_in(
             yield (*CONTAINER, "resources", kind, resource), quantity
 
 
-def _command(study: StudyDirectory, members: Sequence[str], options: RunOptions) -> list[str]:
+def _command(batch: Batch) -> list[str]:
     """Return the command of a pod, which takes its member from the list by its index."""
     script = _SCRIPT.format(
-        command=shlex.join(["capsule", "study", "member", str(study.path.absolute())]),
-        options=shlex.join(options.arguments()),
+        command=shlex.join(["capsule", "study", "member", str(batch.study.path.absolute())]),
+        options=shlex.join(batch.options.arguments()),
     )
     # Kubernetes replaces $(NAME) in a command, and $$ stands for one dollar.
-    return ["/bin/sh", "-c", script.replace("$", "$$"), "capsule", *members]
+    return ["/bin/sh", "-c", script.replace("$", "$$"), "capsule", *batch.names]
 
 
 def _value(tree: Any, place: FieldPath) -> Any:

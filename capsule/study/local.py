@@ -11,8 +11,7 @@ from capsule.host.errors import CapsuleError
 from capsule.host.wording import counted
 from capsule.machine.devices import choose_devices, read_devices, visible_devices
 from capsule.machine.gpu import load_nvml
-from capsule.study.directory import StudyDirectory
-from capsule.study.running import RunOptions, run_locally
+from capsule.study.running import Batch, run_locally
 
 
 @dataclass(frozen=True)
@@ -28,23 +27,19 @@ class Local:
     processes: int | None = None
     note: Callable[[str], None] = lambda _: None
 
-    def run(
-        self,
-        study: StudyDirectory,
-        names: Sequence[str],
-        options: RunOptions,
-        on_poll: Callable[[], None],
-    ) -> None:
+    def run(self, batch: Batch, on_poll: Callable[[], None]) -> None:
         """Run members; see :class:`capsule.study.backends.Backend`.
 
         Raises:
             CapsuleError: CAP-Y028, more members are to run at a time than there are GPUs for them;
                 CAP-M008 of :func:`capsule.machine.devices.visible_devices`.
         """
-        cores = study.lock.study.resources.cores
+        cores = batch.study.lock.study.resources.cores
         processes = self.processes or max(1, len(os.sched_getaffinity(0)) // cores)
         gpus: tuple[str, ...] = ()
-        if accelerators := _accelerators(study, names):
+        sections = [spec.accelerator for spec in batch.specs]
+        accelerators = [each for each in sections if isinstance(each, CudaAccelerator)]
+        if accelerators:
             gpus = _gpus_for(accelerators)
             # Without any, a member says itself what is missing, or an engine elsewhere has one.
             most = max(1, len(gpus))
@@ -57,15 +52,7 @@ class Local:
                     fix=f"Use --on local:{most}, or --on local.",
                 )
             processes = min(processes, most)
-        run_locally(study, names, options, processes, on_poll, gpus, self.note)
-
-
-def _accelerators(study: StudyDirectory, names: Sequence[str]) -> list[CudaAccelerator]:
-    """Return the sections of all members that need a GPU."""
-    wanted = set(names)
-    used = {member.spec for member in study.lock.members if member.name in wanted}
-    sections = (study.lock.specs[number].accelerator for number in sorted(used))
-    return [section for section in sections if isinstance(section, CudaAccelerator)]
+        run_locally(batch, processes, on_poll, gpus, self.note)
 
 
 def _gpus_for(accelerators: Sequence[CudaAccelerator]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from capsule.experiment.evaluation import StartSet
 from capsule.experiment.fields import DigestedModel, Model, Name, NonNegativeInt, added
@@ -26,6 +26,7 @@ from capsule.experiment.lock import (
 from capsule.experiment.spec import Spec
 from capsule.host.errors import CapsuleError
 from capsule.host.spec_file import read_start_set
+from capsule.host.validation import first_reason
 from capsule.image.cache import Cache
 from capsule.image.data.capture import capture_data
 from capsule.image.lockfile import read_lock
@@ -294,18 +295,13 @@ def read_study_lock(path: Path) -> StudyLock:
         if len(data) > MAX_LOCK_BYTES:
             raise ValueError(f"larger than {MAX_LOCK_BYTES >> 20} MiB")
         return StudyLock.parse(data.removesuffix(b"\n"))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise CapsuleError(
-            "CAP-Y003", f"study lock {path}: {where or 'the document'}: {first['msg']}", fix=fix
-        ) from error
     except OSError as error:
         if isinstance(error, (FileNotFoundError, NotADirectoryError)):
             fix = "Name an existing lock of a study, or make one with 'capsule study lock'."
         raise CapsuleError("CAP-Y003", f"study lock {path}: {error.strerror}", fix=fix) from error
     except (CapsuleError, ValueError) as error:  # CAP-Y001 of its study
-        raise CapsuleError("CAP-Y003", f"study lock {path}: {error}", fix=fix) from error
+        message = f"study lock {path}: {first_reason(error)}"
+        raise CapsuleError("CAP-Y003", message, fix=fix) from error
 
 
 def find_starts(file: StudyFile) -> StartSet | None:

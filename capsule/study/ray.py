@@ -25,7 +25,7 @@ from capsule.engine.supervise import interrupts
 from capsule.host.errors import CapsuleError
 from capsule.study.directory import Outcome, StudyDirectory
 from capsule.study.jobs import SETTLE_SECONDS, reservation
-from capsule.study.running import STOP_SECONDS, RunOptions, stop_signals_interrupt
+from capsule.study.running import STOP_SECONDS, Batch, stop_signals_interrupt
 
 if TYPE_CHECKING:
     from capsule.training.impala.actors.ray.connection import Cluster
@@ -51,13 +51,7 @@ class Ray:
     note: Callable[[str], None]
     settle_seconds: float = SETTLE_SECONDS
 
-    def run(
-        self,
-        study: StudyDirectory,
-        names: Sequence[str],
-        options: RunOptions,
-        on_poll: Callable[[], None],
-    ) -> None:
+    def run(self, batch: Batch, on_poll: Callable[[], None]) -> None:
         """Run members; see :class:`capsule.study.backends.Backend`.
 
         Raises:
@@ -68,7 +62,7 @@ class Ray:
         cluster = _connected(self.address)
         try:
             with stop_signals_interrupt(), cluster.reached():
-                self._run(cluster, study, names, options, on_poll)
+                self._run(cluster, batch, on_poll)
         except CapsuleError as error:
             if error.code != LOST_HEAD:
                 raise
@@ -80,31 +74,24 @@ class Ray:
         finally:
             cluster.leave([])
 
-    def _run(
-        self,
-        cluster: Cluster,
-        study: StudyDirectory,
-        names: Sequence[str],
-        options: RunOptions,
-        on_poll: Callable[[], None],
-    ) -> None:
+    def _run(self, cluster: Cluster, batch: Batch, on_poll: Callable[[], None]) -> None:
         """Run members; after any error, interrupt them, so that they save their state."""
         tasks: dict[Any, str] = {}
         try:
             with cluster.reached():
-                resources = _resources(study, names)
+                resources = _resources(batch)
                 self._note_shortage(cluster, resources)
                 # An interruption waits until the task is known here that is being submitted.
                 with interrupts() as interruptions:
-                    for name in names:
+                    for name in batch.names:
                         if interruptions.count:
                             break
                         # This precedes the submission: the task may begin, and even end, at once.
-                        study.forget(name)
-                        tasks[_submit(cluster, study, name, options, resources)] = name
+                        batch.study.forget(name)
+                        tasks[_submit(cluster, batch, name, resources)] = name
                 if interruptions.count:
                     raise KeyboardInterrupt
-                self._wait(cluster, study, tasks, on_poll)
+                self._wait(cluster, batch.study, tasks, on_poll)
         except BaseException as error:
             lost = isinstance(error, CapsuleError) and error.code == LOST_HEAD
             # This precedes leave(): Ray ends the tasks of a program that disconnects.
@@ -202,22 +189,17 @@ def _connected(address: str) -> Cluster:
         raise CapsuleError("CAP-Y022", error.message, fix=error.fix) from error
 
 
-def _resources(study: StudyDirectory, names: Sequence[str]) -> dict[str, int]:
+def _resources(batch: Batch) -> dict[str, int]:
     """Return what a task reserves, as options of Ray's."""
-    needed = reservation(study, names)
+    needed = reservation(batch)
     # Ray counts memory in bytes.
     return {"num_cpus": needed.cores, "memory": needed.memory_mb << 20, "num_gpus": needed.gpus}
 
 
-def _submit(
-    cluster: Cluster,
-    study: StudyDirectory,
-    name: str,
-    options: RunOptions,
-    resources: dict[str, int],
-) -> Any:
+def _submit(cluster: Cluster, batch: Batch, name: str, resources: dict[str, int]) -> Any:
     """Submit a member, and return what Ray knows its task by."""
-    arguments = ["study", "member", str(study.path.absolute()), name, *options.arguments()]
+    folder = str(batch.study.path.absolute())
+    arguments = ["study", "member", folder, name, *batch.options.arguments()]
     # The function is pickled by its name, as its module can be imported on nodes, too: they have to
     # have Capsule.
     return cluster.ray.remote(run_member).options(name=name, **resources).remote(arguments)

@@ -313,15 +313,14 @@ def _member_cells(member: MemberResult) -> tuple[object, ...]:
 
 def _line_charts(
     identity: str, title: str, x_name: str, y_name: str, curves: Sequence[Curve], note: str
-) -> Iterator[tuple[list[str], str, LineChart]]:
+) -> Iterator[LineChart]:
     """Yield charts with some of the curves each; see :func:`capsule.report.charts.line_chart`."""
     for part, start in enumerate(range(0, len(curves), CURVES_OF_A_CHART)):
         some = curves[start : start + CURVES_OF_A_CHART]
-        chart = line_chart(f"{identity}-{part}", title, x_name, y_name, some)
-        yield [curve.label for curve in some], note, chart
+        yield line_chart(f"{identity}-{part}", title, x_name, y_name, some, note)
 
 
-def _curve_charts(report: StudyReport) -> Iterator[tuple[list[str], str, LineChart]]:
+def _curve_charts(report: StudyReport) -> Iterator[LineChart]:
     """Yield a chart per group and task: the mean, and one standard deviation around it."""
     note = "Mean over the runs, and one standard deviation around it. No area means no spread."
     beside = report.beside.tables.curves if report.beside else ()
@@ -332,8 +331,7 @@ def _curve_charts(report: StudyReport) -> Iterator[tuple[list[str], str, LineCha
             curves = [_mean_curve("first machine", row), _mean_curve("second machine", other)]
         title = f"{row.group}: {row.task}"
         across = "evaluation" if report.results.lock.study.scores else "agent steps"
-        chart = line_chart(f"curve-{number}", title, across, "score", curves)
-        yield [curve.label for curve in curves], note, chart
+        yield line_chart(f"curve-{number}", title, across, "score", curves, note)
 
 
 def _mean_curve(label: str, row: CurveRow) -> Curve:
@@ -344,7 +342,7 @@ def _mean_curve(label: str, row: CurveRow) -> Curve:
     return Curve(label, points, (Band(xs, low, high),))
 
 
-def _profiles(results: StudyResults) -> Iterator[tuple[list[str], str, LineChart]]:
+def _profiles(results: StudyResults) -> Iterator[LineChart]:
     """Yield charts of the share of runs whose final score exceeds a threshold."""
     seed = results.lock.digest()
     groups = grouped(results.members)
@@ -376,7 +374,7 @@ def _profile(name: str, scores: list[float], thresholds: Sequence[float], seed: 
     return Curve(name, points, (Band(tuple(thresholds), low, high),))
 
 
-def _sensitivity(tables: StudyTables) -> Iterator[tuple[list[str], str, LineChart]]:
+def _sensitivity(tables: StudyTables) -> Iterator[LineChart]:
     """Yield charts of the settings' final scores in descending order."""
     for number, task in enumerate(dict.fromkeys(row.task for row in tables.settings)):
         ranked: dict[str, list[float]] = {}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from capsule.experiment.canonical import write_atomic
+from capsule.experiment.spec import Spec
 from capsule.host.errors import ExitCode
 from capsule.host.locks import PATIENCE_SECONDS
 from capsule.study.directory import CONSOLE, OUTCOME, Outcome, StudyDirectory
@@ -50,6 +51,27 @@ class RunOptions:
         if self.gpu is not None:
             words += ["--gpu", self.gpu]
         return words
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Members of a study that are run together.
+
+    Attributes:
+        study: The folder of the study.
+        names: The members.
+        options: Options of each run.
+    """
+
+    study: StudyDirectory
+    names: Sequence[str]
+    options: RunOptions
+
+    @property
+    def specs(self) -> tuple[Spec, ...]:
+        """The specs of the members, each once."""
+        numbers = {self.study.member(name).spec for name in self.names}
+        return tuple(self.study.lock.specs[number] for number in sorted(numbers))
 
 
 @contextmanager
@@ -198,9 +220,7 @@ def outcome_of(status: int, printed: bytes, console: Path) -> Outcome | None:
 
 
 def run_locally(
-    study: StudyDirectory,
-    names: Sequence[str],
-    options: RunOptions,
+    batch: Batch,
     processes: int,
     on_poll: Callable[[], None],
     gpus: Sequence[str] = (),
@@ -209,9 +229,7 @@ def run_locally(
     """Run members on this machine, so many at a time; none stops the others.
 
     Args:
-        study: The study.
-        names: The members.
-        options: Of each run.
+        batch: The members.
         processes: Number of members at a time.
         on_poll: Called meanwhile.
         gpus: UUIDs of GPUs, at least as many as processes, of which each member has one while it
@@ -225,18 +243,17 @@ def run_locally(
     """
     errors = []
     shared = GpuPool(gpus, note)
-    pins = {member.name: member.pins for member in study.lock.members}
+    study, options = batch.study, batch.options
 
     def run(name: str) -> Outcome | None:
         if not gpus:
             return runs.run(study, name, options)
-        return shared.run(
-            name, pins[name], lambda gpu: runs.run(study, name, replace(options, gpu=gpu))
-        )
+        pins = study.member(name).pins
+        return shared.run(name, pins, lambda gpu: runs.run(study, name, replace(options, gpu=gpu)))
 
     # Runs is left first: it interrupts the runs for which the threads of the pool wait.
     with ThreadPoolExecutor(processes) as pool, Runs() as runs:
-        waiting = {pool.submit(run, name) for name in names}
+        waiting = {pool.submit(run, name) for name in batch.names}
         try:
             while waiting:
                 ended, waiting = wait(waiting, POLL_SECONDS, FIRST_COMPLETED)

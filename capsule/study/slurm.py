@@ -25,14 +25,15 @@ import re
 import secrets
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from capsule.engine.supervise import Interrupts
 from capsule.host.errors import CapsuleError
 from capsule.host.outputs import write_output
 from capsule.study.directory import StudyDirectory
 from capsule.study.jobs import Element, JobArray, Programs, Scheduler, reservation
-from capsule.study.running import RunOptions
+from capsule.study.running import Batch
 
 FOLDER = "slurm"
 SUBMISSION = ".submission"
@@ -121,16 +122,9 @@ class Slurm(Scheduler):
     array = SlurmArray
     programs = PROGRAMS
 
-    def run(
-        self,
-        study: StudyDirectory,
-        names: Sequence[str],
-        options: RunOptions,
-        on_poll: Callable[[], None],
-    ) -> None:
-        """Run members; see :meth:`Scheduler.run`."""
-        self._recover(study)
-        super().run(study, names, options, on_poll)
+    def _earlier(self, batch: Batch) -> dict[str, JobArray]:
+        self._recover(batch.study)
+        return super()._earlier(batch)
 
     def _recover(self, study: StudyDirectory) -> None:
         """Ask Slurm for arrays that earlier commands may have submitted without an answer.
@@ -144,13 +138,7 @@ class Slurm(Scheduler):
                 self.write_down(study, SlurmArray(job, members))
             submission.unlink()
 
-    def submit(
-        self,
-        study: StudyDirectory,
-        names: Sequence[str],
-        options: RunOptions,
-        interruptions: Interrupts,
-    ) -> Iterator[JobArray]:
+    def submit(self, batch: Batch, interruptions: Interrupts) -> Iterator[JobArray]:
         """Submit members as one array, or as several where that would be too large."""
         largest = _largest_array()
         if cut := _cut_variables():
@@ -158,14 +146,15 @@ class Slurm(Scheduler):
                 f"SBATCH_EXPORT={os.environ['SBATCH_EXPORT']} keeps variables of this shell from "
                 f"the jobs: {', '.join(cut)}. SBATCH_EXPORT=ALL passes them on"
             )
-        (study.path / FOLDER).mkdir(exist_ok=True)  # Slurm writes the logs there
-        for first in range(0, len(names), largest):
-            part = tuple(names[first : first + largest])
-            name = f"{study.lock.study.name}.{secrets.token_hex(8)}"
-            command, script = _sbatch(study, part, name), _script(study, part, options)
+        folder = batch.study.path / FOLDER
+        folder.mkdir(exist_ok=True)  # Slurm writes the logs there
+        for first in range(0, len(batch.names), largest):
+            part = replace(batch, names=batch.names[first : first + largest])
+            name = f"{batch.study.lock.study.name}.{secrets.token_hex(8)}"
+            command, script = _sbatch(part, name), _script(part)
             # It stays after an error of sbatch, which may be that the controller's answer was lost.
-            submission = study.path / FOLDER / f"{name}{SUBMISSION}"
-            write_output(submission, "".join(f"{each}\n" for each in part).encode())
+            submission = folder / f"{name}{SUBMISSION}"
+            write_output(submission, "".join(f"{each}\n" for each in part.names).encode())
             # An array that Slurm has accepted can only be cancelled by its number, so an
             # interruption waits for sbatch to print it.
             job = _call(command, script, interruptible=False).strip()
@@ -175,7 +164,7 @@ class Slurm(Scheduler):
                     f"sbatch printed {job!r}, which is not the number of a job",
                     fix="Cancel the job that it may have submitted: 'squeue --me' lists your jobs.",
                 )
-            yield SlurmArray(job, part)
+            yield SlurmArray(job, tuple(part.names))
             submission.unlink()
             if interruptions.count:
                 raise KeyboardInterrupt
@@ -226,12 +215,12 @@ def _cut_variables() -> list[str]:
     return sorted(name for name in os.environ if _READ.fullmatch(name) and name not in exported)
 
 
-def _sbatch(study: StudyDirectory, names: Sequence[str], name: str) -> list[str]:
+def _sbatch(batch: Batch, name: str) -> list[str]:
     """Return the command that submits members; the study's resources are theirs."""
-    folder = str(study.path.absolute())
-    cores, memory, minutes, gpus = reservation(study, names)
+    folder = str(batch.study.path.absolute())
+    cores, memory, minutes, gpus = reservation(batch)
     return [
-        *("sbatch", "--parsable", f"--array=0-{len(names) - 1}"),
+        *("sbatch", "--parsable", f"--array=0-{len(batch.names) - 1}"),
         *(f"--job-name={name}", f"--chdir={folder}"),
         # sbatch replaces %A and %a in this name, and two percent signs by one.
         f"--output={folder.replace('%', '%%')}/{FOLDER}/%A_%a.log",
@@ -242,13 +231,13 @@ def _sbatch(study: StudyDirectory, names: Sequence[str], name: str) -> list[str]
     ]
 
 
-def _script(study: StudyDirectory, names: Sequence[str], options: RunOptions) -> str:
+def _script(batch: Batch) -> str:
     """Return the script of an array."""
-    command = [sys.executable, "-m", "capsule", "study", "member", str(study.path.absolute())]
+    command = [sys.executable, "-m", "capsule", "study", "member", str(batch.study.path.absolute())]
     return _SCRIPT.format(
-        members=shlex.join(names),
+        members=shlex.join(batch.names),
         command=shlex.join(command),
-        options=shlex.join(options.arguments()),
+        options=shlex.join(batch.options.arguments()),
     )
 
 

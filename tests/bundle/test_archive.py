@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from capsule.bundle.archive import (
     MAX_SIZE,
     ArchiveReader,
-    Limits,
     create_file,
     header,
     open_archive,
@@ -36,13 +35,13 @@ def archive(members: dict[str, bytes] = MEMBERS) -> bytes:
 GOOD = archive()
 
 
-def unpack(data: bytes, folder: Path, limits: Limits | None = None) -> dict[str, bytes]:
+def unpack(data: bytes, folder: Path) -> dict[str, bytes]:
     """Read an archive that must hold MEMBERS, the first one without knowing its size."""
     path = folder / "archive.tar"
     path.write_bytes(data)
     first, *rest = MEMBERS
     with open_archive(path) as stream:
-        reader = ArchiveReader(stream, limits or Limits())
+        reader = ArchiveReader(stream)
         found = {first: reader.read(first, 1000)}
         for name in rest:
             content = MEMBERS[name]
@@ -300,17 +299,12 @@ def test_a_source_shorter_than_its_size_is_an_error():
         write(io.BytesIO(), [("a", 3, b"hi")])
 
 
-@pytest.mark.parametrize(
-    ("limits", "code"),
-    [(Limits(archive=len(GOOD)), None), (Limits(archive=len(GOOD) - 1), "CAP-B105")],
-)
-def test_the_size_of_the_archive_is_limited(limits, code, tmp_path):
-    if code is None:
-        assert unpack(GOOD, tmp_path, limits) == MEMBERS
-        return
-    with pytest.raises(CapsuleError) as caught:
-        unpack(GOOD, tmp_path, limits)
-    assert caught.value.code == code
+def test_the_size_of_the_archive_is_limited(tmp_path, monkeypatch):
+    monkeypatch.setattr("capsule.bundle.archive.MAX_ARCHIVE", len(GOOD))
+    assert unpack(GOOD, tmp_path) == MEMBERS
+    monkeypatch.setattr("capsule.bundle.archive.MAX_ARCHIVE", len(GOOD) - 1)
+    with pytest.raises(CapsuleError, match="CAP-B105"):
+        unpack(GOOD, tmp_path)
 
 
 @pytest.mark.parametrize(("limit", "fits"), [(7, True), (6, False)])
@@ -318,7 +312,7 @@ def test_a_document_is_not_read_beyond_its_limit(limit, fits, tmp_path):
     path = tmp_path / "archive.tar"
     path.write_bytes(GOOD)
     with open_archive(path) as stream:
-        reader = ArchiveReader(stream, Limits())
+        reader = ArchiveReader(stream)
         if fits:
             assert reader.read("claims.json", limit) == MEMBERS["claims.json"]
         else:
@@ -331,7 +325,7 @@ def test_a_sparse_giant_is_refused_by_its_size(tmp_path):
     with path.open("wb") as stream:
         stream.truncate(20 << 30)
     with open_archive(path) as stream, pytest.raises(CapsuleError, match="CAP-B105"):
-        ArchiveReader(stream, Limits())
+        ArchiveReader(stream)
 
 
 def _directory(path: Path) -> None:
@@ -375,14 +369,14 @@ def test_replacing_the_path_after_opening_changes_nothing(tmp_path):
     with open_archive(path) as stream:
         path.unlink()
         path.write_bytes(b"evil" * 1000)
-        assert ArchiveReader(stream, Limits()).read("claims.json", 100) == MEMBERS["claims.json"]
+        assert ArchiveReader(stream).read("claims.json", 100) == MEMBERS["claims.json"]
 
 
 def test_growth_after_opening_is_noticed(tmp_path):
     path = tmp_path / "archive.tar"
     path.write_bytes(archive({"a": b""}))
     with open_archive(path) as stream:
-        reader = ArchiveReader(stream, Limits())
+        reader = ArchiveReader(stream)
         with path.open("ab") as other:
             other.write(extra("late"))
         assert reader.read("a", 1) == b""

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capsule.bundle import archive
-from capsule.bundle.archive import Limits
 from capsule.bundle.bundle import Content, open_bundle, pack
 from capsule.bundle.envelope import BundleStatement, sign
 from capsule.bundle.manifest import Manifest
@@ -75,11 +74,11 @@ def parts(bundle, alice) -> tuple[dict[str, bytes], dict]:
         return files, json.loads(opened.manifest.document())
 
 
-def refusal(data: bytes, folder: Path, keys, limits: Limits | None = None) -> str:
+def refusal(data: bytes, folder: Path, keys) -> str:
     path = folder / "evil.capsule.tar"
     path.write_bytes(data)
     with pytest.raises(CapsuleError) as caught:
-        open_bundle(path, keys, limits)
+        open_bundle(path, keys)
     assert caught.value.exit_code == ExitCode.TAMPERED
     return caught.value.code
 
@@ -221,12 +220,17 @@ def test_what_no_reader_would_accept_is_not_signed(
     bundle, tmp_path, contents, claim_id, alice, monkeypatch
 ):
     size, place = bundle.stat().st_size, tmp_path / "large.capsule.tar"
-    pack(contents, claim_id, alice, place, limits=Limits(archive=size, files=len(contents)))
+    limits = {"MAX_ARCHIVE": size, "MAX_FILES": len(contents)}
+    for name, limit in limits.items():
+        monkeypatch.setattr(archive, name, limit)
+    pack(contents, claim_id, alice, place)
     place.unlink()
-    for limits in (Limits(archive=size - 1), Limits(files=len(contents) - 1)):
+    for name, limit in limits.items():
+        monkeypatch.setattr(archive, name, limit - 1)
         with pytest.raises(CapsuleError, match="no reader accepts more than") as caught:
-            pack(contents, claim_id, alice, place, limits=limits)
+            pack(contents, claim_id, alice, place)
         assert (caught.value.code, caught.value.exit_code) == ("CAP-B163", ExitCode.USAGE)
+        monkeypatch.setattr(archive, name, limit)
     monkeypatch.setattr(archive, "MAX_SIZE", 1)
     with pytest.raises(CapsuleError, match=r"CAP-B163 .* has [0-9,]+ bytes, and no reader"):
         pack(contents, claim_id, alice, place)
@@ -318,21 +322,17 @@ def test_no_room_for_copies_is_not_tampering(bundle, alice, monkeypatch, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("limits", "code"),
-    [
-        (Limits(), None),
-        (Limits(files=4), None),
-        (Limits(files=3), "CAP-B105"),
-        (Limits(envelope=500), "CAP-B105"),
-        (Limits(manifest=500), "CAP-B105"),
-        (Limits(archive=5000), "CAP-B105"),
-    ],
+    ("name", "limit"),
+    [("MAX_FILES", 3), ("MAX_ENVELOPE", 500), ("MAX_MANIFEST", 500), ("MAX_ARCHIVE", 5000)],
 )
-def test_limits(limits, code, bundle, alice, tmp_path):
-    if code is None:
-        open_bundle(bundle, [alice.public], limits).close()
-    else:
-        assert refusal(bundle.read_bytes(), tmp_path, [alice.public], limits) == code
+def test_limits(name, limit, bundle, alice, tmp_path, monkeypatch):
+    monkeypatch.setattr(archive, name, limit)
+    assert refusal(bundle.read_bytes(), tmp_path, [alice.public]) == "CAP-B105"
+
+
+def test_a_bundle_with_as_many_files_as_allowed_is_opened(bundle, alice, monkeypatch):
+    monkeypatch.setattr(archive, "MAX_FILES", 4)
+    open_bundle(bundle, [alice.public]).close()
 
 
 # Documents that contradict each other (cases 17, 18, 21)

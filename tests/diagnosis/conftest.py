@@ -60,7 +60,7 @@ class LocalEngine:
         self._path = f"{site}:{PACKAGE.parent}"
         self._project = project
 
-    def run(self, task, *, on_poll, poll_seconds):  # noqa: ARG002 - the interface of engines
+    def run(self, task, on_poll=None):
         environment = {
             **task.environment,
             "PATH": f"{Path(sys.executable).parent}:{os.defpath}",

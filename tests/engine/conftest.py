@@ -203,7 +203,7 @@ def run(engine, make_image, make_lock, make_task, cache, run_directory):
     engine.prepare(make_lock(), make_image(), cache, progress=lambda _: None)
 
     def run_script(script, *, on_poll=lambda: None, **settings):
-        ended = engine.run(make_task(script, **settings), on_poll=on_poll, poll_seconds=0.05)
+        ended = engine.run(make_task(script, **settings), on_poll)
         return ended, (run_directory / "output.log").read_text()
 
     return run_script

@@ -111,7 +111,7 @@ def words(program, make_image, make_lock, make_task, cache, run_directory):
     def run(*, run_directory=run_directory, **options):
         task = replace(make_task("exit 0", **options), run_directory=run_directory)
         with pytest.raises(CapsuleError) as raised:
-            engine.run(task, on_poll=lambda: None, poll_seconds=0.05)
+            engine.run(task)
         assert raised.value.code == "CAP-E005"
         said = (run_directory / "output.log").read_bytes().decode().split("\0")[:-1]
         return said, said.index(str(root))
@@ -165,7 +165,7 @@ def ending(program, make_image, make_lock, make_task, cache):
 
     def run(status):
         program.write_text(f"#!/bin/sh\necho the last line\nexit {status}\n")
-        return engine.run(make_task(""), on_poll=lambda: None, poll_seconds=0.05)
+        return engine.run(make_task(""))
 
     return run
 
@@ -199,7 +199,7 @@ def hanging(program, make_image, make_lock, make_task, cache, tmp_path):
     engine.prepare(make_lock(), make_image(), cache, progress=lambda _: None)
     for name in ("passwd", "group"):
         (engine._root / "etc" / name).touch()
-    return lambda: engine.run(make_task("exit 0"), on_poll=lambda: None, poll_seconds=0.05)
+    return lambda: engine.run(make_task("exit 0"))
 
 
 def test_a_start_that_hangs_can_be_interrupted(hanging, tmp_path):

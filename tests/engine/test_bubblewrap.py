@@ -37,7 +37,7 @@ def run(image, make_lock, make_task, cache, run_directory):
     engine.prepare(make_lock(), image, cache, progress=lambda _: None)
 
     def run_script(script, *, on_poll=lambda: None, **settings):
-        ended = engine.run(make_task(script, **settings), on_poll=on_poll, poll_seconds=0.05)
+        ended = engine.run(make_task(script, **settings), on_poll)
         return ended, (run_directory / "output.log").read_text()
 
     return run_script
@@ -149,7 +149,7 @@ def test_a_program_that_does_not_exist(make_lock, image, make_task, cache):
     engine = BubblewrapEngine()
     engine.prepare(make_lock(), image, cache, progress=lambda _: None)
     task = dataclasses.replace(make_task(""), arguments=("/nowhere",))
-    ended = engine.run(task, on_poll=lambda: None, poll_seconds=0.05)
+    ended = engine.run(task)
     assert ended.status != 0
 
 
@@ -160,7 +160,7 @@ def test_a_start_that_hangs_can_be_interrupted(make_lock, image, make_task, cach
     (tmp_path / "bwrap").write_text(f"#!/bin/sh\n: >{tmp_path}/ready\nexec sleep 600\n")
     (tmp_path / "bwrap").chmod(0o755)
     interrupt_once_there(tmp_path / "ready")
-    ended = engine.run(make_task("exit 0"), on_poll=lambda: None, poll_seconds=0.05)
+    ended = engine.run(make_task("exit 0"))
     assert (ended.status, ended.reason) == (137, "interrupted")
 
 
@@ -206,7 +206,7 @@ def test_a_start_that_fails_is_reported_with_what_bubblewrap_printed(
     )
     (tmp_path / "bwrap").chmod(0o755)
     with pytest.raises(CapsuleError, match="Creating new namespace failed") as refused:
-        engine.run(make_task("exit 0"), on_poll=lambda: None, poll_seconds=0.05)
+        engine.run(make_task("exit 0"))
     assert refused.value.code == "CAP-E005"
 
 
@@ -291,5 +291,5 @@ def _as_nobody(image, lock, task, cache):
     engine = BubblewrapEngine()
     assert engine.describe()["processes"] == "limited"
     engine.prepare(lock, image, cache, progress=lambda _: None)
-    ended = engine.run(task, on_poll=lambda: None, poll_seconds=0.05)
+    ended = engine.run(task)
     assert ended.status != 0

@@ -19,7 +19,7 @@ class Compiler:
     def __init__(self, *files, ended=Exit(0, "exited")):  # noqa: B008 - it is frozen
         self.files, self.ended, self.tasks = files, ended, []
 
-    def run(self, task, *, on_poll, poll_seconds):  # noqa: ARG002 - the interface
+    def run(self, task, on_poll=None):  # noqa: ARG002 - the interface
         self.tasks.append(task)
         for name in self.files:
             path = task.run_directory / name

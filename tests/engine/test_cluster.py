@@ -89,7 +89,7 @@ def task_of(directory):
 
 def given(name, cluster, directory):
     engine = RecordingEngine(name)
-    OnCluster(engine, cluster).run(task_of(directory), on_poll=lambda: None, poll_seconds=1)
+    OnCluster(engine, cluster).run(task_of(directory))
     return engine.task
 
 

@@ -389,7 +389,7 @@ engine = ContainerEngine(connect(name))
 engine._image = image
 task = Task(run_directory=Path(folder), environment={}, limits=LimitsSpec(**limits),
             arguments=tuple(arguments))
-engine.run(task, on_poll=lambda: None, poll_seconds=0.05)
+engine.run(task)
 """
 
 
@@ -521,7 +521,7 @@ def test_another_image_of_the_same_name_is_not_used(
     engine.prepare(make_lock(), first, cache, progress=lambda _: None)
     engine._client.images.load(b"".join(_chunks(second)))  # takes the name
     assert engine._client.images.get(second.reference).id != engine._image
-    engine.run(make_task("busybox cat /text"), on_poll=lambda: None, poll_seconds=0.05)
+    engine.run(make_task("busybox cat /text"))
     assert (run_directory / "output.log").read_text() == "first"
 
 

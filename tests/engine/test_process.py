@@ -98,7 +98,7 @@ def run(lock, cache, run_directory, make_task, enclosed):
             processors=processors,
             data=data or {},
         )
-        ended = engine.run(task, on_poll=on_poll, poll_seconds=0.05)
+        ended = engine.run(task, on_poll)
         return ended, (run_directory / "output.log").read_text()
 
     return run_code
@@ -317,7 +317,7 @@ def test_the_task_ends_with_a_capsule_that_is_killed(lock, cache, run_directory)
         "task = Task(run_directory=pathlib.Path(sys.argv[2]), environment={},\n"
         "    limits=LimitsSpec(),\n"
         "    arguments=('python3.11', '-c', code, '{run_directory}'))\n"
-        "engine.run(task, on_poll=lambda: None, poll_seconds=0.05)\n"
+        "engine.run(task)\n"
     )
     command = [sys.executable, "-c", script, str(cache.root), str(run_directory)]
     host = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
@@ -423,7 +423,7 @@ def test_a_source_tree_that_was_changed_in_the_cache_is_unpacked_again(
     engine.prepare(lock, None, cache, progress=lambda _: None)
     (cache.root / "projects" / project.sha256 / "own.py").write_text("VALUE = 2\n")
     engine.prepare(lock, None, cache, progress=lambda _: None)
-    engine.run(task, on_poll=lambda: None, poll_seconds=0.05)
+    engine.run(task)
     assert "'VALUE': 1" in (run_directory / "output.log").read_text()
 
 

@@ -106,5 +106,5 @@ def _run_as_user(address, image, lock, task, cache, answers):
     engine = ContainerEngine(connect("podman"))
     messages = []
     engine.prepare(lock, image, cache, progress=messages.append)
-    ended = engine.run(task, on_poll=lambda: None, poll_seconds=0.05)
+    ended = engine.run(task)
     answers.put((engine.describe(), " ".join(messages), ended))

@@ -119,9 +119,7 @@ def test_a_terminal_that_was_closed_does_not_keep_a_task_from_saving(make_task):
     running.wait.side_effect = [None, 0]
     interruptions.count = 1
     hung_up = Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO)))
-    ended = supervise.supervise(
-        running, make_task(""), interruptions, on_poll=hung_up, poll_seconds=0
-    )
+    ended = supervise.supervise(running, make_task(""), interruptions, hung_up)
     assert ended == Exit(0, "interrupted")
     running.terminate.assert_called_once()
     running.kill.assert_not_called()
@@ -138,9 +136,7 @@ def test_a_task_that_the_signal_reached_first_was_interrupted(make_task, status,
 
     running.wait.side_effect = wait
     running.was_out_of_memory.return_value = None
-    ended = supervise.supervise(
-        running, make_task(""), interruptions, on_poll=lambda: None, poll_seconds=0
-    )
+    ended = supervise.supervise(running, make_task(""), interruptions, Mock())
     assert ended == Exit(status, reason)
     running.terminate.assert_not_called()
 

@@ -67,7 +67,7 @@ def test_no_task_runs_without_an_image(engine, make_lock, make_task, cache):
     with pytest.raises(ValueError, match="the engine bwrap needs an image"):
         engine.prepare(make_lock(), None, cache, progress=print)
     with pytest.raises(RuntimeError, match="prepare"):
-        engine.run(make_task(""), on_poll=lambda: None, poll_seconds=1)
+        engine.run(make_task(""))
 
 
 def test_an_image_is_unpacked_once_and_what_is_less_confined_is_said_each_time(

@@ -25,7 +25,6 @@ from capsule.export.live import (
     parse_target,
     require_target,
 )
-from capsule.export.wandb import LiveOfflineRun
 from capsule.host.errors import CapsuleError
 from capsule.outcome import EventTail
 from capsule.report.progress import SilentReporter
@@ -201,7 +200,7 @@ def test_no_link_of_a_program_is_followed(tmp_path, directory):
 )
 def test_an_error_ends_the_metrics_and_not_the_run(error, reason):
     told = Told()
-    reporter = FollowingReporter(told, Mock(write=Mock(side_effect=error)), Path("work"))
+    reporter = FollowingReporter(told, Mock(side_effect=error), Path("work"))
     for event in EVENTS:
         reporter.event(event)
     assert told.notes == [f"--metrics: no further metrics are written: {reason}"]
@@ -445,28 +444,31 @@ def test_a_name_that_mlflow_does_not_allow_ends_the_metrics_and_not_the_run(tmp_
     assert not (tmp_path / "x").exists()
 
 
-def test_an_error_of_wandb_ends_the_metrics_and_not_the_run():
-    class Failing:
-        def log(self, *_, **__):
-            raise LookupError("the service has ended")
+def fake_wandb(monkeypatch, **methods):
+    """Replace W&B's package by one whose runs have these methods."""
+    run = SimpleNamespace(**methods)
+    package = SimpleNamespace(
+        Error=LookupError, Settings=lambda **_: None, init=lambda **_: run, teardown=lambda: None
+    )
+    monkeypatch.setattr(wandb, "require_wandb", lambda: package)
 
+
+def fail(*_, **__):
+    raise LookupError("the service has ended")
+
+
+def test_an_error_of_wandb_ends_the_metrics_and_not_the_run(tmp_path, directory, monkeypatch):
+    fake_wandb(monkeypatch, log=fail, finish=lambda **_: None)
     told = Told()
-    reporter = FollowingReporter(told, LiveOfflineRun(Failing(), LookupError), Path("work"))
-    for event in EVENTS:
-        reporter.event(event)
+    with follow(f"wandb:{tmp_path / 'logs'}", directory, told) as reporter:
+        for event in EVENTS:
+            reporter.event(event)
     assert told.notes == ["--metrics: no further metrics are written: the service has ended"]
     assert told.events == EVENTS
 
 
 def test_an_error_of_ending_wandbs_run_does_not_end_the_run(tmp_path, directory, monkeypatch):
-    class Failing:
-        def finish(self, *_, **__):
-            raise LookupError("the service has ended")
-
-    package = SimpleNamespace(
-        Error=LookupError, Settings=lambda **_: None, init=lambda **_: Failing(), teardown=None
-    )
-    monkeypatch.setattr(wandb, "require_wandb", lambda: package)
+    fake_wandb(monkeypatch, finish=fail)
     told = Told()
     with follow(f"wandb:{tmp_path / 'logs'}", directory, told):
         pass

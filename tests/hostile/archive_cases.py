@@ -16,7 +16,7 @@ from pathlib import Path
 
 import zstandard
 
-from capsule.bundle.archive import BLOCK, Limits, header
+from capsule.bundle.archive import BLOCK, MAX_ARCHIVE, MAX_FILES, header
 from capsule.experiment.canonical import sha256_hex
 from capsule.image.archives.layers import TarEntry, tar_header
 from tests.hostile.case import Case, Presented
@@ -264,7 +264,7 @@ COLLISIONS = {
 def of_many_files(folder: Path, hostile: bool) -> Presented:
     """Present one file more than a reader takes, or only those of the run."""
     run = training()
-    spare = Limits().files - len(run.files) + 1 if hostile else 0
+    spare = MAX_FILES - len(run.files) + 1 if hostile else 0
     names = [f"workspace/{number:05d}" for number in range(spare)]
     manifest = manifest_of(run)
     template = {"size": 0, "sha256": sha256_hex(b""), "role": "output", "mediaType": "a/b"}
@@ -277,7 +277,7 @@ def of_a_sparse_file(folder: Path, hostile: bool) -> Presented:
     """Present an archive with a hole behind it that would take hours to read."""
     shown = presented(folder, lambda path: packed(training(), path))
     if hostile:
-        os.truncate(shown.bundle, Limits().archive + 1)
+        os.truncate(shown.bundle, MAX_ARCHIVE + 1)
     return shown
 
 

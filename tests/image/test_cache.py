@@ -10,8 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.image.cache import Cache, HashMismatchError, default_root
@@ -87,19 +85,6 @@ def test_content_is_readable_by_others_whatever_the_umask(cache, source):
 def test_refuses_what_is_not_a_hash(cache, sha256):
     with pytest.raises(ValueError, match="not a SHA-256"):
         cache.path(sha256)
-
-
-@settings(deadline=None, max_examples=200)
-@given(key=st.text(max_size=12))
-def test_derived_never_leaves_its_folder(key, tmp_path_factory):
-    cache = Cache(tmp_path_factory.getbasetemp() / "derived-cache")
-    try:
-        path = cache.derived(key)
-    except ValueError:
-        return
-    assert path.parent == cache.root / "derived"
-    assert path.name == key
-    assert path.parent.is_dir()
 
 
 @pytest.mark.parametrize("name", ["", "derived", "environments"])

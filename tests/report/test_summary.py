@@ -72,8 +72,8 @@ def labelled(subject, label):
 
 def test_evaluations_have_mean_and_range(subjects):
     assert labelled(subjects["dqn"], "evaluation") == [
-        "step 200: mean return 4 of 4 starts, 1 to 9",
-        "step 400: mean return 26 of 4 starts, 10 to 44",
+        "step 200: mean return 4 over 4 starts (lowest 1, highest 9)",
+        "step 400: mean return 26 over 4 starts (lowest 10, highest 44)",
     ]
 
 
@@ -90,7 +90,7 @@ def test_the_first_and_the_last_evaluations_are_shown(subjects, steps, shown):
 def test_evaluations_without_returns_are_left_out(subjects):
     points = (NetworkReturns(1, ()), NetworkReturns(2, (3.0, 5.0)))
     lines = labelled(replace(subjects["own"], evaluation=points), "evaluation")
-    assert lines == ["step 2: mean return 4 of 2 starts, 3 to 5"]
+    assert lines == ["step 2: mean return 4 over 2 starts (lowest 3, highest 5)"]
 
 
 def test_scores_are_those_of_the_final_and_of_the_best_network(tmp_path):
@@ -113,8 +113,8 @@ def test_returns_of_several_games_are_not_mixed(tmp_path):
     bundle = runs.pack(tmp_path, runs.POPULATION, evaluation=runs.evaluation(returns))
     (line,) = labelled(read(bundle), "evaluation")
     assert line == (
-        "step 640: pong: mean return -20 of 2 starts, -21 to -19; "
-        "breakout: mean return 45 of 2 starts, 40 to 50"
+        "step 640: pong: mean return -20 over 2 starts (lowest -21, highest -19); "
+        "breakout: mean return 45 over 2 starts (lowest 40, highest 50)"
     )
 
 

@@ -7,6 +7,7 @@ from capsule.host.errors import CapsuleError
 from capsule.machine.devices import Device
 from capsule.study import local
 from capsule.study.local import Local
+from capsule.study.running import Batch
 
 
 @pytest.mark.parametrize(
@@ -16,12 +17,12 @@ def test_as_many_members_run_as_the_cores_of_the_study_allow(
     directory, monkeypatch, chosen, cores, wanted
 ):
     ran = []
-    monkeypatch.setattr(local, "run_locally", lambda *given: ran.append(given[3]))
+    monkeypatch.setattr(local, "run_locally", lambda *given: ran.append(given[1]))
     monkeypatch.setattr(local.os, "sched_getaffinity", lambda _: range(8))
     resources = directory.lock.study.resources.model_copy(update={"cores": cores})
     study = directory.lock.study.model_copy(update={"resources": resources})
     directory.lock = directory.lock.model_copy(update={"study": study})
-    Local(chosen).run(directory, [], None, lambda: None)
+    Local(chosen).run(Batch(directory, [], None), lambda: None)
     assert ran == [wanted]
 
 
@@ -42,13 +43,13 @@ def on_gpus(directory, monkeypatch):
 
     def run(chosen, devices, visible=None):
         ran = []
-        monkeypatch.setattr(local, "run_locally", lambda *given: ran.append((given[3], given[5])))
+        monkeypatch.setattr(local, "run_locally", lambda *given: ran.append((given[1], given[3])))
         monkeypatch.setattr(local, "read_devices", lambda _nvml: tuple(devices))
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         names = [member.name for member in directory.lock.members]
-        Local(chosen).run(directory, names, None, lambda: None)
+        Local(chosen).run(Batch(directory, names, None), lambda: None)
         return ran[0]
 
     return run

@@ -143,7 +143,7 @@ class Machine:
     def prepare(self, *_arguments, **_options):
         pass
 
-    def run(self, task, *, on_poll, poll_seconds):  # noqa: ARG002 - the interface of engines
+    def run(self, task, on_poll=None):
         command = replace(task, native=NATIVE).command(
             run_directory=str(task.run_directory), prefix=""
         )

@@ -81,7 +81,7 @@ class StandIn:
     def prepare(self, lock, image, cache, *, progress):
         """Nothing: the tests' environment has everything."""
 
-    def run(self, task: Task, *, on_poll, poll_seconds) -> Exit:  # noqa: ARG002
+    def run(self, task: Task, on_poll=lambda: None) -> Exit:
         finished = self.folder / "finished"
         if not finished.exists():
             self._train(task)

@@ -295,6 +295,25 @@ def file_chunks(path: Path) -> Iterator[bytes]:
             yield chunk
 
 
+def unchanged_chunks(
+    path: Path, size: int, refuse: Callable[[str], CapsuleError]
+) -> Iterator[bytes]:
+    """Yield what a regular file holds that had a size before it was read.
+
+    Raises:
+        CapsuleError: What ``refuse`` returns for the reason, if the file has another size or cannot
+            be read.
+    """
+    try:
+        for chunk in file_chunks(path):
+            size -= len(chunk)
+            yield chunk
+    except OSError as error:
+        raise refuse(f"cannot be read: {error.strerror}") from error
+    if size:
+        raise refuse("changed while it was read")
+
+
 def slice_of(stream: BinaryIO, offset: int, size: int) -> Content:
     """Return the content of ``size`` bytes that begins at ``offset`` of a stream."""
 

@@ -59,6 +59,11 @@ class Plan:
     key: str
     entries: Callable[[ExitStack], Iterable[TarEntry]]
 
+    @property
+    def file(self) -> str:
+        """The name of the layer in the cache."""
+        return f"{self.key}.layer.tar"
+
 
 def layer_key(kind: str, inputs: Any) -> str:
     """Return the key of a layer: the digest of all that its bytes depend on."""
@@ -88,36 +93,39 @@ def make_layers(plans: list[Plan], cache: Cache, progress: Progress) -> list[Mad
 
 def find_layer(plan: Plan, cache: Cache) -> Layer | None:
     """Return a layer that was made before and not written to since. Nothing is written here."""
-    # Cache.derived() would make the folder and open the file that locks the cache.
-    folder = cache.root / "derived"
-    blob, record = (folder / name for name in _names(plan))
-    try:
-        made = json.loads(record.read_bytes())
-        sound = made["state"] == file_state(blob)
-        return Layer(plan.name, made["diff_id"], blob, made["size"]) if sound else None
-    except (FileNotFoundError, ValueError, LookupError, TypeError):
-        return None
+    # Cache.folder() would make the folder and open the file that locks the cache.
+    found = _recorded(plan, cache.root / "derived")
+    return found[0] if found is not None and found[2] else None
 
 
 def _cached(plan: Plan, cache: Cache) -> Made | None:
     """Return a layer that was made before. It is hashed again if it was written to since."""
-    blob, record = _places(plan, cache)
+    found = _recorded(plan, cache.folder("derived"))
+    if found is None:
+        return None
+    layer, facts, unchanged = found
+    # A cache that was copied or restored has other inodes and times, so the bytes decide.
+    if not unchanged:
+        if layer.diff_id != f"sha256:{sha256_file(layer.path)}":
+            return None
+        _record(layer, facts)
+    return layer, facts
+
+
+def _recorded(plan: Plan, folder: Path) -> tuple[Layer, dict[str, str], bool] | None:
+    """Return a layer that was made before, its facts, and whether it was not written to since."""
+    blob = folder / plan.file
     try:
-        made = json.loads(record.read_bytes())
-        layer, facts = Layer(plan.name, made["diff_id"], blob, made["size"]), made["facts"]
-        # A cache that was copied or restored has other inodes and times, so the bytes decide.
-        if made["state"] != file_state(blob):
-            if layer.diff_id != f"sha256:{sha256_file(blob)}":
-                return None
-            _record(record, layer, facts)
+        made = json.loads(_record_of(blob).read_bytes())
+        layer = Layer(plan.name, made["diff_id"], blob, made["size"])
+        return layer, made["facts"], made["state"] == file_state(blob)
     except (FileNotFoundError, ValueError, LookupError, TypeError):
         return None
-    return layer, facts
 
 
 def _make(plan: Plan, cache: Cache, stop: threading.Event) -> Made:
     """Write a layer and, after it, the record that makes it count."""
-    blob, record = _places(plan, cache)
+    blob = cache.folder("derived") / plan.file
     digest = hashlib.sha256()
     try:
         with ExitStack() as stack:
@@ -139,7 +147,7 @@ def _make(plan: Plan, cache: Cache, stop: threading.Event) -> Made:
             stream.close()
             target.replace(blob)
         layer = Layer(plan.name, f"sha256:{digest.hexdigest()}", blob, size)
-        _record(record, layer, facts)
+        _record(layer, facts)
     # An InterruptedError of write() ends here, too. It is never reported: make_layers() has raised
     # the error of the other layer by then.
     except OSError as error:
@@ -151,21 +159,15 @@ def _make(plan: Plan, cache: Cache, stop: threading.Event) -> Made:
     return layer, facts
 
 
-def _record(record: Path, layer: Layer, facts: dict[str, str]) -> None:
+def _record(layer: Layer, facts: dict[str, str]) -> None:
     document = {
         "diff_id": layer.diff_id,
         "size": layer.size,
         "state": file_state(layer.path),
         "facts": facts,
     }
-    write_atomic(record, json.dumps(document).encode())
+    write_atomic(_record_of(layer.path), json.dumps(document).encode())
 
 
-def _places(plan: Plan, cache: Cache) -> tuple[Path, Path]:
-    """Return where a layer's archive and its record live."""
-    blob, record = _names(plan)
-    return cache.derived(blob), cache.derived(record)
-
-
-def _names(plan: Plan) -> tuple[str, str]:
-    return f"{plan.key}.layer.tar", f"{plan.key}.layer.json"
+def _record_of(blob: Path) -> Path:
+    return blob.with_suffix(".json")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
@@ -76,6 +77,20 @@ def _check(layer: Layer) -> None:
             f"layer {layer.name} in {layer.path} has digest {found}, not {layer.diff_id}",
             fix=f"Delete {layer.path} and build again.",
         )
+
+
+def unpack_layer(archive: Path, owner: str, target: Path, below: str = "") -> None:
+    """Write what a layer archive has, all of it ``below`` some folder, into a new one.
+
+    Raises:
+        CapsuleError: CAP-I107 or CAP-I110, it is not a canonical layer without whiteouts.
+    """
+    target.mkdir(mode=0o755)
+    folders = {"."}
+    with archive.open("rb") as stream:
+        for entry in read_layer(stream, owner):
+            path = PurePosixPath(entry.path).relative_to(below)
+            write_entry(replace(entry, path=str(path)), target, folders)
 
 
 def write_entry(entry: TarEntry, root: Path, folders: set[str]) -> None:

@@ -13,12 +13,12 @@ from capsule.image.archives.layers import (
     BLOCK,
     TarEntry,
     Write,
-    file_chunks,
     rejected,
     tar_header,
+    unchanged_chunks,
     write_tar,
 )
-from capsule.image.assembly.unpack import write_entry
+from capsule.image.assembly.unpack import unpack_layer
 from capsule.image.data.listing import FOLDER, Listing
 
 _OWNER = "the archive of the data set"
@@ -38,12 +38,12 @@ def write_data(listing: Listing, path: Path, write: Write) -> None:
         CapsuleError: CAP-I104, a file is not what is listed.
     """
     is_folder = path.is_dir()
-    # A file may change after it was listed. _content() notices another size, and the comparison of
-    # digests below every other change.
+    # A file may change after it was listed. unchanged_chunks() notices another size, and the
+    # comparison of digests below every other change.
     facts = write_tar(_entries(listing, lambda name: path / name if is_folder else path), write)
     for name, fact in facts.items():
         if fact.startswith("file ") and fact.split()[-1] != listing[name].split()[-1]:
-            raise _changed(name)
+            raise _changed(name, "is another file than was listed")
 
 
 def archive_size(listing: Listing) -> int:
@@ -72,11 +72,7 @@ def unpack_data(archive: Path, target: Path) -> None:
     Raises:
         CapsuleError: CAP-I107 or CAP-I110, it is not what :func:`write_data` writes.
     """
-    target.mkdir(mode=_FOLDER_MODE)
-    folders = {"."}
-    with archive.open("rb") as stream:
-        for entry in read_layer(stream, _OWNER):
-            write_entry(entry, target, folders)
+    unpack_layer(archive, _OWNER, target)
 
 
 def _entries(listing: Listing, place_of: Callable[[str], Path]) -> Iterator[TarEntry]:
@@ -90,24 +86,13 @@ def _entries(listing: Listing, place_of: Callable[[str], Path]) -> Iterator[TarE
             # The path of a data set that is one file may be a link, which file_chunks() does not
             # open.
             size = int(rest.split()[0])
-            content = partial(_content, name, place_of(name).resolve(), size)
+            refuse = partial(_changed, name)
+            content = partial(unchanged_chunks, place_of(name).resolve(), size, refuse)
             yield TarEntry(name, _OWNER, "file", _FILE_MODE, size, content)
 
 
-def _content(name: str, path: Path, size: int) -> Iterator[bytes]:
-    """Yield the content of a file that was listed with a size."""
-    try:
-        for chunk in file_chunks(path):
-            size -= len(chunk)
-            yield chunk
-    except OSError as error:
-        raise _changed(name) from error
-    if size:
-        raise _changed(name)
-
-
-def _changed(name: str) -> CapsuleError:
-    return rejected("CAP-I104", f"{_OWNER}: {name} changed while it was packed", _FIX)
+def _changed(name: str, reason: str) -> CapsuleError:
+    return rejected("CAP-I104", f"{_OWNER}: {name} {reason}", _FIX)
 
 
 def _fact(entry: TarEntry) -> str:

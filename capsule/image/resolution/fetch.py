@@ -24,8 +24,8 @@ from capsule.image.archives.wheel import check_filename
 from capsule.image.cache import Cache, HashMismatchError
 from capsule.image.distribution import Distribution, Vendor
 from capsule.image.resolution.mirrors import Downloader, DownloadError, is_snapshot, mirrors
-from capsule.image.resolution.sources import MachineSources, machine_sources
-from capsule.image.resolution.wheels import ResolvedWheel, compile_wheels
+from capsule.image.resolution.sources import machine_sources
+from capsule.image.resolution.wheels import ResolvedWheel, WheelSearch, compile_wheels
 
 Progress = Callable[[str], None]
 Package = TypeVar("Package", LockedDebianPackage, LockedWheel)
@@ -74,29 +74,23 @@ def fetch_wheels(
     """
     if not (left := _missing(wheels, cache)):
         return
-    sources = machine_sources(spec)
-    left = [wheel for wheel in left if not _from_folder(wheel, cache, sources, progress)]
+    search = WheelSearch(distribution, machine_sources(spec), cache, progress)
+    left = [wheel for wheel in left if not _from_folder(search, wheel)]
     if not left:
         return
-    progress(f"fetching {counted(len(left), 'wheel')}")
-    places = locate(distribution, left, cache, sources, progress)
-    with cache.scratch() as folder:
+    search.progress(f"fetching {counted(len(left), 'wheel')}")
+    places = locate(search, left)
+    with search.cache.scratch() as folder:
         lines = [_requirement(wheel, places.get(wheel.sha256)) for wheel in left]
         (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in lines))
-        messages = _run_pip(distribution, folder, sources, progress)
+        messages = _run_pip(search, folder)
         for wheel in left:
             if not (folder / wheel.filename).exists():
                 raise _wheel_error(left, messages)
-            cache.add(folder / wheel.filename, wheel.sha256)
+            search.cache.add(folder / wheel.filename, wheel.sha256)
 
 
-def locate(
-    distribution: Distribution,
-    wheels: Iterable[LockedWheel],
-    cache: Cache,
-    sources: MachineSources,
-    progress: Progress,
-) -> dict[str, ResolvedWheel]:
+def locate(search: WheelSearch, wheels: Iterable[LockedWheel]) -> dict[str, ResolvedWheel]:
     """Find where wheels are now, by their SHA-256, for those that are found.
 
     Asked are the machine's sources, then the index that PyTorch keeps for builds of its own, such
@@ -111,12 +105,12 @@ def locate(
     messages = "its sources have another file under this version"
     # With --torch-backend, uv takes other packages from the usual index, which therefore need not
     # be asked by itself.
-    own = [""] if sources.configured or not backends else []
+    own = [""] if search.sources.configured or not backends else []
     for backend in (*own, *backends):
         options = ["--no-deps"] + (["--torch-backend", backend] if backend else [])
         pins = [_pin(wheel) for wheel in pending.values()]
         try:
-            found = compile_wheels(distribution, pins, options, sources, cache, progress)
+            found = compile_wheels(search, pins, options)
         except CapsuleError as error:
             messages = error.message
             continue
@@ -171,18 +165,16 @@ def _missing(packages: Iterable[Package], cache: Cache) -> list[Package]:
     return [package for package in packages if not cache.has(package.sha256)]
 
 
-def _from_folder(
-    wheel: LockedWheel, cache: Cache, sources: MachineSources, progress: Progress
-) -> bool:
-    for folder in sources.folders():
+def _from_folder(search: WheelSearch, wheel: LockedWheel) -> bool:
+    for folder in search.sources.folders():
         file = folder / wheel.filename
         if file.is_file():
-            progress(f"copying {wheel.filename}")
+            search.progress(f"copying {wheel.filename}")
             try:
-                cache.add(file, wheel.sha256)
+                search.cache.add(file, wheel.sha256)
             except HashMismatchError:
                 # Another build of the same version; a further source may have the locked one.
-                progress(f"{wheel.filename} in a local folder is not the locked file")
+                search.progress(f"{wheel.filename} in a local folder is not the locked file")
             else:
                 return True
     return False
@@ -214,10 +206,9 @@ def _requirement(wheel: LockedWheel, place: ResolvedWheel | None) -> str:
     return f"{what} --hash=sha256:{wheel.sha256}"
 
 
-def _run_pip(
-    distribution: Distribution, folder: Path, sources: MachineSources, progress: Progress
-) -> str:
+def _run_pip(search: WheelSearch, folder: Path) -> str:
     """Download what ``requirements.txt`` in ``folder`` lists into it; return pip's messages."""
+    distribution = search.distribution
     # pip does not extend a manylinux_x_y platform to older C libraries, so all of them are named.
     platforms = [part for tag in distribution.platform_tags for part in ("--platform", tag)]
     command = [
@@ -234,12 +225,12 @@ def _run_pip(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=sources.pip_environment(),
+        env=search.sources.pip_environment(),
     ) as process:
         for line in process.stdout or ():
             messages.append(line)
             if match := re.match(r"\s*(?:Downloading|Using cached) (?:\S*/)?(\S+\.whl)", line):
-                progress(f"fetching {match[1]}")
+                search.progress(f"fetching {match[1]}")
     return "".join(messages)
 
 

@@ -34,6 +34,7 @@ from capsule.image.archives.layers import (
     file_chunks,
     plain_path,
     rejected,
+    unchanged_chunks,
     write_tar,
 )
 from capsule.image.cache import Cache
@@ -161,28 +162,12 @@ def read_project(archive: Path) -> tuple[dict[str, str], str]:
         CapsuleError: CAP-I107 or CAP-I110, it is not one of Capsule's own or holds what it may not.
     """
     digest = hashlib.sha256()
-    # A path below a link of the same archive ends here: write_tar() rejects it. unpack_project()
-    # relies on that, as check_project() comes before it.
+    # A path below a link of the same archive ends here: write_tar() rejects it.
     with archive.open("rb") as stream:
         facts = write_tar(read_layer(stream, "the archive of the source tree"), digest.update)
     prefix = f"{FOLDER}/"
     files = {path.removeprefix(prefix): fact for path, fact in facts.items() if fact != "directory"}
     return files, digest.hexdigest()
-
-
-def unpack_project(archive: Path, target: Path) -> None:
-    """Write the files of an archive below ``target``, a new folder."""
-    with archive.open("rb") as stream:
-        for entry in read_layer(stream, "the archive of the source tree"):
-            path = target / PurePosixPath(entry.path).relative_to(FOLDER)
-            if entry.kind == "directory":
-                path.mkdir(parents=True, exist_ok=True)
-            elif entry.kind == "symlink":
-                path.symlink_to(entry.target)
-            else:
-                with path.open("xb") as file:
-                    file.writelines(entry.content())
-                path.chmod(entry.mode)
 
 
 @dataclass(frozen=True)
@@ -291,22 +276,10 @@ def _entry(tree: _Tree, name: str) -> TarEntry:
             _reject_credentials(name, file_chunks(path))
         # As git has it: all other bits depend on the umask with which the tree was checked out.
         mode = 0o755 if facts.st_mode & stat.S_IXUSR else 0o644
-        content = partial(_content_of, path, name, facts.st_size)
+        content = partial(unchanged_chunks, path, facts.st_size, partial(_not_taken, name))
         return TarEntry(place, _OWNER, "file", mode, facts.st_size, content)
     except OSError as error:
         raise _not_taken(name, f"cannot be read: {error.strerror}") from error
-
-
-def _content_of(path: Path, name: str, size: int) -> Iterator[bytes]:
-    """Yield the content of a file that had a size before it was read."""
-    try:
-        for chunk in file_chunks(path):
-            size -= len(chunk)
-            yield chunk
-    except OSError as error:
-        raise _not_taken(name, f"cannot be read: {error.strerror}") from error
-    if size:
-        raise _not_taken(name, "changed while it was read")
 
 
 def _reject_credentials(name: str, content: Iterable[bytes]) -> None:

@@ -14,7 +14,7 @@ from capsule.image.cache import Cache
 from capsule.image.distribution import distribution_of
 from capsule.image.requirements import read_requirement
 from capsule.image.resolution.sources import MachineSources, machine_sources, require_folders
-from capsule.image.resolution.wheels import ResolvedWheel, compile_wheels
+from capsule.image.resolution.wheels import ResolvedWheel, WheelSearch, compile_wheels
 
 
 def resolve_wheels(
@@ -32,11 +32,12 @@ def resolve_wheels(
     requirements = [*requested.values(), *own]
     require_folders(spec.image.sources)
     sources = machine_sources(spec.image.sources)
+    search = WheelSearch(distribution_of(spec.image), sources, cache, progress)
     failures: list[CapsuleError] = []
     for backend in torch_backends(spec.accelerator, sources):
         progress("resolving Python packages" + (f" with PyTorch's {backend} index" * bool(backend)))
         try:
-            found = _compile_for(spec, requirements, backend, sources, cache, progress)
+            found = _compile_for(spec, requirements, backend, search)
             check_accelerator(spec.accelerator, found)
         except CapsuleError as error:
             failures.append(error)
@@ -130,26 +131,20 @@ def check_accelerator(
 
 
 def _compile_for(
-    spec: Spec,
-    requirements: Sequence[str],
-    backend: str | None,
-    sources: MachineSources,
-    cache: Cache,
-    progress: Callable[[str], None],
+    spec: Spec, requirements: Sequence[str], backend: str | None, search: WheelSearch
 ) -> list[ResolvedWheel]:
     options = ["--torch-backend", backend] if backend else []
-    distribution = distribution_of(spec.image)
-    found = compile_wheels(distribution, requirements, options, sources, cache, progress)
+    found = compile_wheels(search, requirements, options)
     if isinstance(spec.accelerator, CudaAccelerator) and _torch_local(found) == "cpu":
         # A CPU build '2.13.0+cpu' in the machine's own sources ranks above the plain '2.13.0'.
         version = next(wheel.version for wheel in found if wheel.name == "torch")
-        with cache.scratch() as folder:
+        with search.cache.scratch() as folder:
             constraints = folder / "constraints.txt"
             # A version with a local part is compared exactly (PEP 440), so this excludes no other
             # build.
             constraints.write_text(f"torch!={version}\n")
             options += ["--constraints", str(constraints)]
-            found = compile_wheels(distribution, requirements, options, sources, cache, progress)
+            found = compile_wheels(search, requirements, options)
     return found
 
 

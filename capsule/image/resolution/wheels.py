@@ -36,23 +36,32 @@ class ResolvedWheel:
     size: int | None = None  # in bytes, if the index states it
 
 
+@dataclass(frozen=True)
+class WheelSearch:
+    """How wheels are found and fetched.
+
+    Attributes:
+        distribution: The image's.
+        sources: Where packages come from.
+        cache: Takes what is fetched, and holds uv's own cache of indexes and metadata.
+        progress: Told about each file, and when the network fails and cached indexes are used.
+    """
+
+    distribution: Distribution
+    sources: MachineSources
+    cache: Cache
+    progress: Callable[[str], None]
+
+
 def compile_wheels(
-    distribution: Distribution,
-    requirements: Sequence[str],
-    options: Sequence[str],
-    sources: MachineSources,
-    cache: Cache,
-    progress: Callable[[str], None],
+    search: WheelSearch, requirements: Sequence[str], options: Sequence[str]
 ) -> list[ResolvedWheel]:
     """Run ``uv pip compile`` for the image's platform and read its answer.
 
     Args:
-        distribution: The image's.
+        search: How wheels are found.
         requirements: PEP 508 requirements.
         options: Further options of uv.
-        sources: Where packages come from.
-        cache: Holds uv's own cache of indexes and metadata.
-        progress: Told when the network fails and cached indexes are used.
 
     Raises:
         CapsuleError: CAP-L103 no solution, CAP-L104 no wheel, CAP-L105 no network, CAP-L106 no
@@ -60,6 +69,7 @@ def compile_wheels(
     """
     from uv import find_uv_bin
 
+    distribution, sources, cache = search.distribution, search.sources, search.cache
     with cache.scratch() as folder:
         index = folder / "index"
         index.mkdir()
@@ -80,7 +90,9 @@ def compile_wheels(
         # uv's exit status does not tell a host that cannot be reached from any other failure; this
         # text of its HTTP client does.
         if messages and "error sending request" in messages:
-            progress("a package index cannot be reached; using the indexes of the last resolution")
+            search.progress(
+                "a package index cannot be reached; using the indexes of the last resolution"
+            )
             if _run_uv([*command, "--offline"], environment):
                 raise CapsuleError(
                     "CAP-L105",

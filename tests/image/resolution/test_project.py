@@ -17,16 +17,18 @@ from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.lock import LockedProject
 from capsule.experiment.spec import CodeSpec
+from capsule.image.archives import layers
 from capsule.image.archives.layers import CHUNK
+from capsule.image.assembly.unpack import unpack_layer
 from capsule.image.cache import Cache
 from capsule.image.lockfile import lock_path
 from capsule.image.resolution import project
 from capsule.image.resolution.project import (
+    FOLDER,
     capture_project,
     check_project,
     project_archive,
     read_project,
-    unpack_project,
 )
 
 CORPUS = Path(__file__).parents[2] / "corpus"
@@ -112,10 +114,10 @@ def test_a_file_that_changes_while_it_is_read_is_named(tree, cache, monkeypatch)
     def growing(path):
         yield path.read_bytes() + b"more"
 
-    monkeypatch.setattr(project, "file_chunks", growing)
+    monkeypatch.setattr(layers, "file_chunks", growing)
     monkeypatch.setattr(project, "find_credential", lambda _: None)
     assert "changed while it was read" in refused("CAP-L205", tree, cache)
-    monkeypatch.setattr(project, "file_chunks", lambda path: (path / "gone").open())
+    monkeypatch.setattr(layers, "file_chunks", lambda path: (path / "gone").open())
     assert "cannot be read" in refused("CAP-L205", tree, cache)
 
 
@@ -440,7 +442,7 @@ def test_unpacking_gives_the_tree_again(tree, cache, tmp_path):
     write(tree, "run.sh", "#!/bin/sh\n", mode=0o755)
     (tree / "link").symlink_to("train.py")
     found = capture(tree, cache)
-    unpack_project(project_archive(found, cache), tmp_path / "out")
+    unpack_layer(project_archive(found, cache), "a tree", tmp_path / "out", FOLDER)
     assert (tmp_path / "out/train.py").read_text() == "print(1)\n"
     assert stat.S_IMODE((tmp_path / "out/run.sh").stat().st_mode) == 0o755
     assert (tmp_path / "out/link").readlink().name == "train.py"
@@ -468,5 +470,5 @@ def test_any_tree_survives_the_archive(tmp_path_factory, files):
     assert isinstance(found, LockedProject)
     facts, digest = read_project(project_archive(found, cache))
     assert (facts, digest) == (found.files, found.sha256)
-    unpack_project(cache.trees.path(digest), folder / "out")
+    unpack_layer(cache.trees.path(digest), "a tree", folder / "out", FOLDER)
     assert {path.name: path.read_bytes() for path in (folder / "out").iterdir()} == files

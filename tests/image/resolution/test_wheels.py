@@ -11,6 +11,7 @@ from capsule.image.resolution import wheels
 from capsule.image.resolution.sources import MachineSources
 from capsule.image.resolution.wheels import (
     ResolvedWheel,
+    WheelSearch,
     choose_wheel,
     compile_wheels,
     read_pylock,
@@ -71,6 +72,7 @@ def test_pylock_without_digest_or_wheel(tmp_path):
 def test_a_full_disk_is_no_fault_of_the_requirements(tmp_path, monkeypatch, message, code):
     monkeypatch.setattr(wheels, "_run_uv", lambda *_: message)
     with pytest.raises(CapsuleError) as caught:
-        compile_wheels(DEBIAN_12, ["a"], [], MachineSources(), Cache(tmp_path), print)
+        search = WheelSearch(DEBIAN_12, MachineSources(), Cache(tmp_path), print)
+        compile_wheels(search, ["a"], [])
     assert caught.value.code == code
     assert message in caught.value.message
