@@ -6,13 +6,14 @@ _INTERRUPTED = 130  # as ExitCode.INTERRUPTED, which is not imported yet
 
 
 def main() -> None:
-    """Import the command line and run it; an interruption of the imports is no traceback."""
+    """Import the command line and run it; an interruption before a command is no traceback."""
     try:
         from capsule.cli.main import main as run
+
+        run()
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         sys.exit(_INTERRUPTED)
-    run()
 
 
 if __name__ == "__main__":

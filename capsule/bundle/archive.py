@@ -187,6 +187,8 @@ class ArchiveReader:
         size = os.fstat(stream.fileno()).st_size
         if size > MAX_ARCHIVE:
             raise _too_large(f"the bundle has {size} bytes", MAX_ARCHIVE)
+        if size == 0:
+            raise tampered("CAP-B104", "the bundle is an empty file")
 
     def read(self, name: str, limit: int) -> bytes:
         """Return the content of the next member, whose size only the archive knows.

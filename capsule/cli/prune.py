@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -77,25 +77,23 @@ def command(
     before = None if older_than is None else time.time() - _seconds(older_than)
     keep = None if keep_size is None else _bytes(keep_size)
     cache = Cache()
+    exists = cache.exists()
     # A dry run writes nothing, not even the file on which processes lock the cache.
-    with nullcontext() if dry_run else _held(cache):
+    with cache.exclusive() if exists and not dry_run else nullcontext():
         pruning = _pruning(cache, only, before, keep, everything=everything)
     asks = bool(pruning.rows) and not dry_run and not yes
     if asks or not as_json:
         _show(pruning, err=as_json)
     deleted = _agreed() if asks else bool(pruning.rows) and not dry_run
     if deleted:
-        with _held(cache):  # not while the user was asked: other commands would have to wait
+        with (
+            cache.exclusive() if exists else nullcontext()
+        ):  # not while the user was asked: other commands would have to wait
             pruning.delete(lambda message: typer.echo(message, err=True))
     if as_json:
         print_json({"schema": "capsule/pruned/v1", "deleted": deleted, **pruning.document()})
     elif pruning.rows:
         typer.echo("deleted" if deleted else "nothing was deleted", err=True)
-
-
-def _held(cache: Cache) -> AbstractContextManager[None]:
-    """Keep other processes from using the cache, if there is one."""
-    return cache.exclusive() if cache.root.is_dir() else nullcontext()
 
 
 def _pruning(

@@ -17,7 +17,7 @@ _OOM_KILL = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 def oom_kills() -> int | None:
     """Return how many processes of this control group were killed; None if that is not known.
 
-    Those of the groups below it are among them.
+    With version 2, those of the groups below it are among them.
     """
     with suppress(OSError):
         for line in _GROUPS.read_text().splitlines():

@@ -193,6 +193,20 @@ class Cache:
                 write_atomic(record, folder_state(folder).encode())
         return folder
 
+    def exists(self) -> bool:
+        """Tell whether the folder of the cache has been made.
+
+        Raises:
+            CapsuleError: CAP-I308, a file is in its place, or above it.
+        """
+        try:
+            next(self.root.iterdir(), None)
+        except FileNotFoundError:
+            return False
+        except NotADirectoryError as error:
+            raise _file_in_place(self.root) from error
+        return True
+
     def folder(self, name: str) -> Path:
         """Return an existing folder of the cache, in which no other user can write.
 
@@ -204,11 +218,7 @@ class Cache:
             try:
                 path.mkdir(mode=_MODE, parents=True, exist_ok=True)
             except (FileExistsError, NotADirectoryError) as error:
-                raise CapsuleError(
-                    "CAP-I308",
-                    f"the cache folder {path} cannot be made: a file is in its place, or above it",
-                    fix="Set CAPSULE_CACHE to a folder that belongs to you.",
-                ) from error
+                raise _file_in_place(path) from error
             # The mode is checked at every use, because a folder that exists already may have any.
             reject_shared(path)
         self._use()
@@ -319,6 +329,14 @@ def _open_lock(path: Path) -> int:
 def default_root() -> Path:
     """Return ``$CAPSULE_CACHE``, else ``$XDG_CACHE_HOME/capsule``, else ``~/.cache/capsule``."""
     return user_folder("CAPSULE_CACHE", "XDG_CACHE_HOME", ".cache")
+
+
+def _file_in_place(path: Path) -> CapsuleError:
+    return CapsuleError(
+        "CAP-I308",
+        f"the cache folder {path} cannot be made: a file is in its place, or above it",
+        fix="Set CAPSULE_CACHE to a folder that belongs to you.",
+    )
 
 
 def reject_shared(path: Path) -> None:

@@ -57,7 +57,7 @@ def divergence_lines(found: Divergence) -> Iterator[tuple[str, str]]:
     if not found.equal:
         for explanation in found.explanations[:MAX_EXPLANATIONS]:
             text = f"{explanation.what}: {explanation.a} / {explanation.b}; {explanation.why}"
-            yield "possible reason", text
+            yield "possible reason" if explanation.matters else "not a reason", text
         left = len(found.explanations) - MAX_EXPLANATIONS
         yield from _more(left, "difference of pins or machines", "differences of pins or machines")
 

@@ -134,6 +134,7 @@ class Programs:
         accepted: str | None = None,
         environment: Mapping[str, str] | None = None,
         interruptible: bool = True,
+        inherited: Sequence[int] = (),
     ) -> str:
         """Return what a program prints.
 
@@ -143,6 +144,7 @@ class Programs:
             accepted: A message with which it may fail.
             environment: Its variables; None: those of this process.
             interruptible: Whether Ctrl-C on the terminal reaches it, too.
+            inherited: Descriptors of this process that it has open, too.
 
         Raises:
             CapsuleError: CAP-Y021 it is not installed, CAP-Y022 it failed.
@@ -155,6 +157,7 @@ class Programs:
                 text=True,
                 env=environment,
                 process_group=None if interruptible else 0,
+                pass_fds=inherited,
                 check=False,
             )
         except FileNotFoundError as error:

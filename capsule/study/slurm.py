@@ -16,6 +16,9 @@ While an array is submitted, its number is not known here. Until then, there is 
 which a later command finds the array if this one is killed or the answer of Slurm is lost::
 
     slurm/NAME.submission    the names of the members; NAME is the name of the job
+
+``sbatch`` has this file locked for as long as it runs. It may wait for the controller, and submit
+the array, after the command that started it was killed.
 """
 
 from __future__ import annotations
@@ -26,11 +29,14 @@ import secrets
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 
 from capsule.engine.supervise import Interrupts
+from capsule.experiment.files import lock_file
 from capsule.host.errors import CapsuleError
-from capsule.host.outputs import write_output
+from capsule.host.locks import lock_open
 from capsule.study.directory import StudyDirectory
 from capsule.study.jobs import Element, JobArray, Programs, Scheduler, reservation
 from capsule.study.running import Batch
@@ -132,11 +138,16 @@ class Slurm(Scheduler):
         Raises:
             CapsuleError: CAP-Y021, CAP-Y022: Slurm does not answer now.
         """
-        for submission in sorted((study.path / FOLDER).glob(f"*{SUBMISSION}")):
-            members = tuple(submission.read_text().split())
-            for job in _jobs_named(submission.name.removesuffix(SUBMISSION)):
-                self.write_down(study, SlurmArray(job, members))
-            submission.unlink()
+        for path in sorted((study.path / FOLDER).glob(f"*{SUBMISSION}")):
+            # The file is gone where another command has written the array down meanwhile.
+            with suppress(FileNotFoundError), path.open("r+b") as stream:
+                if not lock_open(stream.fileno(), path, wait=False):
+                    self.note("waiting for the sbatch of an earlier command, which has not ended")
+                    lock_file(stream.fileno())
+                members = tuple(path.read_text().split())
+                for job in _jobs_named(path.name.removesuffix(SUBMISSION)):
+                    self.write_down(study, SlurmArray(job, members))
+                path.unlink()
 
     def submit(self, batch: Batch, interruptions: Interrupts) -> Iterator[JobArray]:
         """Submit members as one array, or as several where that would be too large."""
@@ -152,22 +163,37 @@ class Slurm(Scheduler):
             part = replace(batch, names=batch.names[first : first + largest])
             name = f"{batch.study.lock.study.name}.{secrets.token_hex(8)}"
             command, script = _sbatch(part, name), _script(part)
-            # It stays after an error of sbatch, which may be that the controller's answer was lost.
             submission = folder / f"{name}{SUBMISSION}"
-            write_output(submission, "".join(f"{each}\n" for each in part.names).encode())
-            # An array that Slurm has accepted can only be cancelled by its number, so an
-            # interruption waits for sbatch to print it.
-            job = _call(command, script, interruptible=False).strip()
-            if not _JOB.fullmatch(job):
-                raise CapsuleError(
-                    "CAP-Y022",
-                    f"sbatch printed {job!r}, which is not the number of a job",
-                    fix="Cancel the job that it may have submitted: 'squeue --me' lists your jobs.",
-                )
-            yield SlurmArray(job, tuple(part.names))
-            submission.unlink()
+            with _locked(submission, part.names) as lock:
+                # An array that Slurm has accepted can only be cancelled by its number, so an
+                # interruption waits for sbatch to print it.
+                job = _call(command, script, interruptible=False, inherited=[lock]).strip()
+                if not _JOB.fullmatch(job):
+                    raise CapsuleError(
+                        "CAP-Y022",
+                        f"sbatch printed {job!r}, which is not the number of a job",
+                        fix="Cancel the job that it may have submitted: 'squeue --me' lists your "
+                        "jobs.",
+                    )
+                yield SlurmArray(job, tuple(part.names))
+                # It stays after an error of sbatch, which may be that the controller's answer was
+                # lost.
+                submission.unlink()
             if interruptions.count:
                 raise KeyboardInterrupt
+
+
+@contextmanager
+def _locked(submission: Path, members: Sequence[str]) -> Iterator[int]:
+    """Write the file of a submission, and yield a descriptor by which it is locked all the time."""
+    unfinished = submission.with_suffix(".unfinished")
+    with unfinished.open("wb") as stream:
+        lock_open(stream.fileno(), unfinished)
+        stream.write("".join(f"{each}\n" for each in members).encode())
+        stream.flush()
+        os.fsync(stream.fileno())  # the file must not be empty after a crash of this machine
+        unfinished.rename(submission)
+        yield stream.fileno()
 
 
 def _element(state: str, reason: str) -> Element:
@@ -247,6 +273,7 @@ def _call(
     *,
     accepted: str | None = None,
     interruptible: bool = True,
+    inherited: Sequence[int] = (),
 ) -> str:
     """Return what one of Slurm's programs prints; see :meth:`Programs.call`."""
     # SQUEUE_PARTITION and the like are for the user's view of the queue.
@@ -257,4 +284,5 @@ def _call(
         accepted=accepted,
         environment=environment,
         interruptible=interruptible,
+        inherited=inherited,
     )

@@ -134,25 +134,26 @@ class Mode:
 
 
 def _check_challengeable(lock: Lock, mode: Mode) -> None:
-    reason = None
     if isinstance(lock.spec.trainer, CommandTrainer):
-        reason = "it is the run of a user program, whose states and seeds are unknown"
-    elif mode.name == "fresh-seed":
+        raise _not_challengeable(
+            "it is the run of a user program, whose states and seeds are unknown",
+            fix="Use --mode full.",
+        )
+    if mode.name == "fresh-seed":
         # A fresh seed needs no state: its prefix starts from the beginning, with derived randomness
         # where the run recorded it.
         return
-    elif not lock.spec.recording.segment_states:
-        reason = "its spec does not set recording.segment_states, so it saved no states"
-    elif lock.spec.entropy.mode == "recorded":
-        reason = (
-            "it recorded the system's randomness, and how much of it was used before a segment "
-            "begins is not known"
+    fix = "Use --mode full or --fresh-seed, or ask the author for a run with "
+    if not lock.spec.recording.segment_states:
+        raise _not_challengeable(
+            "its spec does not set recording.segment_states, so it saved no states",
+            fix=f"{fix}recording.segment_states: true.",
         )
-    if reason is not None:
-        raise CapsuleError(
-            "CAP-V062",
-            f"the run cannot be challenged: {reason}",
-            fix="Use --mode full, or ask the author for a run with recording.segment_states: true.",
+    if lock.spec.entropy.mode == "recorded":
+        raise _not_challengeable(
+            "it recorded the system's randomness, and how much of it was used before a segment "
+            "begins is not known",
+            fix=f"{fix}entropy.mode: virtual.",
         )
     training = lock.spec.training()
     # Rounded up: the last segment may be a shorter one.
@@ -164,6 +165,10 @@ def _check_challengeable(lock: Lock, mode: Mode) -> None:
             "checkpoints",
             fix=f"Give a number up to {total}, or 'all'.",
         )
+
+
+def _not_challengeable(reason: str, fix: str) -> CapsuleError:
+    return CapsuleError("CAP-V062", f"the run cannot be challenged: {reason}", fix=fix)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from capsule.bundle.trust import Signer
 from capsule.entropy.ledger import Ledger, LedgerDifference
 from capsule.execution import SeenSurroundings
 from capsule.experiment import contract
-from capsule.experiment.fields import Model
+from capsule.experiment.fields import Model, added
 from capsule.host.errors import ExitCode
 from capsule.machine.compare import ExpectedGrade, FactComparison
 from capsule.machine.kind import MachineKind
@@ -213,12 +213,15 @@ class Cause(Model):
 
 
 class Explanation(Model):
-    """A difference of two locks, runtimes or machines that could explain other results."""
+    """A difference of two locks, runtimes or machines, and whether it can explain other results."""
 
     what: str = Field(description="Name of what differs, e.g. 'wheel gymnasium' or 'cpu.flags'.")
     a: str
     b: str
     why: str
+    matters: bool = added(
+        absent=True, description="Whether it may have changed a result, as far as that is known."
+    )
 
 
 class OperatorInvocation(Model):
@@ -296,7 +299,8 @@ class Divergence(Model):
     tensors: tuple[TensorDifference, ...] = ()
     causes: tuple[Cause, ...] = Field((), description="Likely causes, the most likely first.")
     explanations: tuple[Explanation, ...] = Field(
-        (), description="Differences that could explain the divergence, the most likely first."
+        (),
+        description="Differences of locks, runtimes and machines, the likeliest explanation first.",
     )
     bisection: Bisection | None = None
 

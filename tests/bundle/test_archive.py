@@ -224,6 +224,11 @@ def test_the_error_names_the_field_that_differs(tmp_path):
         unpack(forge(setting(mode=0o4755)), tmp_path)
 
 
+def test_an_empty_file_is_said_to_be_empty(tmp_path):
+    with pytest.raises(CapsuleError, match="CAP-B104 the bundle is an empty file"):
+        unpack(b"", tmp_path)
+
+
 def test_control_sequences_in_names_are_never_printed(tmp_path):
     with pytest.raises(CapsuleError) as caught:
         unpack(forge(setting(name="\x1b[2Jevil")), tmp_path)

@@ -1,6 +1,7 @@
 import base64
 import errno
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -129,6 +130,18 @@ def test_generate_where_no_folder_can_be(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CapsuleError, match="CAP-B135"):
         generate(tmp_path / "file" / "alice")
+
+
+def test_a_full_disk_is_said_to_be_full(tmp_path):
+    _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3, hard))  # as on a disk with three bytes left
+    try:
+        with pytest.raises(CapsuleError, match=": File too large") as caught:
+            generate(tmp_path / "alice")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (caught.value.code, caught.value.fix[:15]) == ("CAP-B135", "Free disk space")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_private_key_stays_without_its_public_half(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -152,6 +153,13 @@ class Interrupted:
 def test_an_interruption_of_the_imports_is_no_traceback(monkeypatch, capfd):
     monkeypatch.delitem(sys.modules, "capsule.cli.main")
     monkeypatch.setattr(sys, "meta_path", [Interrupted, *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        program()
+    assert (ended.value.code, capfd.readouterr().err) == (ExitCode.INTERRUPTED, "interrupted\n")
+
+
+def test_an_interruption_before_the_command_begins_is_no_traceback(monkeypatch, capfd):
+    monkeypatch.setattr("typer.main.get_command", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(SystemExit) as ended:
         program()
     assert (ended.value.code, capfd.readouterr().err) == (ExitCode.INTERRUPTED, "interrupted\n")

@@ -81,6 +81,22 @@ def test_a_dry_run_shows_what_would_be_deleted(cache):
     assert not (cache.root / "use").exists()
 
 
+@pytest.mark.parametrize("options", [[], ["--dry-run"], ["--yes"]])
+def test_a_file_in_the_place_of_the_cache_is_rejected(cache, monkeypatch, options):
+    (cache.root.parent / "file").touch()
+    monkeypatch.setenv("CAPSULE_CACHE", str(cache.root.parent / "file"))
+    done = prune(*options)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "CAP-I308" in done.stderr
+    assert "a file is in its place" in done.stderr
+
+
+def test_without_a_cache_there_is_nothing_to_delete(tmp_path, monkeypatch):
+    monkeypatch.setenv("CAPSULE_CACHE", str(tmp_path / "none"))
+    assert prune("--yes").exit_code == 0
+    assert not (tmp_path / "none").exists()
+
+
 def test_nothing_is_deleted_without_a_terminal_to_ask_on(cache):
     before = files(cache)
     done = prune(input="y\n")

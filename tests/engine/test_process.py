@@ -16,10 +16,10 @@ from unittest.mock import Mock
 import pytest
 
 from capsule.bundle.claims import image_relaxations
-from capsule.engine import process, supervise
+from capsule.engine import memory_events, process, supervise
 from capsule.engine.environment import environment_key
 from capsule.engine.interface import NATIVE, RUN_DIRECTORY, Task
-from capsule.engine.process import ProcessEngine, RunningProcess, Start, started
+from capsule.engine.process import ProcessEngine, RunningProcess, Start, descendants, started
 from capsule.entropy.launch import launch_arguments
 from capsule.entropy.report import collect
 from capsule.experiment.canonical import write_atomic
@@ -223,6 +223,55 @@ def test_too_much_memory_in_a_child_ends_a_task(run):
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     ended, _ = run(code, memory_mb=100)
     assert (ended.status, ended.reason) == (137, "out-of-memory")
+
+
+@pytest.fixture
+def memory_group(tmp_path, monkeypatch):
+    """A control group with little memory, whose kills are counted; only root can make one.
+
+    This process stays outside, because the kernel could choose to kill it as well.
+    """
+    name, mounts = f"capsule-test-{os.getpid()}", Path("/sys/fs/cgroup")
+    if (mounts / "memory").is_dir():  # version 1
+        mounts, line = mounts / "memory", f"4:memory:/{name}"
+        settings = {"memory.limit_in_bytes": "64M", "memory.swappiness": "0"}
+    else:
+        line, settings = f"0::/{name}", {"memory.max": "64M", "memory.swap.max": "0"}
+    group = mounts / name
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip("no control group can be made")
+    try:
+        if not all((group / setting).exists() for setting in settings):
+            pytest.skip("control groups have no memory controller")
+        for setting, value in settings.items():
+            (group / setting).write_text(value)
+        (tmp_path / "groups").write_text(f"{line}\n")
+        monkeypatch.setattr(memory_events, "_GROUPS", tmp_path / "groups")
+        yield group
+    finally:
+        group.rmdir()
+
+
+@pytest.mark.engine
+def test_a_task_that_the_kernel_kills_in_a_control_group_was_out_of_memory(run, memory_group):
+    code = (
+        "import time\n"
+        "while '/capsule-test' not in open('/proc/self/cgroup').read(): time.sleep(0.01)\n"
+        "held = b'x' * (200 << 20); time.sleep(600)"
+    )
+
+    others = {*descendants(os.getpid())}
+
+    def move():
+        for number in {*descendants(os.getpid())} - others:
+            with suppress(ProcessLookupError):
+                (memory_group / "cgroup.procs").write_text(str(number))
+
+    ended, _ = run(code, on_poll=move)
+    assert (ended.status, ended.reason) == (137, "out-of-memory")
+    assert "(oom_kill)" in ended.evidence
 
 
 def test_a_task_that_ends_when_a_child_is_killed_does_not_end_well(run):

@@ -116,6 +116,11 @@ def test_differences_of_the_locks_explain_only_runs_that_differ():
     assert lines(equal=True, explanations=explanations) == []
 
 
+def test_a_difference_that_cannot_matter_is_no_possible_reason():
+    kernel = Explanation(what="kernel", a="6.1", b="6.12", why="no effect", matters=False)
+    assert lines(explanations=(kernel,)) == [("not a reason", "kernel: 6.1 / 6.12; no effect")]
+
+
 # --- the exact place ----------------------------------------------------------------------------
 
 

@@ -459,6 +459,34 @@ echo '0|FAILED|None'
     assert not list((study.path / "slurm").glob("*.submission"))
 
 
+def test_a_submission_that_still_waits_for_the_controller_is_waited_for(study, options, programs):
+    # sbatch outlives the command that is killed, and submits the array when the test lets it.
+    calls = programs(
+        sbatch="kill -KILL $PPID; exec > /dev/null 2>&1; n=0; f=${0%/*}\n"
+        "until [ -e $f/answer ] || [ $n = 600 ]; do sleep 0.1; n=$((n + 1)); done\n"
+        "touch $f/submitted"
+    )
+    submitter = os.fork()
+    if submitter == 0:
+        run(study, options)
+        os._exit(0)
+    assert os.WIFSIGNALED(os.waitpid(submitter, 0)[1])
+    squeue = """
+case "$*" in *--name=*) [ ! -e ${0%/*}/submitted ] || echo 7;; *) echo '0|RUNNING|None';; esac
+"""
+    programs(squeue=squeue)
+    noted = []
+
+    def note(message):
+        noted.append(message)
+        (calls.parent / "answer").touch()
+
+    Slurm(note)._recover(study)
+    assert noted == ["waiting for the sbatch of an earlier command, which has not ended"]
+    assert arrays_of(study) == [SlurmArray("7", tuple(study.missing()))]
+    assert [path.name for path in (study.path / "slurm").iterdir()] == ["7.members"]
+
+
 def test_an_array_that_slurm_never_got_is_submitted_again(study, options, programs):
     calls, _ = killed_while_it_submits(study, options, programs)
     programs(squeue='case "$*" in *--name=*) ;; *) echo "0|FAILED|None";; esac')

@@ -1,11 +1,13 @@
 """Options of ``capsule verify`` that contradict each other, and what the others ask for."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from capsule.bundle.trust import TrustPolicy
 from capsule.experiment.errors import CapsuleError
+from capsule.experiment.trainers import CommandTrainer
 from capsule.verification.request import Expectation, Mode, VerifyRequest, parse_image
 from tests.hostile.genuine import SIGNER
 
@@ -31,6 +33,14 @@ def test_options_choose_a_mode(mode, challenge, fresh_seed, wanted):
 def test_a_mode_beside_a_challenge_is_rejected(challenge, fresh_seed, option):
     with pytest.raises(CapsuleError, match=f"CAP-V064 --mode integrity contradicts {option}"):
         Mode.of_options("integrity", challenge, fresh_seed=fresh_seed)
+
+
+@pytest.mark.parametrize("mode", [Mode("segments"), Mode("fresh-seed")])
+def test_the_remedy_for_a_program_that_cannot_be_challenged_is_possible(mode):
+    trainer = CommandTrainer(command=("python", "x.py"))
+    with pytest.raises(CapsuleError, match=r"CAP-V062 .*a user program") as caught:
+        mode.check(SimpleNamespace(spec=SimpleNamespace(trainer=trainer)))
+    assert caught.value.fix == "Use --mode full."
 
 
 def test_trusted_keys_beside_allow_untrusted_are_rejected():

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import queue as queues
+from collections.abc import Coroutine
 from typing import Any, Generic, Protocol, TypeVar
 
 from capsule.experiment.arrival_log import MAX_NAME
 from capsule.training.arrivals.scopes import clock, waited_in_vain
-from capsule.training.arrivals.waits import NothingCameError, Wait, run_directory, wait_name
+from capsule.training.arrivals.waits import (
+    NothingCameError,
+    Wait,
+    current_task,
+    run_directory,
+    wait_name,
+)
 
 Item = TypeVar("Item")
 _REORDERING = (
@@ -159,21 +166,51 @@ class AsyncInbox(Generic[Item]):
         _require_fifo(queue)
         self._queue = queue
         self._messages: _Messages[Item] = _Messages(name)
+        self._is_read = False
 
     async def put(self, item: Item, *, source: str) -> None:
         """Put an item; ``source`` is who sends, which only one task does as one source."""
         await self._queue.put(self._messages.numbered(item, source))
 
-    async def get(self) -> Item:
-        """Remove and return the next item.
+    def get(self) -> Coroutine[Any, Any, Item]:
+        """Remove and return the next item, when it is awaited.
+
+        That this was cancelled, by ``asyncio.wait_for`` or ``asyncio.timeout`` for example, is
+        recorded and repeated, too. A replay waits for the cancellation.
 
         Raises:
             CapsuleError: CAP-T381 to CAP-T383, as of :meth:`Inbox.get`.
         """
+        # The reader is the task that calls this: wait_for() of Python 3.11 awaits the coroutine in
+        # another task each time.
+        return self._get(current_task())
+
+    async def _get(self, reader: asyncio.Task[Any] | None) -> Item:
         wait = self._messages.wait()
         if wait is None:
             item: Item = await self._queue.get()
             return item
-        while not wait.due():
-            self._messages.offer(wait, await self._queue.get())
-        return wait.take()
+        if self._is_read:
+            wait.misused("is read twice at the same time")
+        self._is_read = True
+        try:
+            return await self._next(wait, reader)
+        finally:
+            self._is_read = False
+
+    async def _next(self, wait: Wait[Item], reader: asyncio.Task[Any] | None) -> Item:
+        while not wait.due(reader):
+            try:
+                self._messages.offer(wait, await self._queue.get())
+            except asyncio.CancelledError:
+                # What came in time when the run was recorded may take longer in a replay.
+                if wait.replays:
+                    continue
+                wait.nothing()
+                raise
+        try:
+            return wait.take()
+        except NothingCameError:
+            # The program cancelled this when it was recorded, and will do so again.
+            never: asyncio.Future[Item] = asyncio.get_running_loop().create_future()
+            return await never

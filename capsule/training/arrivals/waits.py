@@ -98,8 +98,11 @@ class Wait(Generic[Item]):
             self.misused(_READERS)
         _lines(directory).append([name, kind, tasks], ENTRIES_OF_WAIT)
 
-    def due(self) -> bool:
+    def due(self, task: asyncio.Task[Any] | None = None) -> bool:
         """Tell whether the next arrival can be taken by the reader, who asks.
+
+        Args:
+            task: The asyncio task that reads, if it is not the current one.
 
         Raises:
             CapsuleError: CAP-T382, two threads, processes or asyncio tasks read this wait;
@@ -107,7 +110,7 @@ class Wait(Generic[Item]):
         """
         # The process is included, because a fork copies the wait and leaves the number of the
         # thread as it is.
-        reader = os.getpid(), threading.get_ident(), _current_task()
+        reader = os.getpid(), threading.get_ident(), task or current_task()
         self._reader = self._reader or reader
         if reader != self._reader:
             self.misused(_READERS)
@@ -301,11 +304,12 @@ _threads: dict[tuple[int, str], int] = {}
 
 def _is_owner(key: tuple[str, ...]) -> bool:
     """Tell whether no other asyncio task that still exists used a key before."""
-    task = _current_task()
+    task = current_task()
     return task is None or _owners.setdefault(key, task) is task
 
 
-def _current_task() -> asyncio.Task[Any] | None:
+def current_task() -> asyncio.Task[Any] | None:
+    """Return the asyncio task that is running in this thread, if there is one."""
     try:
         return asyncio.current_task()
     except RuntimeError:  # no event loop runs in this thread

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from capsule.experiment.canonical import sha256_file
 from capsule.experiment.lock import Lock
+from capsule.experiment.trainers import CommandTrainer
 from capsule.machine.compare import compare
 from capsule.verification.analysis.comparison import MAX_DIFFERENCES, compare_documents
 from capsule.verification.analysis.runs import ComparedRun
@@ -41,6 +42,8 @@ _WHY: Mapping[Kind, str] = {
     "recording": "it should not change a result",
 }
 _OTHER_DATA = "the runs read other data"
+_IMPORT_UNKNOWN = "it matters if the runs imported it, which their bundles do not record"
+_UNUSED = "both runs were plain processes, which do not use it"
 OWN_ORDER = "each run recorded its own order of actors"
 _OTHER_ENTROPY = "programs get other randomness, or another time"
 _ENVIRONMENTS = frozenset({"ale-py", "gymnasium", "minatar"})
@@ -92,7 +95,7 @@ class Change:
 
 def changes(a: ComparedRun, b: ComparedRun) -> tuple[Change, ...]:
     """List what differs in seeds, specs, locks, runtimes and machines."""
-    return (*_seeds(a, b), *_spec(a, b), *_locks(a.lock, b.lock), *_runtime(a, b), *_machines(a, b))
+    return (*_seeds(a, b), *_spec(a, b), *_locks(a, b), *_runtime(a, b), *_machines(a, b))
 
 
 def circumstances(a: ComparedRun, b: ComparedRun) -> tuple[str, ...]:
@@ -135,7 +138,13 @@ def ranked(found: tuple[Change, ...], family: Family) -> tuple[Explanation, ...]
     order = [*_RANKS[family], *get_args(Kind)]
     ordered = sorted(found, key=lambda change: order.index(change.kind))
     return tuple(
-        Explanation(what=each.what, a=each.a, b=each.b, why=each.why or _WHY[each.kind])
+        Explanation(
+            what=each.what,
+            a=each.a,
+            b=each.b,
+            why=each.why or _WHY[each.kind],
+            matters=each.kind != "recording",
+        )
         for each in ordered
     )
 
@@ -163,19 +172,19 @@ def _spec(a: ComparedRun, b: ComparedRun) -> Iterator[Change]:
         yield Change(kind, item.component, item.claimed, item.found, why)
 
 
-def _locks(a: Lock | None, b: Lock | None) -> Iterator[Change]:
+def _locks(side_a: ComparedRun, side_b: ComparedRun) -> Iterator[Change]:
+    a, b = side_a.lock, side_b.lock
     if a is None or b is None:
         return
-    yield from _packages("wheel", _wheels(a), _wheels(b))
-    yield from _packages("debian package", _debian(a), _debian(b))
-    for what, kind, left, right in (
-        ("training code", "code", a.image.code.sha256, b.image.code.sha256),
-        ("source tree", "code", _tree(a), _tree(b)),
-        ("image recipe", "system", a.image.recipe_sha256, b.image.recipe_sha256),
-        ("assembler", "system", a.image.assembler, b.image.assembler),
-    ):
-        if left != right:
-            yield Change(kind, what, _short(left), _short(right))  # type: ignore[arg-type]
+    yield from _wheel_changes(a, b, _loaded(side_a) | _loaded(side_b))
+    unused = _is_plain_process(side_a) and _is_plain_process(side_b)
+    for what, left, right in _differing(_system(a), _system(b)):
+        if unused:
+            yield Change("recording", what, left, right, _UNUSED)
+        else:
+            yield Change("system", what, left, right)
+    for what, left, right in _differing(_code(a), _code(b)):
+        yield Change("code", what, _short(left), _short(right))
     sets = a.data or {}, b.data or {}
     for name in sorted(sets[0].keys() & sets[1].keys()):
         one, other = (each[name].sha256 for each in sets)
@@ -186,14 +195,35 @@ def _locks(a: Lock | None, b: Lock | None) -> Iterator[Change]:
             yield Change("code", f"source file {item.component}", item.claimed, item.found)
 
 
-def _packages(what: str, left: Mapping[str, str], right: Mapping[str, str]) -> Iterator[Change]:
+def _wheel_changes(a: Lock, b: Lock, loaded: frozenset[str]) -> Iterator[Change]:
+    """Yield the wheels that differ, first those that are known to have been loaded."""
+    found = _differing(_wheels(a), _wheels(b))
+    for name, left, right in sorted(found, key=lambda each: each[0] not in loaded):
+        known = name in loaded
+        kind: Kind = "environment" if known and name in _ENVIRONMENTS else "library"
+        yield Change(kind, f"wheel {name}", left, right, None if known else _IMPORT_UNKNOWN)
+
+
+def _loaded(side: ComparedRun) -> frozenset[str]:
+    """Return the packages that the run is known to have imported.
+
+    A trainer of Capsule reads back the versions of what it needs from the modules. Of a user
+    program, only the versions of what the spec asks for are read back, loaded or not.
+    """
+    if isinstance(side.spec.trainer, CommandTrainer):
+        return frozenset()
+    return frozenset(name.replace("_", "-") for name in side.runtime.libraries)
+
+
+def _is_plain_process(side: ComparedRun) -> bool:
+    return side.recorded is not None and side.recorded.claims.image is None
+
+
+def _differing(left: Mapping[str, str], right: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     for name in sorted(left.keys() | right.keys()):
-        if left.get(name) == right.get(name):
-            continue
-        kind: Kind = "system" if what != "wheel" else "library"
-        if name in _ENVIRONMENTS:
-            kind = "environment"
-        yield Change(kind, f"{what} {name}", left.get(name, "none"), right.get(name, "none"))
+        values = left.get(name, "none"), right.get(name, "none")
+        if values[0] != values[1]:
+            yield name, *values
 
 
 def _wheels(lock: Lock) -> dict[str, str]:
@@ -204,12 +234,19 @@ def _wheels(lock: Lock) -> dict[str, str]:
     return found
 
 
-def _debian(lock: Lock) -> dict[str, str]:
-    return {each.name: f"{each.version} ({each.sha256[:12]}…)" for each in lock.image.debian}
+def _system(lock: Lock) -> dict[str, str]:
+    image = lock.image
+    packages = {
+        f"debian package {each.name}": f"{each.version} ({each.sha256[:12]}…)"
+        for each in image.debian
+    }
+    recipe = {"image recipe": _short(image.recipe_sha256), "assembler": str(image.assembler)}
+    return packages | recipe
 
 
-def _tree(lock: Lock) -> str | None:
-    return None if lock.project is None else lock.project.sha256
+def _code(lock: Lock) -> dict[str, str]:
+    tree = {} if lock.project is None else {"source tree": lock.project.sha256}
+    return {"training code": lock.image.code.sha256} | tree
 
 
 def _runtime(a: ComparedRun, b: ComparedRun) -> Iterator[Change]:
@@ -224,7 +261,7 @@ def _runtime(a: ComparedRun, b: ComparedRun) -> Iterator[Change]:
         versions = [each.get(name, "none") for each in libraries]
         if versions[0] != versions[1]:
             kind: Kind = "environment" if name.replace("_", "-") in _ENVIRONMENTS else "library"
-            yield Change(kind, f"library {name}, as loaded", *versions)
+            yield Change(kind, f"library {name}, as read back", *versions)
 
 
 def _machines(a: ComparedRun, b: ComparedRun) -> Iterator[Change]:
@@ -238,6 +275,5 @@ def _machines(a: ComparedRun, b: ComparedRun) -> Iterator[Change]:
             yield Change(kind, row.field, row.recorded, row.here, row.reason)
 
 
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 16 else f"{text[:12]}…"
+def _short(digest: str) -> str:
+    return digest if digest == "none" else f"{digest[:12]}…"

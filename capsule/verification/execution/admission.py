@@ -106,8 +106,9 @@ def check_code(lock: Lock, accepted: Literal["own", "supplied"]) -> bool:
             f"the training code in the bundle, which states that it is of Capsule "
             f"{lock.image.code.version}, is neither that of this Capsule {__version__} nor that of "
             "a release that it knows",
-            fix="Verify with the version of Capsule that made the bundle, or with a later release; "
-            "or read the code (image/layer-code.tar.zst) and pass --code supplied.",
+            fix="Verify with the version of Capsule that made the bundle, or with a later release. "
+            "If the run had an image, you can also read the code in the bundle "
+            "(image/layer-code.tar.zst) and pass --code supplied.",
         )
     return own
 

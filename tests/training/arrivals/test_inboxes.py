@@ -19,6 +19,8 @@ from capsule.training.arrivals.inboxes import AsyncInbox, Inbox
 
 # A name is numbered for the whole process, so each test has its own.
 NAMES = (f"inbox {number}" for number in itertools.count())
+# The log of a run directory is read once, and pytest uses the folder of a test that passed again.
+RUNS = (f"run-{number}" for number in itertools.count())
 
 
 @pytest.fixture
@@ -26,7 +28,7 @@ def in_run(tmp_path, monkeypatch):
     """A function that gives this process a run directory, with a log to follow or without."""
 
     def enter(log=None):
-        directory = tmp_path / f"run-{sum(1 for _ in tmp_path.iterdir())}"
+        directory = tmp_path / next(RUNS)
         enter_run(directory, monkeypatch, log)
         return directory
 
@@ -256,6 +258,90 @@ def test_an_asyncio_inbox_repeats_its_order(in_run):
     again = in_run({f"{name}~2": wait})
     assert asyncio.run(main("abc")) == ["of b", "of c", "of a"]
     assert only_wait(again) == wait
+
+
+async def by_wait_for(inbox, seconds):
+    return await asyncio.wait_for(inbox.get(), seconds)
+
+
+async def by_timeout(inbox, seconds):
+    async with asyncio.timeout(seconds):
+        return await inbox.get()
+
+
+@pytest.mark.parametrize("got_within", [by_wait_for, by_timeout])
+def test_a_time_out_of_an_asyncio_inbox_is_recorded_and_repeated(in_run, got_within):
+    name = next(NAMES)
+
+    async def main(before, after):
+        """Wait three times; messages come before the first wait, or after the second."""
+        inbox, got = AsyncInbox(asyncio.Queue(), name=name), []
+        for item in before:
+            await inbox.put(item, source="me")
+        for turn in range(3):
+            if turn == 2:
+                for item in after:
+                    await inbox.put(item, source="me")
+            try:
+                got.append(await got_within(inbox, 0.01))
+            except TimeoutError:
+                got.append(None)
+        return got
+
+    live = in_run()
+    assert asyncio.run(main("", "x")) == [None, None, "x"]
+    wait = only_wait(live)
+    assert wait.order == (NOTHING, NOTHING, 0)
+    again = in_run({f"{name}~2": wait})
+    assert asyncio.run(main("x", "")) == [None, None, "x"]
+    assert only_wait(again) == wait
+
+
+@pytest.mark.parametrize("got_within", [by_wait_for, by_timeout])
+def test_an_asyncio_message_that_came_in_time_when_recorded_may_be_late_in_a_replay(
+    in_run, got_within
+):
+    name = next(NAMES)
+    directory = in_run({f"{name}~1": Messages(sources=("me",), order=(0,))})
+
+    async def main():
+        inbox = AsyncInbox(asyncio.Queue(), name=name)
+        reader = asyncio.create_task(got_within(inbox, 0.001))
+        await asyncio.sleep(0.05)  # beyond the time-out
+        await inbox.put("late", source="me")
+        return await reader
+
+    assert asyncio.run(main()) == "late"
+    assert only_wait(directory).order == (0,)
+
+
+def test_two_reads_of_an_asyncio_inbox_at_a_time_are_refused(in_run):
+    directory = in_run()
+
+    async def main():
+        inbox = AsyncInbox(asyncio.Queue(), name=next(NAMES))
+        await asyncio.gather(inbox.get(), inbox.get())
+
+    assert "is read twice at the same time" in refused(directory, asyncio.run, main())
+
+
+def test_two_tasks_that_read_an_asyncio_inbox_are_refused(in_run):
+    directory = in_run()
+
+    async def main():
+        inbox = AsyncInbox(asyncio.Queue(), name=next(NAMES))
+
+        async def read():
+            return await asyncio.wait_for(inbox.get(), 600)
+
+        for item in range(2):
+            await inbox.put(item, source="me")
+        for _ in range(2):
+            await asyncio.create_task(read())
+
+    assert "is read by two threads, processes or asyncio tasks" in refused(
+        directory, asyncio.run, main()
+    )
 
 
 def test_two_senders_of_one_source_are_refused(in_run):

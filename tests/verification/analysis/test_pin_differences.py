@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import ANY, Mock
 
 import pytest
 from hypothesis import given
@@ -130,8 +131,62 @@ def test_a_package_that_one_lock_lacks_is_none_there():
 
 @pytest.mark.parametrize("name", ["gymnasium", "ale-py", "minatar"])
 def test_the_packages_of_environments_are_environments(name):
-    a, b = (side(make_lock(wheels=(wheel(name, version),))) for version in ("1", "2"))
-    assert kinds(a, b) == {f"wheel {name}": "environment"}
+    a, b = (
+        side(make_lock(wheels=(wheel(name, version),)), libraries={name.replace("-", "_"): "1"})
+        for version in ("1", "2")
+    )
+    assert kinds(a, b)[f"wheel {name}"] == "environment"
+
+
+NOT_RECORDED = "it matters if the runs imported it, which their bundles do not record"
+
+
+def test_wheels_that_were_loaded_come_before_those_of_which_that_is_not_known():
+    names = ("ale-py", "sympy", "torch")
+    a, b = (
+        side(
+            make_lock(wheels=tuple(wheel(name, version) for name in names)),
+            libraries={"torch": "2.0"},
+        )
+        for version in ("1", "2")
+    )
+    assert [(each.kind, each.what, each.why) for each in changes(a, b)] == [
+        ("library", "wheel torch", None),
+        ("library", "wheel ale-py", NOT_RECORDED),
+        ("library", "wheel sympy", NOT_RECORDED),
+    ]
+
+
+def test_of_a_program_it_is_not_known_what_it_imported():
+    program = {"name": "test", "trainer": {"command": ["python", "x.py"]}, "code": {"path": "."}}
+    a, b = (
+        side(
+            make_lock(wheels=(wheel("torch", version),)),
+            spec=Spec.model_validate_json(json.dumps(program)),
+            libraries={"torch": "2.0"},
+        )
+        for version in ("1", "2")
+    )
+    assert [each.why for each in changes(a, b)] == [NOT_RECORDED]
+
+
+def test_a_plain_process_does_not_use_the_system_of_the_image():
+    locks = (
+        make_lock(packages=(debian("hello", version),), wheels=(wheel("torch", version),))
+        for version in ("1", "2")
+    )
+    confined, plain = (Mock(claims=Mock(image=image)) for image in (ANY, None))
+    a, b = map(side, locks)
+    for runs, kind in ((confined, plain), "system"), ((plain, plain), "recording"):
+        sides = (replace(each, recorded=run) for each, run in zip((a, b), runs, strict=True))
+        found = changes(*sides)
+        assert {each.what: each.kind for each in found} == {
+            "wheel torch": "library",
+            "debian package hello": kind,
+        }
+        (hello,) = ranked(found[1:], "results")
+        assert hello.matters == (kind == "system")
+    assert hello.why == "both runs were plain processes, which do not use it"
 
 
 def test_the_request_for_a_wheel_is_shown_where_only_it_differs():
@@ -212,9 +267,9 @@ def test_libraries_are_compared_as_they_were_loaded():
     a = side(libraries={"torch": "2.0", "ale_py": "0.11", "numpy": "2"})
     b = side(libraries={"torch": "2.1", "ale_py": "0.12", "numpy": "2", "extra": "1"})
     assert found(a, b) == [
-        ("environment", "library ale_py, as loaded", "0.11", "0.12"),
-        ("library", "library extra, as loaded", "none", "1"),
-        ("library", "library torch, as loaded", "2.0", "2.1"),
+        ("environment", "library ale_py, as read back", "0.11", "0.12"),
+        ("library", "library extra, as read back", "none", "1"),
+        ("library", "library torch, as read back", "2.0", "2.1"),
     ]
 
 

@@ -93,6 +93,8 @@ def test_other_training_code_is_executed_only_if_the_user_accepts_it(
     report = verified(honest_bundle, code="own")
     assert (report.verdict, report.exit_code) == ("inconclusive", 4)
     assert report.error["code"] == "CAP-V014"
+    # A bundle without an image has no code that could be read.
+    assert "If the run had an image, you can also" in report.error["fix"]
     assert "--code supplied" in report.error["fix"]
     monkeypatch.undo()
     report = verified(honest_bundle)

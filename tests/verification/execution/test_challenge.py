@@ -607,14 +607,19 @@ def test_the_documented_probabilities_are_hypergeometric():
 
 
 def test_what_cannot_be_challenged_is_refused_with_its_reason():
-    for changes, reason in (
-        ({"recording": {"segment_states": False}}, "segment_states"),
-        ({"entropy": {"mode": "recorded"}}, "randomness"),
+    for changes, reason, wanted in (
+        (
+            {"recording": {"segment_states": False}},
+            "segment_states",
+            "recording.segment_states: true",
+        ),
+        ({"entropy": {"mode": "recorded"}}, "randomness", "entropy.mode: virtual"),
     ):
         lock = lock_of(spec_of("dqn", **changes))
         with pytest.raises(CapsuleError, match=reason) as refusal:
             Mode("segments").check(lock)
         assert (refusal.value.code, refusal.value.exit_code) == ("CAP-V062", ExitCode.USAGE)
+        assert refusal.value.fix.endswith(f"or ask the author for a run with {wanted}.")
         Mode("fresh-seed").check(lock)  # a fresh seed needs no state
     with pytest.raises(CapsuleError, match="has 3 segments") as refusal:
         Mode("segments", segments=4).check(lock_of(spec_of("dqn")))
