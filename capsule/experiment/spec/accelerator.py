@@ -42,7 +42,7 @@ class CudaAccelerator(Model):
         description="Driver version that the machine must have, e.g. '>=580.65'."
     )
     gpu: str | None = Field(
-        None, description="Exact name of the GPU, e.g. 'NVIDIA H200'; null: any GPU."
+        None, description="Exact name of the GPU, e.g. 'NVIDIA H200'; null: any name."
     )
     compute_capability: str | None = Field(
         None,
@@ -53,8 +53,8 @@ class CudaAccelerator(Model):
     numerics: Numerics = added(
         absent="native",
         default="portable-v3",
-        description="Numerics profile of what is computed on the CPU, such as the actors' "
-        "networks, as for accelerator.kind 'cpu'.",
+        description="Numerics profile of the computations on the CPU, such as those of the "
+        "actors' networks. The values are those of accelerator.kind 'cpu'.",
     )
     cuda_graphs: bool = added(
         absent=False,
