@@ -1,5 +1,5 @@
-/* The number of processors that programs are told, whichever of them this machine has and lets them
- * use. Threads may choose among these numbers, which then read back, and changes nothing else. */
+/* The number of processors that programs see, whatever this machine has and allows. A thread may
+ * set its affinity to some of these processors and reads it back; this has no other effect. */
 #include <limits.h>
 #include <sched.h>
 #include <signal.h>
@@ -50,7 +50,7 @@ static bool is_writable(uint64_t *words, size_t size) {
     return true;
 }
 
-/* Give what the calling thread chose; what others chose is not known. */
+/* Return the set that the calling thread chose; the choices of other threads are not known. */
 static long give(bool own, size_t size, void *out) {
     cpu_set_t set = this_thread()->affinity;
     if (!own || CPU_COUNT(&set) == 0) all_cores(&set);
@@ -61,7 +61,7 @@ static long give(bool own, size_t size, void *out) {
     return (long)set_size();
 }
 
-/* The kernel is asked for its errors only: there may be no such process. */
+/* The kernel is called for its errors only: the process may not exist. */
 static long ask_kernel(pid_t id) {
     cpu_set_t set;
     return system_call(SYS_sched_getaffinity, id, sizeof set, (long)&set, 0, 0, 0);

@@ -1,17 +1,17 @@
 /* The random devices as files.
  *
- * Opening one gives a descriptor of /dev/null that carries a mark: a real descriptor, which select,
- * poll, dup, fork, exec and SCM_RIGHTS treat as they should, which swallows what is written to it,
- * and which gives nothing at all, rather than unnoticed fresh randomness, to whoever reads it
- * around this library. The mark is O_SYNC, which nobody else asks for on /dev/null and which no
- * call can take away. A real descriptor of a device (handed over by a process outside) is
- * recognised, too.
+ * Opening a random device returns a descriptor of /dev/null with a mark. It is a real descriptor,
+ * with which select, poll, dup, fork, exec and SCM_RIGHTS work as usual. It discards written bytes,
+ * and a read that bypasses this library gets no bytes instead of unnoticed fresh randomness. The
+ * mark is O_SYNC, which no other program requests for /dev/null and which no call can remove. A
+ * real descriptor of a device (inherited from a process outside) is recognised, too.
  *
- * read() must not ask the kernel each time what a descriptor is. `kinds` remembers those that are
- * something else until the number is closed; a random device is checked at every read, because a
- * number closed without our notice may have become a file; and so is whatever else gives no bytes,
- * because it may have become a device. A read draws from the reading thread's stream, so that
- * threads and processes that share a descriptor do not depend on each other.
+ * read() must not ask the kernel for the kind of a descriptor each time. `kinds` remembers the
+ * descriptors of other files until their numbers are closed. A random device is checked at every
+ * read, because its number may have been closed without our notice and reused for a file. A file
+ * that gives no bytes is checked, too, because its number may have been reused for a device. A read
+ * draws from the reading thread's stream, so that threads and processes that share a descriptor do
+ * not depend on each other.
  */
 #include <fcntl.h>
 #include <stdarg.h>

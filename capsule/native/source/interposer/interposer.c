@@ -71,7 +71,7 @@ void stop_telling(void) { atomic_store(&told, NULL); }
 
 /* ---- settings ---- */
 
-/* The launcher pads what differs between a run and its replay to one length. */
+/* The launcher pads values that differ between a run and its replay to the same length. */
 static bool matches(const char *value, const char *word) {
     size_t length = strlen(word);
     if (strncmp(value, word, length) != 0) return false;
@@ -84,7 +84,7 @@ static int choice(const char *name, int otherwise, const char *const *words) {
     if (!value) return otherwise;
     for (int i = 0; words[i]; i++)
         if (matches(value, words[i])) return i;
-    refuse("%s is '%s', which is not one of its values", name, value);
+    refuse("'%s' is not a value of %s", value, name);
 }
 
 static void open_journal(void) {
@@ -93,8 +93,8 @@ static void open_journal(void) {
     if (directory) settings.journal = journal_open(directory);
     if (!settings.journal && needed)
         refuse("the journal in %s cannot be opened: %s",
-               directory ? directory : "CAPSULE_ENTROPY_DIRECTORY (not set)",
-               directory ? strerror(errno) : "no directory");
+               directory ? directory : "CAPSULE_ENTROPY_DIRECTORY",
+               directory ? strerror(errno) : "the variable is not set");
     if (settings.journal && atomic_load(&settings.journal->failed)) end_whole_run();
 }
 
@@ -168,8 +168,8 @@ void attach(void) {
     open_standard_input();
 }
 
-/* Let the launcher look at what is mapped here before the program can end. Without a supervisor,
- * nothing else says when to look. */
+/* Let the launcher check the libraries that are mapped here before the program can end. Without a
+ * supervisor, the launcher gets no other notification of this moment. */
 static void await_launcher(void) {
     const uint64_t answer = UINT64_C(1) << (CAPSULE_LOADED_SIGNAL - 1);
     const long size = sizeof answer;
@@ -233,7 +233,7 @@ void become(const char *process, const char *path) {
 static void *record(enum journal_type type, size_t size) {
     if (!settings.journal) return NULL;
     void *claimed = journal_claim(settings.journal, type, size);
-    /* Counts may stop at a full journal; a recording with holes would be worthless. */
+    /* Counts may be incomplete if the journal is full, but a recording must be complete. */
     if (!claimed && (settings.mode == MODE_RECORD || settings.mode == MODE_REPLAY))
         fail_with(JOURNAL_IS_FULL);
     return claimed;
@@ -345,7 +345,8 @@ static _Noreturn void mismatch(const struct thread *self, enum source source, si
     fail_with(JOURNAL_HOLDS_MISMATCH);
 }
 
-/* Give what was recorded; false when the profile does not fit and the settings allow to go on. */
+/* Give the recorded bytes; false when the profile does not fit and the settings allow derived ones.
+ */
 static bool replay(struct thread *self, enum source source, void *buffer, size_t size) {
     /* Another process may have found a mismatch, and then no answer may follow. */
     if (atomic_load_explicit(&settings.journal->failed, memory_order_relaxed)) end_whole_run();
@@ -381,7 +382,7 @@ void draw(enum source source, void *buffer, size_t size, const void *caller) {
     count(self, counter, size);
 }
 
-/* How many of `size` bytes can be written, as the kernel finds when it fills one of each page. */
+/* The number of bytes, of `size`, that can be written; the kernel tests one byte of each page. */
 static size_t writable_size(const uint8_t *buffer, size_t size) {
     const uintptr_t page = 4096;
     size_t fits = 0;

@@ -1,5 +1,5 @@
 /* Lineage: the path of a process or thread follows from its creator and the order of creation,
- * never from which of them asks for randomness first. Children are given it in their environment
+ * never from the order of requests for randomness. Children get it in their environment
  * (environment.c). */
 #include <fcntl.h>
 #include <sched.h>
@@ -105,12 +105,12 @@ static struct {
 
 void number_child(char child[CAPSULE_PATH_SIZE]) {
     struct thread *self = this_thread();
-    /* A pool that forks workers until one succeeds must not outlive a failed replay. */
+    /* A pool that starts workers again and again must not outlive a failed replay. */
     if (settings.journal && atomic_load(&settings.journal->failed)) end_whole_run();
     capsule_path_child(child, self->process, self->path, ++self->forks);
 }
 
-/* What is started by other means has no number. */
+/* A program that is started by other means has no number. */
 static void name_unnumbered(void) {
     char path[CAPSULE_PATH_SIZE];
     capsule_path_unnumbered(path, settings.process);
@@ -285,7 +285,8 @@ static void restore_interrupts(void) {
     pthread_mutex_unlock(&shells.lock);
 }
 
-/* As POSIX describes it, but for cancellation: the C library's own starts the shell unseen. */
+/* The function of POSIX, without cancellation. The shell that the C library's own function starts
+ * would not be numbered. */
 EXPORT int system(const char *command) {
     char *argv[] = {"sh", "-c", (char *)(uintptr_t)command, NULL};
     if (!command) return system("exit 0") == 0;

@@ -1,8 +1,8 @@
-/* Folders are listed in the order of their names, which is that of no file system.
+/* Folders are listed in the order of names, whatever the order of the file system is.
  *
- * An open folder is a `struct listing` of ours around the C library's. The first reading reads all
- * of it and sorts the names by their bytes, after "." and "..". What is made in the folder or taken
- * from it after that shows when it is rewound, as POSIX allows. */
+ * An open folder is a `struct listing` that contains the C library's structure. The first read
+ * reads all entries and sorts the names by their bytes, after "." and "..". Entries that are added
+ * or removed later become visible when the folder is rewound, as POSIX allows. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* Names of temporary files. The C library makes them from the monotonic clock and an address,
- * without asking for randomness, so that no two runs would choose the same. Here they are drawn. */
+/* Names of temporary files. The C library derives them from the monotonic clock and an address,
+ * without requesting randomness, so they would differ between any two runs. Here they are drawn. */
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,14 +1,14 @@
 /* Waits, under a calendar clock that is not the machine's.
  *
- * A wait until a date is given the date on the machine's clock that is as far away. A sleep
- * advances the thread's clock by its duration; so does a wait that runs to its time-out. A wait
- * that ends before, because what it waited for came, does not: how long it took is the machine's
- * affair.
+ * A wait until a date becomes a wait until the date on the machine's clock that is equally far
+ * away. A sleep advances the thread's clock by its duration, and so does a wait that runs to its
+ * time-out. A wait that ends earlier, because its event occurred, does not advance the clock,
+ * because its duration depends on the machine.
  *
- * Programs often wait for what is left of a duration, and how much that is depends on how busy the
- * machine was. So the time-out of a wait counts rounded up to one digit: 97 ms as 100 ms. A sleep
- * counts exactly. A sleep until a monotonic time is taken to last from the thread's last reading of
- * the monotonic clock, which is how the program computed it. */
+ * Programs often wait for the rest of a duration, which depends on the load of the machine. So the
+ * time-out of a wait is rounded up to one digit: 97 ms count as 100 ms. A sleep counts exactly. A
+ * sleep until a monotonic time counts from the thread's last reading of the monotonic clock, from
+ * which the program computed it. */
 #include <linux/futex.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -27,14 +27,14 @@ static int64_t nanoseconds(const struct timespec *time) {
     return overflows ? INT64_MAX : sum;
 }
 
-/* No machine has been up for thirty years: a deadline beyond is on the calendar clock, whatever
- * clock a condition variable has. */
+/* No machine has been up for thirty years. So a later deadline is a date of the calendar clock,
+ * whatever clock a condition variable has. */
 static bool is_date(const struct timespec *deadline) {
     return settings.clock != CLOCK_SYSTEM && deadline && deadline->tv_sec >= 1000000000;
 }
 
-/* The machine's date that is as far away as `date` is on the thread's clock; the same if it is
- * none. */
+/* The date on the machine's clock that is as far away as `date` is on the thread's clock; `date`
+ * itself if it is not one of the calendar clock. */
 static const struct timespec *real_date(const struct timespec *date, struct timespec *translated) {
     struct timespec now;
     int64_t there;
@@ -216,9 +216,9 @@ static void waited_on(clockid_t clock, const struct timespec *deadline, long res
     if (ran_out(result) && clock == CLOCK_MONOTONIC) waited(0, false, until_monotonic(deadline));
 }
 
-/* Define a function of the C library that has the parameter `deadline`. One that is not told the
- * clock may be on the monotonic one, and then its time-outs do not count: by such waits CPython
- * passes its lock from thread to thread every few milliseconds. */
+/* Define a function of the C library that has the parameter `deadline`. If the function has no
+ * parameter for the clock, the clock may be the monotonic one, and then its time-outs do not count:
+ * with such waits, CPython passes its lock from thread to thread every few milliseconds. */
 #define WAIT_UNTIL(type, name, parameters, arguments)                                              \
     EXPORT type name parameters {                                                                  \
         const struct timespec *given = deadline;                                                   \

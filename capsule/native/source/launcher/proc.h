@@ -1,5 +1,5 @@
-/* What /proc tells about other processes. process_vm_readv would be simpler, but container engines
- * forbid it by default; /proc/<id>/mem needs no more than the same user. */
+/* Facts of /proc about other processes. process_vm_readv would be simpler, but container engines
+ * do not allow it by default; /proc/<id>/mem requires only the same user. */
 #ifndef CAPSULE_PROC_H
 #define CAPSULE_PROC_H
 
@@ -18,7 +18,7 @@ struct proc_stat {
 /* False when the task is gone. */
 bool proc_stat(pid_t id, struct proc_stat *stat);
 
-/* Whether the task may still be inside a clone or fork. A task that runs may be anywhere. */
+/* Whether the task may still be inside a clone or fork. The state of a running task is unknown. */
 bool proc_may_be_creating(pid_t id);
 
 /* An entry of the auxiliary vector; 0 when there is none or it cannot be read. */

@@ -1,8 +1,8 @@
 /* Fused loops of the training side.
  *
- * Every result is one IEEE 754 operation after another, on binary32 unless it says otherwise, in
- * the order written, never contracted: the same bits at every vector width, and the same as numpy's
- * one by one. */
+ * Every result is computed by IEEE 754 operations in the written order, in binary32 unless stated
+ * otherwise, and never contracted. So the bits are the same at every vector width, and equal those
+ * of numpy's operations, one after another. */
 
 #include <float.h>
 #include <stdint.h>
@@ -12,8 +12,8 @@
 
 enum { BLOCK = 1024 }; /* elements that stay in the first-level cache */
 
-/* Zero instead of a subnormal number. What nothing is added to any more decays towards zero for
- * ever (units that are dead), and processors are slow where products are subnormal. */
+/* Zero instead of a subnormal number. A moment of a dead unit, to which nothing is added any more,
+ * decays towards zero, and processors are slow when products are subnormal. */
 INLINE float normal(float value) { return __builtin_fabsf(value) < FLT_MIN ? 0.0f : value; }
 
 INLINE void rmsprop(float *restrict w, float *restrict m, float *restrict v,

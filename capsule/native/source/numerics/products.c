@@ -169,7 +169,8 @@ static void pack_b(struct product *block, float *to) {
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* In blocks. A chain may be put down and taken up again: the result holds every bit of it. */
+/* In blocks. A chain can be interrupted and continued, because the result contains every bit of
+ * it. */
 static void multiply_blocks(const struct product *p) {
     static _Thread_local _Alignas(64) float a[BLOCK_ROWS * ROWS_APART],
         b[BLOCK_STEPS * BLOCK_COLUMNS];

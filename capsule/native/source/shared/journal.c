@@ -17,14 +17,14 @@
 /* Size of this process's mapping. Programs can write to the header, and so to its capacity. */
 static uint64_t mapped;
 
-/* Bytes that the caller may make a file of: asking for more is answered with a deadly signal. */
+/* The maximum size of a file of the caller: a larger file would cause a fatal signal. */
 static uint64_t capacity_allowed(void) {
     struct rlimit limit;
     if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur > CAPACITY) return CAPACITY;
     return limit.rlim_cur;
 }
 
-/* The first process of a run gets here before it has a child, so no other is creating the file. */
+/* The first process of a run calls this before it has a child, so no other process creates it. */
 static uint64_t prepare_file(int fd) {
     struct stat status;
     if (fstat(fd, &status) != 0) return 0;
@@ -80,8 +80,9 @@ struct journal_header *journal_open(const char *directory) {
 #endif
 #define PAGE 4096
 
-/* Whether the disk has room for the pages that begin within a record. Without room, a write to one
- * raises a deadly signal. An older kernel does not know this request, and so nothing is known. */
+/* Whether the disk has room for the pages that begin within a record. Without room, a write to such
+ * a page would cause a fatal signal. On older kernels, which do not support this test, the result
+ * is true. */
 static bool has_pages(const struct journal_header *journal, uint64_t at, uint64_t length) {
     uint64_t first = (at + PAGE - 1) / PAGE * PAGE;
     if (first >= at + length) return true;
