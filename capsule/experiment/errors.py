@@ -116,7 +116,7 @@ class CapsuleError(Exception):
     Attributes:
         code: Stable identifier such as ``CAP-S002``, listed in ``docs/errors.md``. The letter names
             the subject: S spec, L lock, I image, E engine, T training, B bundle, V verification,
-            M machine, N native parts, R random profiles (entropy), D diagnosis, P reports, X other.
+            M machine, N native parts, R random profiles, D diagnosis, P reports, Y studies, X bugs.
         message: One sentence that names the cause, with the field and the value.
         fix: The remedy.
         exit_code: Exit status of a command that fails with this code.
