@@ -91,8 +91,9 @@ static bool is_semaphores(const void *caller) {
     return slash && strncmp(slash + 1, library, strlen(library)) == 0;
 }
 
-/* dladdr() compares an address with every symbol of its library, which takes a millisecond in
- * torch's, and oneDNN reads the time in each operation: the last few callers are remembered. */
+/* dladdr() compares an address with every symbol of its library, which takes a millisecond for
+ * torch's library, and oneDNN reads the time in each operation. So the last few callers are
+ * remembered. */
 static bool computes_deadline(const void *caller) {
     static __thread struct {
         const void *caller;

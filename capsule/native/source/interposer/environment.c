@@ -64,7 +64,7 @@ static bool is_ours(const char *entry) {
             !starts_with(entry, PATH_NAME) && !starts_with(entry, CLOCK_NAME));
 }
 
-/* Copies: programs write over the memory that their environment came in. */
+/* The settings are copied, because programs overwrite the memory of their environment. */
 void keep_environment(void) {
     size_t count = 0, size = 1;
     for (char **entry = environ; entry && *entry; entry++) {
@@ -112,7 +112,7 @@ size_t environment_text_size(char *const given[]) {
     return sizeof kept.clock + sizeof PATH_NAME + CAPSULE_PATH_SIZE + ours + theirs + 1;
 }
 
-/* Our libraries, and then whatever else the program wants to preload. */
+/* Our libraries, and then the libraries that the program preloads. */
 static char *merge_preload(char *text, const char *given) {
     const char *ours = kept.preload + strlen(PRELOAD_NAME);
     const char *theirs = given ? given + strlen(PRELOAD_NAME) : "";
@@ -217,7 +217,8 @@ void take_environment_back(void) {
 
 void own_environment(void) {
     /* If this thread lends, an older C library forks, and the child executes the shell. If another
-     * one does, its assignments are not this child's, and setenv()'s own array is left alone. */
+     * thread lends, its assignments do not belong to this child, and setenv()'s own array is not
+     * changed. */
     if (lent.active && !lending) {
         if (environ == lent.sent) environ = lent.given;
         lent.active = false;

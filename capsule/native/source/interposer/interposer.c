@@ -20,7 +20,7 @@ static __thread struct thread thread;
 
 void end_whole_run(void) {
     if (settings.launcher == 0) kill(0, SIGKILL); /* no launcher: end the process group */
-    /* Not to be woken up. By number, because attach() may not have found any of `real` yet. */
+    /* Sleep without being woken up; by number, because attach() may not have set `real` yet. */
     const struct timespec pause = {.tv_sec = 10};
     if (kill(settings.launcher, CAPSULE_MISMATCH_SIGNAL) == 0)
         system_call(SYS_nanosleep, (long)&pause, 0, 0, 0, 0, 0);
@@ -48,7 +48,7 @@ static _Noreturn void fail_with(enum journal_failure failure) {
 
 static struct journal_told *_Atomic told;
 
-/* Two threads may make one at the same time; the second stays empty. */
+/* Two threads may make a record at the same time; the second one stays empty. */
 static struct journal_told *begin_telling(void) {
     struct journal_told *made = journal_claim(settings.journal, JOURNAL_TOLD, sizeof *made);
     struct journal_told *none = NULL;
@@ -139,7 +139,7 @@ static void read_settings(void) {
     if (settings.mode == MODE_REPLAY) open_recording();
 }
 
-/* In the place of what this C library lacks. */
+/* The replacement for a function that this C library does not have. */
 static long lacking(void) {
     errno = ENOSYS;
     return -1;
@@ -279,7 +279,7 @@ static struct journal_counter *find_counter(struct thread *self, enum source sou
     return counter;
 }
 
-/* The counter of a call; looking a library up is slow, so the last few callers are remembered. */
+/* The counter of a call. Finding a library is slow, so the last few callers are remembered. */
 static struct journal_counter *counter_of(struct thread *self, enum source source,
                                           const void *caller) {
     size_t place = ((uintptr_t)caller >> 2 ^ (size_t)source) % CALLERS;
@@ -348,7 +348,7 @@ static _Noreturn void mismatch(const struct thread *self, enum source source, si
 /* Give the recorded bytes; false when the profile does not fit and the settings allow derived ones.
  */
 static bool replay(struct thread *self, enum source source, void *buffer, size_t size) {
-    /* Another process may have found a mismatch, and then no answer may follow. */
+    /* If another process has found a mismatch, no answer may follow. */
     if (atomic_load_explicit(&settings.journal->failed, memory_order_relaxed)) end_whole_run();
     if (self->exhausted) return false;
     struct recorded_call call;

@@ -132,22 +132,23 @@ void tell_once_more(size_t count);
 void stop_telling(void); /* for a process that was forked: it has its own */
 #define COUNT(member) tell_once_more(offsetof(struct journal_told, member))
 
-/* clock.c: the calendar clock as the calling thread sees it, without reading it; the step that a
- * reading is; and how it goes on. Times are nanoseconds since 1970. */
+/* clock.c: the date that the calling thread sees, without a reading; and functions that advance its
+ * clock. Times are nanoseconds since 1970. */
 int64_t shown_date(void);
 void advance_clock(int64_t nanoseconds);
 void advance_clock_to(int64_t date);
 
-/* clock.c: gettimeofday, of which programs may ask for the zone alone. The name in C has an
- * attribute that says that they do not, by which the compiler would remove the test. */
+/* clock.c: gettimeofday, from which programs may request the zone alone. In C, its declaration has
+ * an attribute that they do not, because of which the compiler would remove the test. */
 int time_of_day(struct timeval *restrict now, void *restrict zone) __asm__("gettimeofday");
 
 /* waits.c: round up to a number of one digit followed by zeros: the duration that is counted for a
  * wait that ran to its time-out. */
 int64_t one_digit(int64_t number);
 
-/* waits.c: whether a futex system call has a deadline, which may be a date; answer one; one that
- * waits, and has other arguments than the function; and one that sets a timer. */
+/* waits.c: whether a futex system call has a deadline, which may be a date; answer such a call; a
+ * system call that waits and whose arguments differ from those of the function; and one that sets a
+ * timer. */
 bool waits_until(const long futex[6]);
 long futex_by_number(const long arguments[6]);
 long wait_by_number(long number, const long arguments[6]);
@@ -166,8 +167,8 @@ bool was_forked_unseen(void);
 ssize_t checked_getrandom(enum source source, void *buffer, size_t size, unsigned flags,
                           const void *caller);
 
-/* devices.c: let the program read a device that it was given as its standard input; a descriptor
- * is about to be closed; answer a system call that reads. */
+/* devices.c: let the program read a device that is its standard input; note that a descriptor is
+ * about to be closed; answer a system call that reads. */
 void open_standard_input(void);
 void forget_device(int fd);
 long read_by_number(long number, const long arguments[6], const void *caller);

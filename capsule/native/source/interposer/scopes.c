@@ -35,7 +35,7 @@ EXPORT void *capsule_scope_open(const char *process, const char *thread, uint32_
     return scope;
 }
 
-/* Enter a scope, or leave it: the calling thread and the scope change places. */
+/* Enter or leave a scope: the states of the calling thread and of the scope are exchanged. */
 EXPORT void capsule_scope_switch(void *scope) {
     struct thread *self = this_thread(), before = *self;
     *self = *(struct thread *)scope;

@@ -53,7 +53,7 @@ int64_t one_digit(int64_t number) {
     return (number + unit - 1) / unit * unit;
 }
 
-/* From the thread's last reading of the monotonic clock; zero without one. */
+/* The duration from the thread's last reading of the monotonic clock; zero without a reading. */
 static int64_t until_monotonic(const struct timespec *deadline) {
     int64_t since = this_thread()->monotonic;
     return since ? nanoseconds(deadline) - since : 0;
@@ -104,7 +104,7 @@ EXPORT int thrd_sleep(const struct timespec *duration, struct timespec *left) {
 
 /* ---- waits for descriptors and signals; without any they are sleeps ---- */
 
-/* `result` of a wait; it was for nothing if `nothing`. */
+/* Account for a wait with this `result`; `nothing` means that it could only run to its time-out. */
 static int waited(int result, bool nothing, int64_t duration) {
     if (result == 0 && duration > 0) advance_clock(nothing ? duration : one_digit(duration));
     return result;
@@ -141,7 +141,7 @@ EXPORT int __ppoll_chk(struct pollfd *waiting, nfds_t count, const struct timesp
 EXPORT int select(int count, fd_set *restrict readable, fd_set *restrict writable,
                   fd_set *restrict exceptional, struct timeval *restrict duration) {
     attach();
-    /* The kernel writes what is left of it. */
+    /* The kernel writes the rest of the duration. */
     int64_t given = duration ? duration->tv_sec * NANOSECONDS + duration->tv_usec * 1000 : 0;
     return waited(real.select(count, readable, writable, exceptional, duration), count == 0, given);
 }
@@ -210,7 +210,7 @@ static void waited_until(const struct timespec *deadline, long result) {
     if (ran_out(result) && is_date(deadline)) advance_clock_to(nanoseconds(deadline));
 }
 
-/* On the clock that the caller names. */
+/* Account for a wait on the clock that the caller names. */
 static void waited_on(clockid_t clock, const struct timespec *deadline, long result) {
     waited_until(deadline, result);
     if (ran_out(result) && clock == CLOCK_MONOTONIC) waited(0, false, until_monotonic(deadline));

@@ -31,7 +31,7 @@ struct program {
  * is the row of the creator if the process was forked and continues its program, or else NULL. */
 struct program *account_program(const char *process, const struct program *like);
 
-/* The row of the run's first program; NULL when it was not executed. */
+/* The row of the run's first program; NULL if the program was not executed. */
 const struct program *account_first(void);
 
 /* The number of processes; and the programs that they executed, as a JSON array, without processes

@@ -33,7 +33,7 @@ char *proc_executable(pid_t process);
 /* The path of the file that is mapped at an address, allocated, or NULL. */
 char *proc_mapped_at(pid_t process, uint64_t address);
 
-/* Whether a file is mapped; `wanted` is a whole path or only a name. */
+/* Whether a file is mapped; `wanted` is a full path or only a file name. */
 bool proc_is_mapped(pid_t process, const char *wanted);
 
 #endif

@@ -102,7 +102,7 @@ struct journal_mismatch {
 struct journal_told {
     struct journal_record record;
     _Atomic uint64_t readings; /* of the calendar clock */
-    _Atomic uint64_t waits;    /* that advanced it */
+    _Atomic uint64_t waits;    /* that advanced the clock */
     _Atomic uint64_t listings; /* of folders, sorted */
     _Atomic uint64_t cores;    /* questions for the number of processors */
     uint32_t clock;            /* enum clock of interposer.h */

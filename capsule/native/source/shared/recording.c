@@ -38,7 +38,7 @@ bool recording_open(struct recording *recording, const char *directory) {
     return true;
 }
 
-/* A number of seven bits a byte, lowest first. */
+/* Read a number with seven bits in each byte, the lowest bits first. */
 static uint64_t read_number(const struct recording *recording, const uint8_t **at) {
     uint64_t number = 0;
     for (int shift = 0; shift < 64 && *at < recording->end; shift += 7) {

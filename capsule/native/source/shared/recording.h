@@ -34,7 +34,7 @@ struct recorded_call {
  * of this version and machine. */
 bool recording_open(struct recording *recording, const char *directory);
 
-/* False when nothing was recorded for the thread. */
+/* Find the recording of a thread; false when there is none. */
 bool recording_find(const struct recording *recording, const char *process, const char *thread,
                     struct recorded_thread *found);
 
