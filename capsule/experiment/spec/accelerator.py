@@ -42,7 +42,7 @@ class CudaAccelerator(Model):
         description="Driver version that the machine must have, e.g. '>=580.65'."
     )
     gpu: str | None = Field(
-        None, description="Exact name of the GPU, e.g. 'NVIDIA H200'; null: any name."
+        None, description="Exact name of the GPU, e.g. 'NVIDIA H200'; null: any GPU."
     )
     compute_capability: str | None = Field(
         None,

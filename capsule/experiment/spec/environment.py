@@ -36,7 +36,8 @@ class AtariEnvironment(Model):
     )
     noop_max: NonNegativeInt = Field(
         30,
-        description="Maximum number of no-op actions at the start of a training episode; 0: none.",
+        description="Maximum number of no-op actions, of one emulator frame each, at the start of "
+        "a training episode. The number is drawn from 1 to this; 0: none.",
     )
     frame_skip: PositiveInt = Field(
         4, description="Number of emulator frames for which an action is repeated."

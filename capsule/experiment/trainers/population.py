@@ -50,8 +50,8 @@ class PopulationSpec(Model):
     )
     burn_in: NonNegativeInt = Field(
         5_000_000,
-        description="Agent steps before a member first evolves. The default is 20 million frames "
-        "on Atari.",
+        description="Agent steps at the start during which a member does not evolve. The default "
+        "is 20 million frames on Atari.",
     )
     episodes: PositiveInt = Field(
         5_000,
