@@ -132,7 +132,7 @@ def test_a_trace_record_has_room_for_the_unrolls_of_all_members():
     room = MAX_UNROLLS_OF_A_RECORD // 64 * 20 // 160 * 160
     make_spec(IMPALA, trainer=members, recording=recording_every(room))
     message = refusal(IMPALA, trainer=members, recording=recording_every(room + 160))
-    assert f"at most {MAX_UNROLLS_OF_A_RECORD}" in message
+    assert f"can name {MAX_UNROLLS_OF_A_RECORD} at most" in message
 
 
 # ---- networks ----

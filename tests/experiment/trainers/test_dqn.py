@@ -101,7 +101,7 @@ def test_what_fits_is_accepted_and_read_back(fields):
             "exploration_final 0.1 exceeds exploration_initial 0.05",
         ),
         ({"batch_size": 33}, "micro_batches [20, 12] add up to 32, not to batch_size 33"),
-        ({"network": {"dense": [4]}, "hidden_units": 3}, "hidden_units 3 is not used by a network"),
+        ({"network": {"dense": [4]}, "hidden_units": 3}, "hidden_units 3 is not used by your own"),
         (
             {"network": {"module": "nets:make"}, "hidden_units": 3},
             "hidden_units 3 is not used by your own network",
