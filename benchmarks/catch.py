@@ -1,9 +1,8 @@
 """Catch as a Gymnasium task: a ball falls down a board, and a paddle in the last row catches it.
 
-The smallest task with a delayed reward, after bsuite's (Osband et al. 2020, "Behaviour Suite for
-Reinforcement Learning", appendix A): one ball an episode, which lasts ``ROWS - 1`` steps and ends
-with a reward of 1 or -1. Specs reach it with ``modules: [catch]``, where this folder is on the
-path.
+It is the smallest task with a delayed reward, after bsuite's (Osband et al. 2020, "Behaviour Suite
+for Reinforcement Learning", appendix A). An episode has one ball, lasts ``ROWS - 1`` steps and ends
+with a reward of 1 or -1. A spec uses it with ``modules: [catch]`` if this folder is on the path.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ MOVES = (-1, 0, 1)
 
 
 class Catch(gymnasium.Env[NDArray[np.float32], np.int64]):
-    """The board, float32 ``[10, 5]``, 1 where the ball or the paddle is; left, stay, right."""
+    """Catch. Observation: float32 ``[10, 5]``, 1 at ball and paddle. Actions: left, stay, right."""
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 5}  # noqa: RUF012
     observation_space = spaces.Box(0.0, 1.0, (ROWS, COLUMNS), np.float32)
@@ -30,7 +29,7 @@ class Catch(gymnasium.Env[NDArray[np.float32], np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """Let a ball go in a column that the seed chooses; the paddle is in the middle."""
+        """Place the ball in the first row, in a random column, and the paddle in the middle."""
         super().reset(seed=seed, options=options)
         self._row, self._ball = 0, int(self.np_random.integers(COLUMNS))
         self._paddle = COLUMNS // 2
@@ -39,7 +38,7 @@ class Catch(gymnasium.Env[NDArray[np.float32], np.int64]):
     def step(
         self, action: np.int64
     ) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """Move the paddle, then the ball by a row."""
+        """Move the paddle, and then the ball down by one row."""
         self._paddle = min(max(self._paddle + MOVES[int(action)], 0), COLUMNS - 1)
         self._row += 1
         landed = self._row == ROWS - 1
@@ -47,7 +46,7 @@ class Catch(gymnasium.Env[NDArray[np.float32], np.int64]):
         return self._board(), reward, landed, False, {}
 
     def render(self) -> NDArray[np.uint8] | None:
-        """Return the board as an image, a pixel a field; None unless the mode is ``rgb_array``."""
+        """Return the board as an image, a pixel per field, in the mode ``rgb_array``; else None."""
         if self.render_mode != "rgb_array":
             return None
         screen = np.full((ROWS, COLUMNS, 3), 32, np.uint8)

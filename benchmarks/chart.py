@@ -1,4 +1,4 @@
-"""Line charts beside each other, as SVG written by hand: no library is needed, no run differs."""
+"""Line charts side by side, as SVG without a library, so that equal data give equal files."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Axis:
     """A range of numbers.
 
     Attributes:
-        label: What the numbers are.
-        low: Where it begins.
-        high: Where it ends.
-        marks: Those that are written.
-        logarithmic: Equal distances are equal ratios.
+        label: Name of the quantity.
+        low: Lower end of the range.
+        high: Upper end of the range.
+        marks: Numbers that are printed at the axis.
+        logarithmic: Whether equal distances are equal ratios.
     """
 
     label: str
@@ -33,7 +33,7 @@ class Axis:
     logarithmic: bool = False
 
     def place(self, value: float) -> float:
-        """Return where a number lies: 0 at the beginning, 1 at the end."""
+        """Return the position of a number on the axis: 0 at the beginning, 1 at the end."""
         scale = math.log if self.logarithmic else float
         low, high = scale(self.low), scale(self.high)
         return (scale(value) - low) / (high - low)
@@ -44,9 +44,9 @@ class Panel:
     """One chart.
 
     Attributes:
-        title: Above it.
-        lines: Name to points, of which none need to be there.
-        up: Its upward axis.
+        title: Title above the chart.
+        lines: Name to points; a line may have no points.
+        up: Vertical axis.
     """
 
     title: str
@@ -55,13 +55,13 @@ class Panel:
 
 
 def score_axis(highest: float) -> Axis:
-    """Return an upward axis for mean returns from 0 to a positive one."""
+    """Return a vertical axis for mean returns from 0 to a positive value."""
     top = math.ceil(highest)
     return Axis("mean return", 0, top, (0, top / 2, top))
 
 
 def draw(path: Path, panels: Sequence[Panel], across: Axis, *, columns: int = 4) -> None:
-    """Write panels that share the axis across, and one legend: a name has one colour in all."""
+    """Draw panels with the same horizontal axis and one legend; a name has one colour in all."""
     names = list(dict.fromkeys(name for panel in panels for name in panel.lines))
     colours = dict(zip(names, COLOURS, strict=False))
     if len(colours) < len(names):

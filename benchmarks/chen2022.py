@@ -3,16 +3,16 @@
 Trains each model of ``examples/supervised`` 16 times, as 8 pairs, under each CPU setup of the
 paper's Table 2:
 
-- C1: as it is, no seed, nothing recorded;
+- C1: the program without changes, without a seed and without a recording;
 - C2: a seed for each pair;
-- C3: the first run of each pair records its randomness, the second replays it;
+- C3: the first run of each pair records its randomness, and the second run replays it;
 - C4, C5, C6: the same with another torch version, that of ``--other``, an interpreter that has
   torch, numpy, safetensors and scikit-learn.
 
 A pair is reproduced if its evaluation metrics, its process metrics (loss of every epoch, number of
 epochs; not the time) and its weights are identical to the last bit. The setups take turns, so that
-a machine's changing mood meets all alike. One maths thread. Exits with status 1 if a pair of C3
-or C6 differs::
+changes of the machine's speed affect all of them equally. All runs have one maths thread. The exit
+status is 1 if a pair of C3 or C6 differs::
 
     python benchmarks/chen2022.py                                       # everything: an hour
     python benchmarks/chen2022.py --models lenet1 --pairs 2 --epochs 2  # two minutes
@@ -60,7 +60,7 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Run:
-    """What one training left.
+    """The outputs of one training.
 
     Attributes:
         results: ``results.json``: evaluation and process metrics.
@@ -82,18 +82,18 @@ class Run:
 
     @property
     def epochs(self) -> int:
-        """How many epochs the training took."""
+        """The number of epochs of the training."""
         return int(self.results["process"]["epochs"])
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two runs that are to be equal.
+    """Two runs that are compared.
 
     Attributes:
-        first: The target; in C3 the run that was recorded.
+        first: The target; in C3 the recorded run.
         second: The reproduction; in C3 the replay.
-        profile_bytes: Size of the random profile; 0 where there is none.
+        profile_bytes: Size of the random profile in bytes; 0 if there is none.
     """
 
     first: Run
@@ -141,8 +141,8 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--pairs", type=int, default=8, choices=range(2, len(SEEDS) + 1))
-    parser.add_argument("--epochs", type=int, help="the same for every model")
-    parser.add_argument("--other", help="python of an environment with another torch version")
+    parser.add_argument("--epochs", type=int, help="number of epochs of every model")
+    parser.add_argument("--other", help="interpreter with another torch version")
     return parser.parse_args()
 
 
@@ -168,7 +168,7 @@ def study(
 
 
 def train_pairs(arguments: list[str], seed: int, folder: Path, python: str) -> list[Pair]:
-    """Train one pair each: as it is, with a seed, and recorded and replayed."""
+    """Train one pair each: without changes, with a seed, and recorded and replayed."""
     train = partial(run, arguments, folder, python=python)
     recording, replay = folder / "recording", folder / "replay"
     seeded = ["--seed", str(seed)]
@@ -183,7 +183,7 @@ def train_pairs(arguments: list[str], seed: int, folder: Path, python: str) -> l
 def launch(directory: Path, profile: bytes | None = None) -> list[str]:
     """Return the beginning of a command that records into a new folder, or replays ``profile``.
 
-    The numerics stay what they are without Capsule, so that C3 differs from C1 in nothing else.
+    The numerics are the same as without Capsule, so that C3 differs from C1 in nothing else.
     """
     directory.mkdir()
     if profile is not None:
@@ -203,7 +203,7 @@ def run(
     launcher: Sequence[str] = (),
     python: str = sys.executable,
 ) -> Run:
-    """Train once, in a process of its own."""
+    """Train once, in a separate process."""
     timing = folder / "timing.json"
     files = ["--output", str(folder), "--timing", str(timing)]
     command = [*launcher, python, str(SCRIPT), *arguments, *options, *files]
@@ -219,11 +219,11 @@ def run(
 
 
 def differences(pairs: Sequence[Pair]) -> dict[str, list[float]]:
-    """Return, per evaluation criterion, how far the two runs of each pair are apart.
+    """Return, by evaluation criterion, the differences between the two runs of each pair.
 
-    Absolute differences: of the overall accuracy, one a pair; of the per-class accuracy, one a pair
-    and class; of the mean absolute error, one a pair. For the predictions, the number of instances
-    on which the two models disagree.
+    These are absolute differences of the overall accuracy and of the mean absolute error (one per
+    pair) and of the per-class accuracy (one per pair and class). For the predictions, it is the
+    number of instances on which the two models disagree.
     """
     found: dict[str, list[float]] = {}
     for pair in pairs:
@@ -253,13 +253,13 @@ def rank_sum(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def print_machine() -> None:
-    """Print what the times and the bits depend on."""
+    """Print the facts of the machine on which the times and the bits depend."""
     machine = take_fingerprint(None)
     print(f"{machine.cpu.name}, {machine.cpu.logical_cores} cores, Linux {machine.kernel}")
 
 
 def print_versions(python: str, names: Setups) -> None:
-    """Print what the setups run with, as the interpreter itself says."""
+    """Print the versions of the libraries, as the interpreter of the setups reports them."""
     packages = "torch", "numpy", "scikit-learn"
     script = "import sys, importlib.metadata as m; print(*map(m.version, sys.argv[1:]))"
     told = subprocess.check_output([python, "-c", script, *packages], text=True).split()
@@ -271,8 +271,8 @@ def print_table3(pairs: Pairs, names: Setups = SETUPS[0]) -> None:
     """Print the overhead in time and storage."""
     original, _, recorded = names
     print(f"\nTable 3. Time(O): mean seconds of training in {original}; Time(R): in {recorded},")
-    print("recording and replaying together, where all runs have as many epochs. (*): p < 0.001")
-    print("and a large effect. RP: random profile.\n")
+    print("recording and replaying together, if all runs have the same number of epochs.")
+    print("(*): p < 0.001 and a large effect. RP: random profile.\n")
     titles = (
         "model|Time(O)|Time(R)|recording|replaying|median R/O|p|Cliff's delta|whole process R/O"
     )
@@ -286,7 +286,7 @@ def print_table3(pairs: Pairs, names: Setups = SETUPS[0]) -> None:
 
 
 def _overhead(original: Sequence[Pair], ours: Sequence[Pair]) -> list[str]:
-    """Return the cells of Table 3 that compare times; dashes if not all runs are as long."""
+    """Return the cells of Table 3 that compare times; dashes if the numbers of epochs differ."""
     if len({run.epochs for pair in (*original, *ours) for run in (pair.first, pair.second)}) > 1:
         return ["-"] * 8
     theirs, times = _times(original), _times(ours)
@@ -310,7 +310,7 @@ def _times(pairs: Sequence[Pair], name: str = "training_seconds") -> list[float]
 
 
 def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return the median ratio of runs that were made next to each other."""
+    """Return the median of the ratios between adjacent runs."""
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
@@ -337,10 +337,10 @@ def print_table4(pairs: Pairs, names: Setups = SETUPS[0]) -> None:
 
 
 def print_between(pairs: Pairs) -> None:
-    """Print how far two torch versions are apart that train from the same seeds."""
+    """Print the differences between two torch versions that train with the same seeds."""
     one, other = (names[1] for names in SETUPS)
-    print(f"\nBetween torch versions: {one} and {other}, from the same seed. Diff and SDev as in")
-    print("Table 4.\n")
+    print(f"\nDifferences between the torch versions of {one} and {other}, with the same seed.")
+    print("Diff and SDev as in Table 4.\n")
     _print_header("criterion", "model", *SPREADS)
     _print_criteria(
         {model: [_across(setups[one], setups[other])] for model, setups in pairs.items()}
@@ -368,7 +368,7 @@ def _print_criteria(columns: Mapping[str, Sequence[Sequence[Pair]]]) -> None:
 
 
 def print_reproduced(pairs: Pairs, names: Setups = SETUPS[0]) -> None:
-    """Print the paper's verdict: pairs with identical metrics, and here weights too."""
+    """Print the paper's verdict: pairs with identical metrics, and here also weights."""
     print("\nPairs whose evaluation metrics, process metrics and weights are identical.\n")
     _print_header("model", *names, "epochs", f"mean of {names[0]}'s accuracy or MAE")
     for model, setups in pairs.items():

@@ -7,9 +7,9 @@ with all of ``ENVPOOL_SETTINGS`` or ``SAMPLE_FACTORY_SETTINGS``, for two process
 EnvPool (Weng et al. 2022, arXiv:2206.10558) plays in threads of C++. The learner is plain torch, of
 ``plain_impala.py``. Sample Factory (Petrenko et al. 2020, arXiv:2006.11751) runs its APPO with one
 epoch and generalised advantages, because the learner of version 2.1.1 fails with V-trace. Its Atari
-example has another preprocessing (it resizes in colour) and does not find the games of ale-py 0.12,
-so the game is registered as an environment of the user: that of Gymnasium's wrappers, or EnvPool's
-in batches.
+example has different preprocessing (it resizes in colour) and does not find the games of ale-py
+0.12, so the game is registered as a custom environment: either the game with Gymnasium's wrappers,
+or EnvPool's games in batches.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ SAMPLE_FACTORY_SETTINGS: Sequence[dict[str, Any]] = (
 
 
 def make_pool(num_envs: int, batch_size: int, num_threads: int = 2, seed: int = 0) -> Any:
-    """Return EnvPool's games, each of which is what Capsule's is."""
+    """Return EnvPool's games, with the preprocessing of Capsule's."""
     import envpool
 
     return envpool.make(
@@ -98,10 +98,11 @@ def envpool(
 
     Args:
         segment: Steps of each segment after the first.
-        num_envs: Games.
-        batch_size: Games whose observations are evaluated together: as soon as they are ready.
-        learner_threads: Threads that learn, and evaluate what is not overlapped.
-        overlapped: Whether one thread plays the next batch while this one learns.
+        num_envs: Number of games.
+        batch_size: Number of games whose observations are evaluated together, as soon as they are
+            ready.
+        learner_threads: Threads that learn and, if play and learning do not overlap, also act.
+        overlapped: Whether another thread plays the next batch while this thread learns.
     """
     import torch
 
@@ -117,7 +118,7 @@ def envpool(
         for _ in range(steps // (BATCH * UNROLL)):
             coming = player.submit(next, batches) if overlapped else None
             learn(ready)
-            # No batch is being played when a segment ends, so none is in another contender's turn.
+            # No batch is being played when a segment ends and another contender has its turn.
             ready = coming.result() if coming else next(batches)
             acting.load_state_dict(learning.state_dict())
         yield steps
@@ -198,7 +199,7 @@ def sample_factory(segment: int, **settings: Any) -> Iterator[int]:
     # None in its serial mode.
     processes = [*getattr(runner, "processes", ()), *getattr(runner.sampler, "processes", ())]
     try:
-        # The runner waits without end for a process that has failed.
+        # The runner would wait forever for a process that has failed.
         yield from pauses.segments(runner.run, lambda: any(each.exitcode for each in processes))
     except RuntimeError as error:
         os.dup2(errors, 2)
@@ -229,7 +230,7 @@ def sample_factory_config(directory: Path, settings: dict[str, Any]) -> Any:
         "batch_size": BATCH * UNROLL,
         "num_batches_per_epoch": 1,
         "num_epochs": 1,
-        "with_vtrace": False,  # its summaries fail with V-trace: they read advantages of GAE
+        "with_vtrace": False,  # its summaries fail with V-trace: they read GAE's advantages
         "use_rnn": False,
         "nonlinearity": "relu",
         "normalize_input": False,
@@ -243,7 +244,7 @@ def sample_factory_config(directory: Path, settings: dict[str, Any]) -> Any:
         "max_grad_norm": 40.0,
         "env_frameskip": FRAMES,
         "env_framestack": 4,
-        # Nothing is saved, and a process that waits for its turn is not taken for a lost one.
+        # Nothing is saved, and a process that waits for its turn does not count as lost.
         "save_every_sec": 10**6,
         "save_best_every_sec": 10**6,
         "heartbeat_reporting_interval": 10**6,
@@ -256,7 +257,7 @@ def sample_factory_config(directory: Path, settings: dict[str, Any]) -> Any:
 
 
 def make_single_game(_name: str, _config: Any, _place: Any, _render_mode: str | None) -> Any:
-    """Return the game as wrappers of Gymnasium 0.29 make it what Capsule's is."""
+    """Return the game with wrappers of Gymnasium 0.29 that give it Capsule's preprocessing."""
     import ale_py.registration
     import gymnasium
     import numpy as np

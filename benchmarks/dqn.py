@@ -1,20 +1,20 @@
-"""Agent steps per second: Capsule's DQN beside stable-baselines3's, in turn on this machine.
+"""Agent steps per second: Capsule's DQN and stable-baselines3's, which take turns on this machine.
 
-``--task breakout``: both play with the hyper-parameters of CleanRL's ``dqn_atari.py`` that matter
-for speed (batch 32, an update every 4 steps, target network every 1,000, epsilon 0.01), always
-learning. The optimizers differ: Capsule keeps DQN's centred RMSProp, the baseline its Adam.
+``--task breakout``: both play with the hyper-parameters of CleanRL's ``dqn_atari.py`` that affect
+the speed (batch 32, an update every 4 steps, target network every 1,000, epsilon 0.01), and learn
+at all times. The optimizers differ: Capsule uses DQN's centred RMSProp, and the baseline uses Adam.
 
-``--task cartpole``: both with the hyper-parameters of ``specs/dqn-cartpole.yaml``, Adam included:
-64 updates with minibatches of 256 after every 256 steps, two hidden layers of 256 units. Epsilon is
-the spec's final one from the first update on.
+``--task cartpole``: both have the hyper-parameters of ``specs/dqn-cartpole.yaml``, including Adam:
+64 updates with minibatches of 256 after every 256 steps, and two hidden layers of 256 units. From
+the first update on, epsilon has the final value of the spec.
 
 ``--task minatar``: both play MinAtar's Breakout with the network of Young and Tian 2019, an update
-with a minibatch of 32 every 4 steps, and epsilon 0.01. The baseline keeps its Adam here, too.
+with a minibatch of 32 every 4 steps, and epsilon 0.01. The baseline uses Adam here, too.
 
 Every contender is one process. They take turns (``turns.py``), and ratios are medians over the
 rounds.
 
-The baseline has an environment of its own, and its thread count is the better of 1 and 2::
+The baseline has its own virtual environment, and its thread count is the better of 1 and 2::
 
     python -m venv /tmp/sb3
     /tmp/sb3/bin/pip install stable-baselines3 ale-py gymnasium opencv-python-headless torch
@@ -56,7 +56,7 @@ MINATAR_SETTINGS = {
 
 @dataclass(frozen=True)
 class Contender:
-    """One process: what it runs and how."""
+    """One process, and its settings."""
 
     name: str
     role: str
@@ -86,12 +86,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--task", choices=["breakout", "cartpole", "minatar"], default="breakout")
-    parser.add_argument("--baseline", help="python of the environment with stable-baselines3")
-    parser.add_argument("--gpu", action="store_true", help="also on the machine's NVIDIA GPU")
-    parser.add_argument("--gpu-only", action="store_true", help="only the contenders on the GPU")
+    parser.add_argument("--baseline", help="interpreter that has stable-baselines3")
+    parser.add_argument("--gpu", action="store_true", help="add contenders on the NVIDIA GPU")
+    parser.add_argument(
+        "--gpu-only", action="store_true", help="run only the contenders on the GPU"
+    )
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--segment", type=int, default=200, help="agent steps per segment")
-    parser.add_argument("--shards", default="20,12", help="micro_batches, e.g. 18,14")
+    parser.add_argument("--shards", default="20,12", help="micro_batches of Capsule, e.g. 18,14")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--settings", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -142,14 +144,14 @@ def start_contender(
 
 
 def cartpole_settings() -> str:
-    """Return the section ``trainer`` of the spec, for an environment that has no Capsule."""
+    """Return the section ``trainer`` of the spec, for an environment without Capsule."""
     from capsule.host.spec_file import load_spec
 
     return load_spec(CARTPOLE).trainer.model_dump_json()
 
 
 def work(contender: Contender, options: argparse.Namespace) -> None:
-    """Run segments as they are asked for; tell the speed of each, in agent steps per second."""
+    """Run segments on request; report the speed of each, in agent steps per second."""
     run = _baseline if contender.role == "baseline" else _capsule
     steps = run(contender, options)
 
@@ -224,7 +226,7 @@ def _accelerator(contender: Contender) -> dict[str, Any]:
 
 
 def _baseline(contender: Contender, options: argparse.Namespace) -> Iterator[int]:
-    """Run stable-baselines3's DQN in a thread of control of its own; yield as ``_capsule`` does."""
+    """Run stable-baselines3's DQN in another thread; yield as ``_capsule`` does."""
     import threading
 
     import torch

@@ -1,7 +1,7 @@
-"""What random profiles cost: DQN under the launcher in each mode, beside the same without it.
+"""The cost of random profiles: DQN under the launcher in each mode, and without the launcher.
 
-Training speed is compared in short segments that take turns (``turns.py``), start-up by
-whole processes that import torch and end. Ratios are medians over rounds::
+Training speed is compared in short segments that take turns (``turns.py``), and start-up with whole
+processes that import torch and end. Ratios are medians over the rounds::
 
     python benchmarks/entropy.py
 """
@@ -32,7 +32,7 @@ MODES = ("virtual", "record", "replay")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What random profiles cost.")
+    parser = argparse.ArgumentParser(description="The cost of random profiles.")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--segment", type=int, default=200, help="agent steps per segment")
     parser.set_defaults(task="breakout", shards="20,12", baseline=None)
@@ -45,7 +45,7 @@ def main() -> None:
 def compare_training(options: argparse.Namespace, scratch: Path) -> None:
     contender = Contender("capsule", "capsule")
     spec = spec_of(contender, options)
-    # A replay needs a profile of exactly this program: of its warm-up, in which all draws are made.
+    # A replay needs a profile of this program. It draws randomness only while it warms up.
     recorded = scratch / "training-recorded"
     process = start_contender(contender, options, launcher(spec, "record", recorded, None))
     segment(process)
@@ -86,7 +86,7 @@ def compare_start_up(options: argparse.Namespace, scratch: Path) -> None:
 
 
 def launcher(spec: Spec, mode: str, folder: Path, profile: Path | None) -> list[str]:
-    """Return the launcher's words for a mode, with a new folder."""
+    """Return the launcher's command line for a mode, with a new folder."""
     folder.mkdir()
     if mode == "replay":
         if profile is None:

@@ -1,8 +1,8 @@
-"""How often is a replica accepted that is off by exactly the tolerance? See docs/grades.md.
+"""How often is a replica accepted that differs by exactly the tolerance? See docs/grades.md.
 
-The percentile bootstrap promises at most alpha only for many starts. Each trial draws the returns
-of two networks whose interquartile means differ, in the population, by the tolerance, and asks
-whether the whole interval lies within it::
+The percentile bootstrap keeps this frequency below alpha only for many starts. Each trial draws the
+returns of two networks whose interquartile means differ by the tolerance in the population, and
+tests whether the whole interval lies within the tolerance::
 
     python benchmarks/equivalence.py
 """
@@ -59,7 +59,7 @@ def draw(random: np.random.Generator, kind: str, size: int) -> tuple[Returns, Re
 
 
 def interquartile_means(samples: Returns) -> Returns:
-    """Those of the last axis. Capsule's own takes one sample, which would be too slow for these."""
+    """Return the means over the last axis. Capsule's own function takes one sample at a time."""
     middle: Returns = trim_mean(samples, TRIMMED, axis=-1)
     return middle
 

@@ -1,4 +1,4 @@
-"""What the contenders on a GPU have in their specs (gpu.md)."""
+"""The sections in the specs of the contenders on a GPU (gpu.md)."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ def accelerator_of(kind: str) -> dict[str, Any]:
 
 
 def determinism_of(kind: str) -> dict[str, Any]:
-    """Return the section ``determinism``: as by default, or off but for TF32, which stays off."""
+    """Return the section ``determinism``: the default, or no determinism (TF32 is always off)."""
     if kind != OFF:
         return {}
     return {"algorithms": "off", "fill_uninitialized_memory": False, "cublas_workspace": None}
 
 
 def speed_table(speeds: Mapping[str, Sequence[float]], unit: str) -> str:
-    """Return the speeds of contenders as Markdown, beside the one without determinism.
+    """Return the speeds of contenders as Markdown, with ratios to the one without determinism.
 
     Args:
-        speeds: Name to a value a round. The name of one contender ends with :data:`OFF`.
-        unit: What the values count.
+        speeds: Name to values, one per round. The name of one contender ends with :data:`OFF`.
+        unit: Unit of the values.
     """
     (baseline,) = (values for name, values in speeds.items() if name.endswith(OFF))
     lines = [f"| {unit} | median | best | / determinism off |", "|---|---|---|---|"]

@@ -1,4 +1,4 @@
-"""What grows with the length of a run, with the number of actors, and with the replay memory.
+"""The growth of costs with the length of a run, the number of actors, and the replay memory.
 
     python benchmarks/growth.py [--only length|actors|replay] [--folder FOLDER]
 
@@ -7,11 +7,11 @@
 records and segments that 100 million frames have. For each length, the table has the processor time
 of the run, of an integrity check and of a challenge, and the size of the bundle.
 
-``actors``: memory of IMPALA's processes on Breakout (proportional set size, the most in a run).
+``actors``: memory of IMPALA's processes on Breakout (the largest sum of proportional set sizes).
 
 ``replay``: resident memory of the replay memories of DQN and R2D2 with frames of Atari.
 
-An exponent of 1 says that a column grows in proportion to the first one.
+An exponent of 1 means that a column grows in proportion to the first column.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from capsule.training.r2d2.replay import Frames, SequenceReplay  # noqa: E402
 STEPS = [78_080, 156_160, 312_320, 624_640, 1_249_280]  # the last: 7,808 records
 RECORD, SEGMENT = 160, 39_040
 FRAMES_A_STEP = 4
-SHORTER = 20  # how many times shorter the intervals are than those of the Breakout study
+SHORTER = 20  # factor by which the intervals are shorter than those of the Breakout study
 ACTORS = [16, 32, 64, 128, 256]
 TRANSITIONS = [12_500, 25_000, 50_000, 100_000]
 POLL_SECONDS = 0.1
@@ -60,7 +60,7 @@ def make_key(folder: Path) -> Path:
 
 
 def processor_seconds(command: Sequence[str]) -> float:
-    """Run a program to its end; return the processor time of it and of its children."""
+    """Run a program to its end; return its processor time and that of its children, in seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -111,7 +111,7 @@ def with_actors(folder: Path) -> Iterator[tuple[float, ...]]:
 
 
 def most_memory(command: Sequence[str]) -> float:
-    """Run a program to its end; return the most megabytes that it and its descendants had."""
+    """Run a program to its end; return the peak memory of it and its descendants, in megabytes."""
     most = 0.0
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:
@@ -123,7 +123,7 @@ def most_memory(command: Sequence[str]) -> float:
 
 
 def descendants(process: int) -> Iterator[int]:
-    """Yield a process and all that it started, directly or indirectly."""
+    """Yield a process and all its descendants."""
     children = defaultdict(list)
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(FileNotFoundError, ProcessLookupError):  # it ended
@@ -137,7 +137,7 @@ def descendants(process: int) -> Iterator[int]:
 
 
 def proportional_set_size(process: int) -> float:
-    """Return the megabytes of a process, of which shared ones are divided among their users."""
+    """Return the memory of a process in megabytes; shared pages are divided among the processes."""
     try:
         lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -152,7 +152,7 @@ def replays(_: Path) -> Iterator[tuple[float, ...]]:
 
 
 def grown(fill: Callable[[int], object], transitions: int) -> float:
-    """Return the megabytes by which this process grows."""
+    """Return the megabytes by which the memory of this process grows."""
     before = resident()
     kept = fill(transitions)
     after = resident()
@@ -222,7 +222,7 @@ MEASURES: dict[str, tuple[Callable[[Path], Iterator[tuple[float, ...]]], tuple[s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=MEASURES)
-    parser.add_argument("--folder", type=Path, help="Where runs are made for a while.")
+    parser.add_argument("--folder", type=Path, help="folder for temporary runs")
     options = parser.parse_args()
     os.environ["PYTHONPATH"] = str(ROOT)
     for name in [options.only] if options.only else MEASURES:

@@ -1,22 +1,23 @@
-r"""Environment frames per second: IMPALA under its schedules, in turn beside its competitors.
+r"""Environment frames per second: IMPALA under its schedules, and its competitors, in turns.
 
-All play Breakout with the shallow network (Espeholt et al. 2018, figure 3), in unrolls of 20 steps,
-16 to an update, always learning: Capsule in lockstep with a lag of 0, 1 and 2 and asynchronously,
-recording its schedule; and the same algorithm as one writes it with ``torch.nn``, with a process
-for each actor (``plain_impala.py``). ``--baseline`` adds A2C of stable-baselines3, which is
-installed in another virtual environment, as for ``dqn.py``. ``--competitors`` adds EnvPool with a
-torch learner, and Sample Factory (``competitors.py``), from a virtual environment that has both.
-All of their settings take turns first, and the fastest of each takes part in the comparison.
+All play Breakout with the shallow network (Espeholt et al. 2018, figure 3), with unrolls of 20
+steps, 16 unrolls per update, and learning at all times: Capsule in lockstep with a lag of 0, 1 and
+2, and asynchronously with a recorded schedule; and a plain implementation of the same algorithm in
+``torch.nn``, with a process for each actor (``plain_impala.py``). ``--baseline`` adds A2C of
+stable-baselines3, which is installed in another virtual environment, as for ``dqn.py``.
+``--competitors`` adds EnvPool with a torch learner, and Sample Factory (``competitors.py``), from a
+virtual environment that has both. All of their settings take turns first, and the fastest setting
+of each takes part in the comparison.
 
 ALE alone, and the emulators, the actors and the learner of Capsule alone, also take part
-(``impala_parts.py``), which shows the speed that the whole could have at best.
+(``impala_parts.py``), which shows the highest speed that the whole trainer could reach.
 
-Every contender stands still, with its processes, while it is not its turn (``turns.py``), and
-ratios are medians over the rounds. ``--gpu`` adds the asynchronous trainer with its learner on an
-NVIDIA GPU (gpu.md); ``--cost`` prints instead what more actors and more processes do, and writes a
-table and a figure into ``results``. On a machine that is busy otherwise, where a contender of many
-processes gets more of it, ``--processor-time`` is the fair clock, though it does not see who
-waits::
+All processes of a contender are stopped during the turns of the others (``turns.py``), and ratios
+are medians over the rounds. ``--gpu`` adds the asynchronous trainer with its learner on an NVIDIA
+GPU (gpu.md). ``--cost`` measures the cost of more actors and more processes instead, and writes a
+table and a figure into ``results``. On a machine with other work, a contender with many processes
+gets a larger share of the processors. There, ``--processor-time`` is fairer, although it does not
+count waiting::
 
     python -m venv /tmp/competitors
     /tmp/competitors/bin/pip install envpool sample-factory ale-py torch
@@ -56,17 +57,17 @@ COST_PROCESSES = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class Contender:
-    """One process: what it runs and how.
+    """One process, and its settings.
 
     Attributes:
-        name: In the table.
+        name: Name in the table.
         role: One of ``CAPSULE``, ``PARTS``, ``COMPETITORS``, ``shared queue`` or ``a2c``.
-        lag: Of the schedule; for the asynchronous one the most.
-        actors: How many.
-        workers: Capsule's processes, and the threads that learn.
-        batch: Unrolls of an update.
-        gpu: Where and how Capsule learns: one of ``gpu.GPU_KINDS``, or on the CPU.
-        settings: Of a competitor.
+        lag: Policy lag of the schedule; the maximum for the asynchronous one.
+        actors: Number of actors.
+        workers: Number of Capsule's processes, or of the threads that learn.
+        batch: Number of unrolls in an update.
+        gpu: One of ``gpu.GPU_KINDS`` if Capsule learns on the GPU.
+        settings: Settings of a competitor.
     """
 
     name: str
@@ -115,13 +116,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--baseline", help="python of the environment with stable-baselines3")
-    parser.add_argument("--competitors", help="python of the environment with its competitors")
-    parser.add_argument("--cost", action="store_true", help="cost of actors and of processes")
-    parser.add_argument("--gpu", action="store_true", help="also learn on the NVIDIA GPU")
-    parser.add_argument("--gpu-only", action="store_true", help="only the contenders on the GPU")
-    parser.add_argument("--actors", type=int, default=ACTORS, help="of the contenders on the GPU")
-    parser.add_argument("--workers", type=int, default=2, help="of the contenders on the GPU")
+    parser.add_argument("--baseline", help="interpreter that has stable-baselines3")
+    parser.add_argument("--competitors", help="interpreter that has EnvPool and Sample Factory")
+    parser.add_argument("--cost", action="store_true", help="measure more actors and processes")
+    parser.add_argument("--gpu", action="store_true", help="add contenders on the NVIDIA GPU")
+    parser.add_argument(
+        "--gpu-only", action="store_true", help="run only the contenders on the GPU"
+    )
+    parser.add_argument(
+        "--actors", type=int, default=ACTORS, help="actors of contenders on the GPU"
+    )
+    parser.add_argument("--workers", type=int, default=2, help="processes of contenders on the GPU")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--segment", type=int, default=12, help="updates of 16 unrolls per segment")
     parser.add_argument(
@@ -130,7 +135,7 @@ def main() -> None:
         dest="clock",
         const="processor",
         default="wall",
-        help="count processor time, for a machine that has other work, too",
+        help="measure processor time, for a machine with other work",
     )
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -191,7 +196,7 @@ def fastest(contenders: Sequence[Contender], options: argparse.Namespace) -> Con
 
 
 def speed_table(speeds: Mapping[str, Sequence[float]], rivals: Sequence[str]) -> str:
-    """Return speeds as Markdown, beside the asynchronous trainer, the queue, the fastest rival."""
+    """Return speeds as Markdown, with ratios to the asynchronous trainer, the queue and a rival."""
     queue, rival = (
         max((speeds[name] for name in names), key=statistics.median)
         for names in ([each.name for each in QUEUES], rivals)
@@ -209,16 +214,16 @@ def speed_table(speeds: Mapping[str, Sequence[float]], rivals: Sequence[str]) ->
 
 
 def ceiling(speeds: Mapping[str, Sequence[float]]) -> str:
-    """Say what share of the speeds of its parts the asynchronous trainer has."""
+    """Return the share of the speeds of its parts that the asynchronous trainer reaches."""
     parts = zip(speeds[ACTING.name], speeds[LEARNING.name], strict=True)
     best = [1 / (1 / acting + 1 / learning) for acting, learning in parts]
     whole = speeds[ASYNCHRONOUS.name]
     return (
         f"ceiling of actors and learner on the same processors: {statistics.median(best):.0f}, "
-        f"of which the trainer has {median_ratio(whole, best):.1%}; "
-        f"of ALE's own speed it has {median_ratio(whole, speeds[ALE.name]):.1%}; "
-        f"of the emulators' speed it has {median_ratio(whole, speeds[EMULATORS.name]):.1%}, "
-        f"and its actors {median_ratio(speeds[ACTING.name], speeds[EMULATORS.name]):.1%}"
+        f"of which the trainer reaches {median_ratio(whole, best):.1%}; it reaches "
+        f"{median_ratio(whole, speeds[ALE.name]):.1%} of ALE's own speed, and "
+        f"{median_ratio(whole, speeds[EMULATORS.name]):.1%} of the emulators' speed, of which its "
+        f"actors reach {median_ratio(speeds[ACTING.name], speeds[EMULATORS.name]):.1%}"
     )
 
 
@@ -251,9 +256,9 @@ def variables_of(contender: Contender) -> dict[str, str]:
 
 
 def work(contender: Contender, segment: int, clock: str) -> None:
-    """Run segments as they are asked for; tell the speed of each, in frames per second.
+    """Run segments on request; report the speed of each, in frames per second.
 
-    Of ``recording`` it tells instead which part of the time goes into it.
+    For ``recording``, report the share of the time that recording takes instead.
     """
     steps = segments(contender, segment * BATCH * UNROLL)
     watch = None
@@ -291,7 +296,7 @@ def segments(contender: Contender, segment: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def its_turn() -> Iterator[None]:
-    """Let this process's own processes run meanwhile, and stand still afterwards."""
+    """Let the children of this process run in its turn, and stop them afterwards."""
     signal_processes(signal.SIGCONT)
     try:
         yield
@@ -300,7 +305,7 @@ def its_turn() -> Iterator[None]:
 
 
 def processor_seconds() -> float:
-    """Return what this process and its own processes have had of the processors."""
+    """Return the processor time of this process and its children, in seconds."""
     ticks = 0
     for process in multiprocessing.active_children():
         fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
@@ -336,7 +341,7 @@ def capsule(contender: Contender, segment: int) -> Iterator[int]:
 
 
 def prepared(contender: Contender) -> Any:
-    """Return a contender's spec, with this process made ready for it."""
+    """Return a contender's spec, after preparing this process for it."""
     from capsule.training.determinism import flags
 
     spec = spec_of(contender)
@@ -380,7 +385,7 @@ class Stopwatch:
     """Counts the time that methods take from now on.
 
     Attributes:
-        seconds: In all of them, so far.
+        seconds: Time in all of these methods so far.
     """
 
     def __init__(self, *methods: tuple[type, str]) -> None:
@@ -401,7 +406,7 @@ class Stopwatch:
 
 
 def watch_recording() -> Stopwatch:
-    """Watch what recording takes: the schedule, and the digests of unrolls."""
+    """Watch the methods that record: the schedule, and the digests of unrolls."""
     from capsule.training.impala.actors.unrolls import Unroll
     from capsule.training.impala.schedule.recorder import ScheduleRecorder
 
@@ -470,7 +475,7 @@ def a2c(contender: Contender, segment: int) -> Iterator[int]:
 
 
 def measure_cost(options: argparse.Namespace) -> None:
-    """Print and keep the speed of each number of actors and processes, one after the other."""
+    """Print and store the speed for each number of actors and processes, one after the other."""
     speeds: dict[str, dict[int, float]] = {}
     for processes in COST_PROCESSES:
         speeds[str(processes)] = {}
@@ -478,7 +483,8 @@ def measure_cost(options: argparse.Namespace) -> None:
             batch = min(actors, BATCH)
             lag = max(8, 2 * actors // batch)
             contender = Contender("", "asynchronous", lag, actors, processes, batch)
-            # Twice what all of them play at once, or a segment might learn what others played.
+            # Twice the unrolls that all actors play at once. Otherwise a segment might learn
+            # unrolls that were played in an earlier one.
             segment = max(options.segment, 2 * actors // BATCH)
             process = start_contender(contender, options, segment)
             found = take_turns({"": process}, options.rounds)[""]

@@ -1,8 +1,8 @@
-"""The parts of Capsule's IMPALA by themselves, for ``impala.py``: ALE, emulators, actors, learner.
+"""The separate parts of Capsule's IMPALA, for ``impala.py``: ALE, emulators, actors, learner.
 
-Each yields the number of steps of a segment, as the whole trainer does. The processors that the
-trainer shares between actors and learner are all given to the part. So if frames cost ``1 / a`` in
-the actors and ``1 / l`` in the learner, both together make ``1 / (1 / a + 1 / l)`` at best.
+Each yields the number of steps of a segment, as the whole trainer does. Each part has all the
+processors, which the trainer divides between actors and learner. So if the actors alone make ``a``
+frames per second and the learner alone ``l``, both together make at most ``1 / (1 / a + 1 / l)``.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 
 
 def ale(segment: int, spec: TrainingSpec, workers: int) -> Iterator[int]:
-    """Step the games of ALE at random, and nothing else, in a process for each of ``workers``."""
+    """Step the games of ALE at random, without preprocessing, in ``workers`` processes."""
     return in_processes(emulate_bare, segment, spec, workers)
 
 
 def emulators(segment: int, spec: TrainingSpec, workers: int) -> Iterator[int]:
-    """Step the games with their preprocessing at random, in a process for each of ``workers``."""
+    """Step the games at random, with their preprocessing, in ``workers`` processes."""
     return in_processes(emulate, segment, spec, workers)
 
 
@@ -70,7 +70,7 @@ def in_processes(
 
 
 def emulate_bare(spec: TrainingSpec, played: Sequence[int], asked: Any, done: Any) -> None:
-    """Be a process of :func:`ale`: step a game as often as asked, each game in turn."""
+    """Run as a process of :func:`ale`: take the requested number of steps, the games in turns."""
     games = [ale_of(spec.environment) for _ in played]
     noise = np.random.default_rng(played[0])
     for game in cycle(games):
@@ -84,7 +84,7 @@ def emulate_bare(spec: TrainingSpec, played: Sequence[int], asked: Any, done: An
 
 
 def ale_of(environment: Any) -> Any:
-    """Return ALE with a game, whose every action lasts as many frames as the spec says."""
+    """Return ALE with a game in which an action lasts as many frames as in the spec."""
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     game: Any = ale_py.ALEInterface()
     game.setFloat("repeat_action_probability", 0.0)
@@ -94,7 +94,7 @@ def ale_of(environment: Any) -> Any:
 
 
 def emulate(spec: TrainingSpec, played: Sequence[int], asked: Any, done: Any) -> None:
-    """Be a process of :func:`emulators`: step a game as often as asked, each game in turn."""
+    """Run as a process of :func:`emulators`: take the requested steps, the games in turns."""
     games = [
         make_environment(spec.environment, actor_streams(spec.seeds, actor), training=True)
         for actor in played
@@ -153,7 +153,7 @@ class Repeated:
         self._items = items
 
     def publish(self, version: int, parameters: NDArray[np.float32]) -> None:
-        """Take a version of the policy, with which no actor plays."""
+        """Ignore a version of the policy, because no actor plays."""
 
     def collect(self, update: int) -> list[Item]:  # noqa: ARG002
         """Return the unrolls of an update."""
@@ -161,7 +161,7 @@ class Repeated:
 
 
 def playing(context: TrainerContext) -> tuple[UnrollSettings, NDArray[np.float32]]:
-    """Return what makes the actors of a run, and the first version of their policy."""
+    """Return the function that makes the actors of a run, and the first version of their policy."""
     spec, trainer = context.spec, trainer_of(context.spec)
     example = make_environment(spec.environment, make_streams(spec.seeds), training=True)
     settings = make_settings(context, trainer, example)

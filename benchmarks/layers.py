@@ -1,10 +1,10 @@
-"""What each determinism layer costs: IMPALA with a layer on and off, in turn on this machine.
+"""The cost of each determinism layer: IMPALA with and without the layer, in turns on this machine.
 
 The layers are those of verl's full determinism and Capsule's own (``docs/papers/verl2026.md``). For
-each, two processes train ``specs/impala-breakout-small.yaml``, alike but for the layer, under the
-launcher as a run is. They take turns (``turns.py``), and stand still, with their own processes,
-while it is not their turn. The ratio is the speed with the layer by the speed without it, the
-median over the rounds: 0.9 is a tenth lost::
+each, two processes train ``specs/impala-breakout-small.yaml`` under the launcher, as in a run. They
+differ only in the layer. They take turns (``turns.py``), and all processes of one are stopped
+during the turn of the other. The ratio is the speed with the layer divided by the speed without it,
+as a median over the rounds, so 0.9 is a loss of a tenth::
 
     python benchmarks/layers.py                             # on a quiet machine
     python benchmarks/layers.py --processor-time            # on a busy one; does not count waiting
@@ -44,8 +44,8 @@ class Setup:
     """One contender.
 
     Attributes:
-        overrides: Of the spec, as ``--set`` takes them.
-        replicas: Processes that answer the actors; 0: the processes that play them do.
+        overrides: Overrides of the spec, in the form of ``--set``.
+        replicas: Processes that answer the actors; 0: the processes that play answer themselves.
         traced: Whether the trace is written.
     """
 
@@ -56,7 +56,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer: what has it, and what lacks it."""
+    """A layer: the contender that has it, and the one that does not."""
 
     on: Setup
     off: Setup
@@ -71,7 +71,7 @@ def switch(*overrides: str) -> Layer:
 
 
 def served(replicas: int, *overrides: str) -> Setup:
-    """Return a contender whose actors are answered by processes of their own."""
+    """Return a contender whose actors are answered by separate processes."""
     return Setup((*SERVED, *overrides), replicas)
 
 
@@ -123,7 +123,7 @@ def main() -> None:
     )
     parser.add_argument("--layers", nargs="+", choices=LAYERS, default=list(LAYERS))
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--segment", type=int, default=6, help="updates a segment")
+    parser.add_argument("--segment", type=int, default=6, help="updates per segment")
     parser.add_argument("--workers", type=int, default=2, help="processes that play actors")
     parser.add_argument(
         "--processor-time", action="store_const", dest="clock", const="processor", default="wall"
@@ -152,7 +152,7 @@ def compare(options: argparse.Namespace) -> None:
 
 
 def measure(layer: Layer, options: argparse.Namespace) -> tuple[list[float], list[float]]:
-    """Return the speeds of a layer's two contenders, a value a round each."""
+    """Return the speeds of a layer's two contenders, with one value per round."""
     with tempfile.TemporaryDirectory(prefix="capsule-benchmark-") as scratch:
         processes = {
             name: start_contender(setup, options, Path(scratch, name))
@@ -180,14 +180,14 @@ def start_contender(
 
 
 def spec_of(setup: Setup) -> Spec:
-    """Return the small spec as a contender has it."""
+    """Return the small spec with the overrides of a contender."""
     from capsule.host.spec_file import load_spec
 
     return load_spec(SPEC, [*LOCKSTEP, *ENDLESS, *setup.overrides])
 
 
 def work(setup: Setup, options: argparse.Namespace) -> None:
-    """Run segments as they are asked for; tell the speed of each, in agent steps per second."""
+    """Run segments on request; report the speed of each, in agent steps per second."""
     clock = CLOCKS[options.clock]
     steps = segments(setup, options)
 

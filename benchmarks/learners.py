@@ -1,4 +1,4 @@
-"""A trainer of Capsule's, ready to train, as a segment of a benchmark wants it."""
+"""One of Capsule's trainers, ready to train segments of a benchmark."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def make_learner(spec: TrainingSpec, *, workers: int, traced: bool = True) -> Tr
     """Return the trainer of a spec; the process's determinism has been applied.
 
     Args:
-        spec: What to train.
-        workers: Threads to use.
-        traced: Write the trace, as a run does.
+        spec: The spec.
+        workers: Number of threads.
+        traced: Whether to write the trace, as a run does.
     """
     from capsule.training.registry import make_trainer
 
@@ -29,7 +29,7 @@ def make_learner(spec: TrainingSpec, *, workers: int, traced: bool = True) -> Tr
 
 
 def make_context(spec: TrainingSpec, *, workers: int, traced: bool = True) -> TrainerContext:
-    """Return what :func:`make_learner` gives its trainer, in a directory until the process ends."""
+    """Return the trainer's context, in a directory that exists until this process ends."""
     from capsule.training.state.streams import make_streams
     from capsule.training.state.trace import Trace
     from capsule.training.trainer import TrainerContext

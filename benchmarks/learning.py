@@ -1,17 +1,18 @@
-"""Does it learn, and does V-trace make up for a policy that lags behind?
+"""Do the trainers learn, and does V-trace correct for a behaviour policy that lags behind?
 
-Trains small tasks, each by its spec (in ``specs`` of the project or beside this file), and, for
-figure E.1 of Espeholt et al. 2018, ``specs/impala-lag.yaml`` in lockstep with policy lags of 0 to
-500 under each correction. A result has two scores: the mean return of the last 100 training
-episodes, which explore, and that of the final network's evaluation as the spec describes it::
+This benchmark trains small tasks, each with its spec (in ``specs`` of the project or beside this
+file), and, for figure E.1 of Espeholt et al. 2018, ``specs/impala-lag.yaml`` in lockstep with
+policy lags of 0 to 500 under each correction. A result has two scores: the mean return of the last
+100 training episodes, which include exploration, and the mean return of the final network's
+evaluation according to the spec::
 
     python benchmarks/learning.py                    # every task, 5 seeds
     python benchmarks/learning.py dqn-cartpole       # one
     python benchmarks/learning.py lag --seeds 2      # figure E.1
 
-Results are kept in ``results`` and those that are there not trained again, so the whole may be
-interrupted; the tables are printed, and figure E.1 is drawn beside its data. A task whose median
-evaluation stays below its bar makes the exit status 1.
+Results are stored in ``results``, and existing ones are not trained again, so the benchmark can be
+interrupted. The tables are printed, and figure E.1 is drawn next to its data. The exit status is 1
+if the median evaluation of a task is below its bar.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ POINTS = 20  # of a learning curve
 
 @dataclass(frozen=True)
 class Bar:
-    """What counts as learned.
+    """The score above which a task counts as learned.
 
     Attributes:
         random: Mean return of random play.
-        score: Least median over seeds of the final network's mean return.
+        score: Minimum of the median, over seeds, of the final network's mean return.
     """
 
     random: float
@@ -74,7 +75,7 @@ class Run:
     """One training.
 
     Attributes:
-        name: Task, of which there is a spec.
+        name: Name of the task and of its spec.
         changes: Overrides of the spec, ``section.field=value``.
         seed: Root seed.
     """
@@ -84,7 +85,7 @@ class Run:
     seed: int
 
     def spec(self) -> Spec:
-        """Return what is trained."""
+        """Return the spec that is trained."""
         seeded = (*self.changes, f"seeds.root={self.seed}")
         name = f"impala-{LAG}" if self.name == LAG else self.name
         paths = (folder / f"{name}.yaml" for folder in SPECS)
@@ -95,7 +96,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("tasks", nargs="*", help=f"of {', '.join([*TASKS, LAG])}; default: tasks")
+    parser.add_argument(
+        "tasks", nargs="*", help=f"{', '.join([*TASKS, LAG])}; all but the last by default"
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
@@ -137,7 +140,7 @@ def changes_of(correction: str, lag: int) -> tuple[str, ...]:
 
 
 def train_all(runs: Sequence[Run], path: Path) -> list[dict[str, Any]]:
-    """Return the result of each run, trained in one process where it is not kept in ``path``."""
+    """Return the result of each run; those that are not in ``path`` are trained in one process."""
     kept = json.loads(path.read_text()) if path.exists() else []
     known = {json.dumps(result["spec"]): result for result in kept}
     wanted = {run: said(run.spec()) for run in runs}
@@ -151,12 +154,12 @@ def train_all(runs: Sequence[Run], path: Path) -> list[dict[str, Any]]:
 
 
 def said(spec: Spec) -> dict[str, Any]:
-    """Return what a spec says, without what it leaves at its default."""
+    """Return the fields of a spec that differ from their defaults."""
     return spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
 def train_elsewhere(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
-    """Train in a process that is started as a run's own is; yield results as they come."""
+    """Train in a process that is started like that of a run; yield results as they arrive."""
     if not runs:
         return
     specs = [run.spec() for run in runs]
@@ -211,7 +214,7 @@ def train(spec: Spec) -> dict[str, Any]:
 
 
 def evaluated(learner: Trainer, spec: TrainingSpec) -> float:
-    """Return the mean score of the network as it is, from starts without random actions."""
+    """Return the mean score of the current network, from starts without random actions."""
     from capsule.training.evaluation.action_choice import choice_of
     from capsule.training.evaluation.protocol import evaluate, evaluation_environments
 
@@ -246,7 +249,7 @@ def spec_of(result: dict[str, Any]) -> TrainingSpec:
 
 
 def by_variant(results: Sequence[dict[str, Any]]) -> dict[tuple[str, int], list[dict[str, Any]]]:
-    """Return the results of each correction and lag, a result for each seed."""
+    """Return the results of each correction and lag, with one result per seed."""
     found: dict[tuple[str, int], list[dict[str, Any]]] = {pair: [] for pair in lag_variants()}
     for result in results:
         trainer = spec_of(result).trainer
@@ -257,7 +260,7 @@ def by_variant(results: Sequence[dict[str, Any]]) -> dict[tuple[str, int], list[
 
 
 def lag_table(results: Sequence[dict[str, Any]]) -> str:
-    """Return mean, least and largest score as Markdown: corrections down, lags across."""
+    """Return mean, minimum and maximum as Markdown: a row per correction, a column per lag."""
     found = by_variant(results)
     seeds = len(found[lag_variants()[0]])
     lines = [
@@ -275,7 +278,7 @@ def lag_table(results: Sequence[dict[str, Any]]) -> str:
 
 
 def mean_curve(results: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
-    """Return the curve of means over seeds, from where all have finished an episode."""
+    """Return the curve of means over seeds, from the point where all have finished an episode."""
     points = zip(*(result["curve"] for result in results), strict=True)
     known = [point for point in points if all(value is not None for _, value in point)]
     return [(point[0][0], statistics.mean(value for _, value in point)) for point in known]

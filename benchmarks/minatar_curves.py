@@ -1,24 +1,24 @@
-"""Learning curves at MinAtar's five games: Capsule's beside those of stable-baselines3.
+"""Learning curves for MinAtar's five games: Capsule's, and those of stable-baselines3.
 
 Trains stable-baselines3's A2C and DQN for 1.6 million frames of each game, one seed, and draws
-their evaluations beside those of the studies of IMPALA and DQN, which are read from the signed
-files in ``results``, as far as they are published.
-Each agent plays 100 episodes with the greedy policy after every 400,000 frames, and has the network
-of Young and Tian 2019 (arXiv:1903.03176): 16 filters of 3x3 and 128 hidden units. The games take
-all six actions, sticky with probability 0.1, and an episode ends after 5,000 frames, as in Capsule.
+their evaluations next to those of the studies of IMPALA and DQN, which are read from the signed
+files in ``results`` if these are published. Each agent plays 100 episodes with the greedy policy
+after every 400,000 frames, and has the network of Young and Tian 2019 (arXiv:1903.03176): 16
+filters of 3x3 and 128 hidden units. All games have six actions, which are repeated with probability
+0.1, and an episode ends after 5,000 frames, as in Capsule.
 
 stable-baselines3's A2C has the settings of rl-baselines3-zoo for Atari games. Its DQN has the
 replay memory, the length of the exploration and the learning rate of Young and Tian. As in
-Obando-Ceron and Castro 2021 (arXiv:2011.14826) its optimizer is Adam. The final exploration of 2 %
-and the update after every four frames are those of Capsule's. The baselines have an environment of
-their own::
+Obando-Ceron and Castro 2021 (arXiv:2011.14826) its optimizer is Adam. The final exploration rate of
+2 % and the update after every four frames are those of Capsule's DQN. The baselines have their own
+virtual environment::
 
     python -m venv /tmp/sb3
     /tmp/sb3/bin/pip install stable-baselines3 minatar torch
     python benchmarks/minatar_curves.py --baseline /tmp/sb3/bin/python
 
-The evaluations are kept in ``results/minatar-curves.json``. What is there is not trained again, so
-the training may be interrupted. Without ``--baseline``, only the figure is drawn.
+The evaluations are stored in ``results/minatar-curves.json``. Existing ones are not repeated, so
+the benchmark can be interrupted. Without ``--baseline``, only the figure is drawn.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--baseline", help="python of the environment with stable-baselines3")
+    parser.add_argument("--baseline", help="interpreter that has stable-baselines3")
     parser.add_argument("--train", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.train:
@@ -74,9 +74,9 @@ def main() -> None:
 
 
 def train_missing(python: str) -> None:
-    """Train the agents that have no evaluations in ``RESULTS`` yet, and add theirs to the file.
+    """Train the agents without evaluations in ``RESULTS``, and add their evaluations to the file.
 
-    Each agent is trained in a process of its own.
+    Each agent is trained in a separate process.
     """
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
     known = {(result["agent"], result["game"]) for result in kept}
@@ -118,7 +118,7 @@ def train(agent: str, game: str) -> dict[str, Any]:
 
 
 def make_dqn(game: str, **others: Any) -> Any:
-    """Return stable-baselines3's DQN; the module's documentation says whose settings it has.
+    """Return stable-baselines3's DQN, with the settings that the module's docstring describes.
 
     Args:
         game: One of :data:`GAMES`.
@@ -181,7 +181,7 @@ def network() -> dict[str, Any]:
 
 
 def games(game: str, count: int) -> Any:
-    """Return games that are played together, one process for all."""
+    """Return games that are played together, in a single process."""
     import numpy as np
     from gymnasium.spaces import Box
     from gymnasium.wrappers import TimeLimit, TransformObservation

@@ -1,15 +1,16 @@
-"""What a numerics profile costs: each beside ``native``, in turn on this machine.
+"""The cost of a numerics profile: each profile and ``native``, in turns on this machine.
 
-Three kinds of update: an interval of Capsule's DQN on Breakout (four steps and an update of batch
-32), an LSTM (20 steps of 32 sequences, 256 units, Adam), and an MLP (batch 256, two layers of 256,
-Adam); and sqrt, log and exp of a million numbers, vector functions of oneMKL by default.
+There are three kinds of update: an interval of Capsule's DQN on Breakout (four steps and an update
+of batch 32), an LSTM (20 steps of 32 sequences, 256 units, Adam), and an MLP (batch 256, two layers
+of 256, Adam). A further task is sqrt, log and exp of a million numbers, which are vector functions
+of oneMKL by default.
 
-"native, AVX2" is ``native`` on a processor without AVX-512, as nearly as this one can play it: what
-remains beside it is the price of the profile, and not of the shorter vectors.
+"native, AVX2" approximates ``native`` on a processor without AVX-512. The difference between it and
+a profile is the cost of the profile, without that of the shorter vectors.
 
-Every contender is a process per task. They take turns (``turns.py``), and ratios are medians over
-the rounds. All use one thread, and what is measured is processor time, which others on the machine
-disturb least::
+Every contender has a process for each task. They take turns (``turns.py``), and ratios are medians
+over the rounds. All use one thread. The benchmark measures processor time, which depends least on
+other work on the machine::
 
     python benchmarks/numerics.py                    # about ten minutes
     python benchmarks/numerics.py lstm --rounds 20
@@ -34,7 +35,7 @@ from capsule.experiment.variables import environment_variables
 from capsule.native import native_part
 
 CONTENDERS = ("native", "native, AVX2", "portable-v3", "portable-v3-strict", "portable-v2")
-# What the libraries would take by themselves on a processor without AVX-512.
+# The choice of the libraries on a processor without AVX-512.
 AVX2_ONLY = {
     "ATEN_CPU_CAPABILITY": "avx2",
     "ONEDNN_MAX_CPU_ISA": "AVX2",
@@ -82,7 +83,7 @@ def _start(contender: str, task: str) -> subprocess.Popen[str]:
 
 
 def work(spec: Any, task: Callable[[Any], Callable[[], None]]) -> None:
-    """Run segments as they are asked for; tell what a repetition took in each, in ms."""
+    """Run segments on request; report the time of a repetition in each, in ms."""
     from capsule.training.determinism import flags
 
     flags.prepare(spec)
@@ -117,7 +118,7 @@ def _spec(profile: str) -> Any:
 
 
 def dqn(spec: Any) -> Callable[[], None]:
-    """Four steps and an update of Capsule's trainer, on one core."""
+    """Return four steps and an update of Capsule's trainer, on one core."""
     from learners import make_learner
 
     learner = make_learner(spec, workers=1)

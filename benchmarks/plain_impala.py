@@ -1,11 +1,12 @@
-"""IMPALA as it is written with ``torch.nn``: the network, the game and the loss of all competitors.
+"""A plain IMPALA in ``torch.nn``: the network, the game and the loss of all competitors.
 
-:class:`Pauses` is how a library whose training loop is its own takes part in turns.
+:class:`Pauses` lets a library with its own training loop take turns.
 
-The shared queue has the design of MonoBeast (Kuettler et al. 2019, arXiv:1910.03552): a process for
-each actor, which evaluates its own observations one at a time, unrolls in shared memory, their
-numbers in two queues, and a learner. ``impala.py`` runs it, and ``competitors.py`` uses its parts.
-Neither imports Capsule, because competitors run in an environment without it.
+The shared queue has the design of MonoBeast (Küttler et al. 2019, arXiv:1910.03552): a process for
+each actor, which evaluates its own observations one at a time; unrolls in shared memory, whose
+numbers are in two queues; and a learner. ``impala.py`` runs it, and ``competitors.py`` uses its
+parts. This module and ``competitors.py`` do not import Capsule, because competitors run in an
+environment without it.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ class Pauses:
     """Pauses the training loop of a library, which runs in another thread, after each segment."""
 
     def __init__(self, segment: int) -> None:
-        """Let the first segment be the warm-up; each further one has ``segment`` steps."""
+        """Make the first segment the warm-up; each further segment has ``segment`` steps."""
         self._segment, self._until = segment, WARM_UP * BATCH * UNROLL
         self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
 
     def reached(self, steps: int) -> None:
-        """Wait at the end of a segment; the loop calls this with the steps that it has made."""
+        """Wait at the end of a segment; the loop calls this with its number of steps so far."""
         if steps >= self._until:
             self._until += self._segment
             self._done.release()
@@ -63,8 +64,8 @@ def shared_queue(segment: int, *, actors: int, threads: int) -> Iterator[int]:
 
     Args:
         segment: Steps of each segment after the first.
-        actors: Processes.
-        threads: Threads that learn.
+        actors: Number of actors, each of which is a process.
+        threads: Number of threads that learn.
 
     Yields:
         The number of steps of each segment.
@@ -102,7 +103,7 @@ def shared_queue(segment: int, *, actors: int, threads: int) -> Iterator[int]:
 
 
 def make_torch_learner(network: Any) -> Callable[[dict[str, Any]], None]:
-    """Return what makes an update of a network with a batch of unrolls."""
+    """Return the function that updates a network with a batch of unrolls."""
     import torch
 
     optimizer = torch.optim.RMSprop(network.parameters(), lr=0.0006, alpha=0.99, eps=0.01)
@@ -132,7 +133,7 @@ def make_buffer() -> dict[str, Any]:
 
 
 def shallow_torso() -> Any:
-    """Return the shallow network of figure 3 up to its dense layer, as one writes it in torch."""
+    """Return the shallow network of figure 3 up to its dense layer, in torch's own modules."""
     from torch import nn
 
     return nn.Sequential(
@@ -180,7 +181,7 @@ def minimal_actions() -> Sequence[Any]:
 
 
 def act(seed: int, network: Any, buffers: Any, free: Any, full: Any) -> None:
-    """Be an actor: fill buffers as they get free."""
+    """Run as an actor: fill buffers that are free."""
     import torch
 
     torch.set_num_threads(1)
@@ -211,7 +212,7 @@ def act(seed: int, network: Any, buffers: Any, free: Any, full: Any) -> None:
 
 
 def make_gymnasium_game() -> Any:
-    """Return the game as Gymnasium's wrappers make it what Capsule's is."""
+    """Return the game with Gymnasium's wrappers that give it Capsule's preprocessing."""
     import ale_py
     import gymnasium
     import numpy as np

@@ -1,8 +1,8 @@
-"""R2D2 as one would write it first, in torch's own modules: what ``r2d2.py`` compares with.
+"""A plain R2D2 in torch's own modules, with which ``r2d2.py`` compares Capsule's.
 
-The same network, the same update and the same acting, without care for speed: ``nn.LSTM`` unrolls,
-a sum tree of Python lists, frame stacks by ``np.stack``, one environment at a time. Sequences never
-touch the end of an episode here, so nothing is padded or reset.
+It has the same network, update and acting, without optimisations: ``nn.LSTM``, a sum tree of Python
+lists, frame stacks by ``np.stack``, one environment at a time. Sequences never reach the end of an
+episode here, so nothing is padded or reset.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _random = random.Random(0)  # noqa: S311 - as one would
 
 @dataclass(frozen=True)
 class Sizes:
-    """Hyper-parameters, under the names they have in a spec."""
+    """Hyper-parameters, with their names in a spec."""
 
     actions: int
     recurrent_units: int
@@ -45,7 +45,7 @@ class Sizes:
 
     @property
     def rows(self) -> int:
-        """States of a sequence."""
+        """Number of states in a sequence."""
         return self.burn_in + self.sequence_length + self.n_step
 
 
@@ -82,9 +82,9 @@ class Network(nn.Module):
 
         Args:
             observations: uint8 ``[time, batch, 4, 84, 84]``.
-            actions: int64 ``[time, batch]``, the ones before.
-            rewards: float32 ``[time, batch]``, the ones before.
-            state: Hidden and cell, each ``[1, batch, units]``.
+            actions: int64 ``[time, batch]``, the previous actions.
+            rewards: float32 ``[time, batch]``, the previous rewards.
+            state: Hidden state and cell state, each ``[1, batch, units]``.
         """
         features = self.convolutions(observations.flatten(0, 1).float() / 255)
         features = features.view(*actions.shape, -1)
@@ -111,7 +111,7 @@ class SumTree:
             self.nodes[node] = self.nodes[2 * node] + self.nodes[2 * node + 1]
 
     def find(self, number: float) -> int:
-        """Return the leaf in whose share of the total a number lies."""
+        """Return the leaf whose share of the total contains a number."""
         node = 1
         while node < self.size:
             node *= 2
@@ -239,9 +239,9 @@ def act(sizes: Sizes, environments: Sequence[Any], steps: int) -> Iterator[int]:
     """Play ``steps`` steps of each environment at a time, one after the other; yield their number.
 
     Args:
-        sizes: Of the network.
-        environments: With ``reset`` and ``step`` as Capsule's have them.
-        steps: Of each environment between two yields.
+        sizes: Sizes of the network.
+        environments: Environments with ``reset`` and ``step`` as in Capsule.
+        steps: Number of steps of each environment between two yields.
     """
     network = Network(sizes)
     players = [_play(sizes, network, environment) for environment in environments]

@@ -1,15 +1,14 @@
-"""R2D2's speed: the learner at the paper's sizes, its share of the machine's ceiling, the actors.
+"""The speed of R2D2: the learner at the paper's sizes, its share of the ceiling, and the actors.
 
 Updates are those of Kapturowski et al. 2019, Table 2: 64 sequences of 40 steps of burn-in and 80
-trained ones, 5-step targets, the network of Mnih et al. 2015 with an LSTM and dueling layers of 512
-units, two shards of 32; the replay memory holds noise. The ceiling is the rate of large matrix
-products in binary32, torch's or Capsule's own, whichever is higher, measured in the same run. An
-update counts as the operations that the algorithm asks for (:func:`update_operations`), not as what
-an implementation makes of them.
+trained steps, 5-step targets, the network of Mnih et al. 2015 with an LSTM and dueling layers of
+512 units, in two shards of 32. The replay memory contains noise. The ceiling is the rate of large
+matrix products in binary32, with torch or Capsule, whichever is higher, measured in the same run.
+An update counts as the number of operations that the algorithm requires
+(:func:`update_operations`), whatever number an implementation executes.
 
-Actors play Breakout, 16 of them, and fill the replay memory. The other side of both comparisons is
-``plain_r2d2.py``: the same in torch's own modules, as one would write it first, at its better
-thread count.
+16 actors play Breakout and fill the replay memory. Both are compared with ``plain_r2d2.py``, a
+plain implementation in torch's own modules, at its better thread count.
 
 Every contender is one process (with Capsule's actors as its children). They take turns
 (``turns.py``), and ratios are medians over the rounds. Four rounds take five minutes::
@@ -17,7 +16,7 @@ Every contender is one process (with Capsule's actors as its children). They tak
     python benchmarks/r2d2.py
 
 On a machine that is busy with other work, ``--processor-time`` gives every learner one thread and
-counts the processor time it takes, which that work disturbs less.
+measures its processor time, which depends less on that work.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ PLACES = {"conv1": 20 * 20, "conv2": 9 * 9, "conv3": 7 * 7}  # outputs of each f
 
 @dataclass(frozen=True)
 class Contender:
-    """One process: what it does and with how many threads or processes."""
+    """One process, its role, and its number of threads or processes."""
 
     role: str
     workers: int
@@ -58,7 +57,7 @@ class Contender:
 
     @property
     def name(self) -> str:
-        """What it does, where, and how many threads or processes do it."""
+        """The role, the device, and the number of threads or processes."""
         where = self.gpu or f"{self.workers} at once"
         return f"{self.role}, {where}"
 
@@ -73,11 +72,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--workers", type=int, default=2, help="threads, or processes of actors")
-    parser.add_argument("--only", choices=["learner", "actors"], help="leave the other out")
-    parser.add_argument("--processor-time", action="store_true", help="of learners, one thread")
-    parser.add_argument("--gpu", action="store_true", help="also learners on the NVIDIA GPU")
-    parser.add_argument("--gpu-only", action="store_true", help="only the learners on the GPU")
+    parser.add_argument(
+        "--workers", type=int, default=2, help="threads of a learner, processes of actors"
+    )
+    parser.add_argument("--only", choices=["learner", "actors"], help="measure only this part")
+    parser.add_argument(
+        "--processor-time", action="store_true", help="measure learners with one thread each"
+    )
+    parser.add_argument("--gpu", action="store_true", help="add learners on the NVIDIA GPU")
+    parser.add_argument("--gpu-only", action="store_true", help="run only the learners on the GPU")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -87,7 +90,7 @@ def main() -> None:
 
 
 def compare(options: argparse.Namespace) -> None:
-    """Run every contender in turn and print what they did."""
+    """Run every contender in turn and print the speeds."""
     if options.processor_time:
         options.workers, options.only = 1, "learner"
     on_gpu = [Contender(LEARNER, 1, kind) for kind in GPU_KINDS]
@@ -118,7 +121,7 @@ def compare(options: argparse.Namespace) -> None:
 def report_learner(speeds: Mapping[Contender, Sequence[float]]) -> None:
     """Print the ceiling and the learners."""
     operations = update_operations()
-    print(f"{operations / 1e9:.0f} billion operations an update\n")
+    print(f"{operations / 1e9:.0f} billion operations per update\n")
     print(f"{'billion operations/s':34} {'median':>8} {'best':>8}")
     for contender, values in speeds.items():
         if contender.role in CEILINGS:
@@ -193,14 +196,14 @@ def operations(
 
     Both networks see all observations. No heads are needed in the burn-in; the backward pass, twice
     the forward one, goes through the trained observations of one network and needs no gradient for
-    images. Everything that is not a product is left out.
+    images. Operations other than products are not counted.
 
     Args:
         shapes: Parameter name to shape.
         places: Outputs of each filter, by layer; 1 for layers not named.
-        burn_in: Observations before the trained ones, of all sequences.
-        trained: Observations with a gradient.
-        beyond: Those behind them, which are only bootstrapped from.
+        burn_in: Number of observations before the trained ones, in all sequences.
+        trained: Number of observations with a gradient.
+        beyond: Number of observations after them, which are used only to bootstrap.
     """
     row = {
         name: 2.0 * math.prod(shape) * places.get(name.removesuffix(".weight"), 1)
@@ -232,7 +235,7 @@ def start_contender(contender: Contender) -> subprocess.Popen[str]:
 
 
 def work(contender: Contender) -> None:
-    """Run segments as they are asked for; tell the speed of each, per second."""
+    """Run segments on request; report the speed of each, per second."""
     roles: dict[str, Callable[[Contender], Iterator[float]]] = {
         CEILINGS[0]: _torch_products,
         CEILINGS[1]: _own_products,
@@ -252,7 +255,7 @@ def work(contender: Contender) -> None:
 
 
 def spec_of(contender: Contender) -> Any:
-    """Return the spec of Capsule's side: Table 2 but for the memory and the number of actors."""
+    """Return Capsule's spec: Table 2, except for the replay memory and the number of actors."""
     from capsule.experiment.spec import Spec
 
     steps = ACTORS * ACTOR_STEPS
@@ -282,7 +285,7 @@ def spec_of(contender: Contender) -> Any:
 
 
 def _prepared(contender: Contender) -> Any:
-    """Return the spec with the process made ready for it."""
+    """Return the spec, after preparing this process for it."""
     from capsule.training.determinism import flags
 
     spec = spec_of(contender)
@@ -316,7 +319,7 @@ def _own_products(contender: Contender) -> Iterator[float]:
 
 
 def _repeat(multiply: Callable[[], object], products: int) -> Iterator[float]:
-    """Multiply for a second at a time; yield the operations of each."""
+    """Multiply matrices for a second at a time; yield the number of operations."""
     while True:
         done, until = 0, time.perf_counter() + SECONDS
         while time.perf_counter() < until:
@@ -340,7 +343,7 @@ def _learner(contender: Contender) -> Iterator[float]:
         """No actors."""
 
         def begin(self, *_: object) -> None:
-            """Let nobody act."""
+            """Do nothing."""
 
         def finish(self) -> list[Any]:
             return []
@@ -400,7 +403,7 @@ def _sizes(contender: Contender) -> Any:
 
 
 def _actors(contender: Contender) -> Iterator[float]:
-    """Act and fill the memory, in intervals before learning starts."""
+    """Act and fill the replay memory, in intervals before learning starts."""
     spec = _prepared(contender)
     from learners import make_learner
 

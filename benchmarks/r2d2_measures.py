@@ -1,12 +1,12 @@
-"""What Kapturowski et al. 2019 measured of R2D2: sections 3 and 5, and the appendix.
+"""The measurements of R2D2 by Kapturowski et al. 2019: sections 3 and 5, and the appendix.
 
 *Q-value discrepancy* (section 3): :func:`q_discrepancy`. *Parameter lag* and *replay ratio*
 (appendix): :func:`parameter_lag`, :func:`replay_ratio`. *History-truncated evaluation* (section 5,
 Figure 5): :func:`truncated_evaluation`.
 
-The discrepancy needs every recurrent state as the actor had it, not only those with which sequences
-begin. :func:`make_recorded` makes the trainer with a memory that keeps them all, and which steps
-were replayed: :class:`RecordingReplay`. It changes no bit of the training.
+The discrepancy needs every recurrent state of the actor, not only those with which sequences begin.
+:func:`make_recorded` makes the trainer with a replay memory that keeps all states and the numbers
+of the replayed steps: :class:`RecordingReplay`. It changes no bit of the training.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NO_STEP = -1
 
 
 class EveryStep(SequenceLayout):
-    """A layout for actors that hand out the recurrent state before every step."""
+    """A layout with which actors return the recurrent state before every step."""
 
     def begins(self, step: int) -> bool:  # noqa: ARG002 - whichever step it is
         """Return True."""
@@ -52,10 +52,10 @@ class EveryStep(SequenceLayout):
 
 
 class RecordingReplay(SequenceReplay):
-    """A memory that also keeps every recurrent state, and the number of each step.
+    """A replay memory that also keeps every recurrent state, and the number of each step.
 
-    Steps of an actor are numbered from 0, through all its episodes. What it records is in no
-    checkpoint.
+    Steps of an actor are numbered from 0, through all its episodes. Checkpoints do not contain the
+    recorded data.
 
     Attributes:
         replayed: For each draw so far, in order, the numbers of the trained steps that were drawn,
@@ -63,11 +63,11 @@ class RecordingReplay(SequenceReplay):
     """
 
     def __init__(self, network: RecurrentNetwork, **options: Any) -> None:
-        """Keep all in main memory.
+        """Make a memory that keeps everything in main memory.
 
         Args:
-            network: Whose states they are.
-            options: As for :class:`SequenceReplay`.
+            network: The network that has the states.
+            options: Arguments of :class:`SequenceReplay`.
         """
         super().__init__(None, **options)
         size = self.actors * self._entries.slots
@@ -83,7 +83,7 @@ class RecordingReplay(SequenceReplay):
             announced.extend(experience.states[step] for step in range(len(experience.actions)))
 
     def append(self, actor: int, *entry: Any, **options: Any) -> list[int]:
-        """Add one step, as :meth:`SequenceReplay.append`; it was announced."""
+        """Add one step, as :meth:`SequenceReplay.append` does; it must have been announced."""
         slot = self._next_slot(actor)
         self._every_state[slot] = self._announced[actor].popleft()
         self._step_numbers[slot] = self._taken[actor]
@@ -93,14 +93,14 @@ class RecordingReplay(SequenceReplay):
     def end_episode(
         self, actor: int, last_frame: NDArray[Any], last_value: float = 0.0
     ) -> list[int]:
-        """Close a truncated episode, as :meth:`SequenceReplay.end_episode`."""
+        """Close a truncated episode, as :meth:`SequenceReplay.end_episode` does."""
         slot = self._next_slot(actor)
         self._every_state[slot] = 0
         self._step_numbers[slot] = NO_STEP
         return super().end_episode(actor, last_frame, last_value)
 
     def sample(self, stream: Stream, batch: int) -> Draw:
-        """Draw, as :meth:`SequenceReplay.sample`, and note which steps will be trained on."""
+        """Draw, as :meth:`SequenceReplay.sample` does, and note the steps that are trained on."""
         draw = super().sample(stream, batch)
         numbers = self.step_numbers(draw.indices)[self._trained]
         self.replayed.append(numbers[numbers != NO_STEP])
@@ -129,7 +129,7 @@ class RecordingReplay(SequenceReplay):
         return self._entries.at(int(self._entries.counts[actor]), actor)
 
     def _rows(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return where the entry of each row lies, and whether it is one with a step."""
+        """Return the position of each row's entry, and whether the entry has a step."""
         numbers, actors = np.divmod(indices, self.actors)
         at = self._sequences.at(numbers, actors)
         of = {name: self._sequences.fields[name][at] for name in ("starts", "fronts", "steps")}
@@ -139,15 +139,15 @@ class RecordingReplay(SequenceReplay):
 
 
 class RecordedActors(Actors):
-    """Actors that announce to a memory what they did."""
+    """Actors that announce their states to a replay memory."""
 
     def __init__(self, replay: RecordingReplay, *arguments: Any, **options: Any) -> None:
-        """As :class:`Actors`, whose settings have the layout :class:`EveryStep`."""
+        """Make actors like :class:`Actors`; their settings need the layout :class:`EveryStep`."""
         super().__init__(*arguments, **options)
         self._replay = replay
 
     def finish(self) -> list[Experience]:
-        """Wait for all actors and return what each did, by actor."""
+        """Wait for all actors and return their experience, by actor."""
         experiences = super().finish()
         self._replay.announce(experiences)
         return experiences
@@ -156,7 +156,7 @@ class RecordedActors(Actors):
 def make_recorded(context: TrainerContext, trainer: R2d2Trainer) -> tuple[R2D2, RecordingReplay]:
     """Make the trainer as ``make_r2d2`` does, with a memory that records.
 
-    It trains on the CPU, keeps all in main memory and plays all actors in this process.
+    It trains on the CPU, keeps everything in main memory and plays all actors in this process.
     """
     spec = context.spec
     example = make_environment(spec.environment, make_streams(context.seeds), training=True)
@@ -175,8 +175,8 @@ class Discrepancy(NamedTuple):
     """Q-value discrepancies of sequences.
 
     Attributes:
-        first: float32 ``[sequences]``, of the first trained state.
-        last: float32 ``[sequences]``, of the last one.
+        first: float32 ``[sequences]``, discrepancy of the first trained state.
+        last: float32 ``[sequences]``, discrepancy of the last trained state.
     """
 
     first: NDArray[np.float32]
@@ -195,21 +195,22 @@ def q_discrepancy(
 ) -> Discrepancy:
     """Return ``dQ = |q(h'_i) - q(h_i)|_2 / |max_a,j q(h'_j)_a|`` (section 3).
 
-    ``h_i`` is the recurrent state that the actor had at row ``i``, and ``h'_i`` the one that
-    unrolling brings which begins ``burn_in`` rows before the trained ones, with the actor's state
-    there or with zero, as in training. Both are given to the same ``parameters``, with the same
-    observation. ``i`` is the first trained row or the last one; ``j`` runs over the trained rows.
+    ``h_i`` is the recurrent state that the actor had at row ``i``. ``h'_i`` is the state that
+    results from unrolling, as in training, from ``burn_in`` rows before the trained ones, beginning
+    with the actor's state there or with zero. Both are evaluated with the same ``parameters`` and
+    the same observation. ``i`` is the first or the last trained row; ``j`` runs over the trained
+    rows.
 
-    Only sequences count of which every trained step was taken.
+    Only sequences in which every trained step was taken are used.
 
     Args:
         network: Architecture.
         parameters: Name to tensor, on the CPU.
         batch: Sequences, gathered with frames.
         states: float32 ``[rows, batch, *state_shape]``, every ``h``.
-        layout: How the sequences were cut.
-        burn_in: Rows to unroll before the trained ones; at most ``layout.burn_in``.
-        initial: What the unrolling begins with.
+        layout: Layout of the sequences.
+        burn_in: Number of rows to unroll before the trained ones; at most ``layout.burn_in``.
+        initial: The state with which the unrolling begins.
 
     Raises:
         ValueError: The sequences have no such prefix.
@@ -284,22 +285,22 @@ class Schedule:
 
 
 def parameter_lag(replayed: Sequence[NDArray[np.int64]], schedule: Schedule) -> float:
-    """Return the mean age, in updates, of the parameters that made a step when it is replayed.
+    """Return the mean age, in updates, of the behaviour policy of a step when it is replayed.
 
-    Update ``k`` learns the steps ``S_k``, of which step ``s`` was taken with the parameters after
-    ``v(s)`` updates: ``sum_k sum_{s in S_k} (k - v(s)) / sum_k |S_k|``. It follows from the
-    schedule; nothing is stored for it.
+    Update ``k`` learns from the steps ``S_k``, of which step ``s`` was taken with the parameters
+    after ``v(s)`` updates: ``sum_k sum_{s in S_k} (k - v(s)) / sum_k |S_k|``. This follows from the
+    schedule, so nothing is stored for it.
 
     Args:
-        replayed: By update, the numbers of the steps of actors that were trained on.
-        schedule: When parameters were updated and copied.
+        replayed: By update, the numbers of the actors' steps that were trained on.
+        schedule: The schedule by which parameters were updated and copied.
     """
     ages = [k - schedule.acted_with(steps) for k, steps in enumerate(replayed)]
     return float(np.concatenate(ages).mean())
 
 
 def replay_ratio(replayed: Sequence[NDArray[np.int64]], steps: int) -> float:
-    """Return how often a step is trained on, on average: ``sum_k |S_k| / steps``.
+    """Return how many times a step is trained on, on average: ``sum_k |S_k| / steps``.
 
     Args:
         replayed: As for :func:`parameter_lag`.
@@ -312,11 +313,11 @@ def replay_ratio(replayed: Sequence[NDArray[np.int64]], steps: int) -> float:
 
 
 class TruncatedPolicy:
-    """The greedy policy that remembers the last ``history`` observations and nothing else.
+    """The greedy policy that remembers only the last ``history`` observations.
 
     At step ``t`` the network is unrolled from zero over ``o_{t-k+1}, ..., o_t`` (section 5), each
-    with the action and the reward before it. ``history`` 1 sees no other than the newest. The
-    parameters lie on the CPU.
+    with the previous action and reward. With ``history`` 1 it sees only the newest observation. The
+    parameters are on the CPU.
     """
 
     recurrent = True
@@ -328,7 +329,7 @@ class TruncatedPolicy:
         self._seen: list[deque[tuple[Any, ...]]] = []
 
     def __call__(self, seen: Seen) -> NDArray[np.float32]:
-        """Return the Q-values of each row, and remember what the active ones saw."""
+        """Return the Q-values of each row, and remember the observations of the active rows."""
         rows = len(seen.active)
         if not self._seen:
             self._seen = [deque(maxlen=self._history) for _ in range(rows)]
@@ -367,13 +368,13 @@ class TruncatedPolicy:
 
 
 class HistoryPoint(NamedTuple):
-    """How an agent fares with a history of limited length.
+    """The results of an agent with a history of limited length.
 
     Attributes:
-        history: Its length ``k``; None: all of it.
-        score: Mean return of the policy so limited.
+        history: Length ``k`` of the history; None: the full history.
+        score: Mean return of the policy with this history.
         difference: Mean of ``|max_a q(h_t)_a - max_a q(h^k_t)_a|``.
-        agreement: Share of steps at which the greedy action is that of the full history.
+        agreement: Fraction of steps at which the greedy action is that of the full history.
     """
 
     history: int | None
@@ -391,13 +392,14 @@ def truncated_evaluation(
     """Measure how much an agent needs its memory (Figure 5).
 
     Scores are those of the limited policies. Values and actions are compared in the states that
-    the policy with the full history comes to, which are the same for all lengths.
+    the policy with the full history visits, which are the same for all lengths.
 
     Args:
-        play: Plays episodes and returns their scores.
-        full: Makes the policy with the full history.
-        truncated: Makes the one with a history of a length, such as :class:`TruncatedPolicy`.
-        histories: Lengths.
+        play: Function that plays episodes and returns their scores.
+        full: Function that makes the policy with the full history.
+        truncated: Function that makes a policy with a history of a given length, such as
+            :class:`TruncatedPolicy`.
+        histories: Lengths of the histories.
 
     Returns:
         A point for each length, in order, and one for the full history.
@@ -419,12 +421,12 @@ def truncated_evaluation(
 
 
 class _Comparison:
-    """Acts as one policy does, and compares others with it.
+    """A policy that acts as another policy does, and compares further policies with it.
 
     Attributes:
-        steps: Steps compared.
+        steps: Number of compared steps.
         differences: By policy, the sum of ``|max_a q - max_a q'|``.
-        agreements: By policy, the steps with the same greedy action.
+        agreements: By policy, the number of steps with the same greedy action.
     """
 
     recurrent = True
@@ -448,7 +450,7 @@ class _Comparison:
         return values
 
     def promise(self, seen: Seen) -> NDArray[np.float32]:
-        """Return what the acting policy may expect."""
+        """Return the value of the state for the acting policy."""
         return self._acting.promise(seen)
 
 
@@ -461,9 +463,9 @@ def bootstrap_interval(
     """Return a percentile bootstrap interval of the interquartile mean (Efron 1979).
 
     Args:
-        scores: One of each seed.
-        confidence: Share of the resampled means within the interval.
-        resamples: How often as many scores are drawn with replacement; always the same draws.
+        scores: One score per seed.
+        confidence: Fraction of the resampled means within the interval.
+        resamples: Number of resamples, each with replacement; the draws are always the same.
     """
     places = Stream("bootstrap", 0).integers(len(scores), resamples * len(scores)).tolist()
     (means,) = bootstrap(

@@ -2,16 +2,16 @@
 
 Kapturowski et al. 2019 compare four ways to treat the recurrent state of a replayed sequence: zero
 or stored, each with and without burn-in (section 3), and a feed-forward agent (section 4). This
-runs all five on small tasks, several seeds each, and prints per task the scores, the Q-value
-discrepancies (section 3), parameter lag and replay ratio (appendix) and the evaluation with
+benchmark runs all five on small tasks with several seeds, and prints for each task the scores, the
+Q-value discrepancies (section 3), parameter lag and replay ratio (appendix) and the evaluation with
 truncated histories (Figure 5)::
 
     python benchmarks/r2d2_paper.py                       # everything, 5 seeds
     python benchmarks/r2d2_paper.py repeat-previous --seeds 2 --jobs 2
 
-Each run is a process and leaves a JSON file in ``--directory``; those that are there are not run
-again, so the whole may be interrupted. The tables are written there, too, and, if matplotlib is
-installed, the figures.
+Each run is a process and writes a JSON file into ``--directory``. Runs with a file are not
+repeated, so the benchmark can be interrupted. The tables are written to the same folder, and so are
+the figures if matplotlib is installed.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class Task:
     """A task that needs memory.
 
     Attributes:
-        environment: The spec's section, without the suite.
-        trainer: What differs from :data:`TRAINER`.
-        burn_in: Steps, in the strategies that have any.
-        histories: Lengths for the truncated evaluation.
+        environment: The section of the spec, without the suite.
+        trainer: Settings that differ from :data:`TRAINER`.
+        burn_in: Steps of burn-in, in the strategies that have it.
+        histories: Lengths of the histories for the truncated evaluation.
         random: Mean return of random play.
-        best: The highest return there is.
+        best: The highest possible return.
     """
 
     environment: dict[str, Any]
@@ -124,12 +124,12 @@ STRATEGIES: dict[str, tuple[str, bool]] = {  # recurrent state, burn-in
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tasks", nargs="*", help=f"of {', '.join(TASKS)}; default: all")
+    parser.add_argument("tasks", nargs="*", help=f"{', '.join(TASKS)}; all by default")
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--jobs", type=int, default=1, help="number of concurrent runs")
     parser.add_argument("--directory", type=Path, default=Path(".cache/r2d2_paper"))
-    parser.add_argument("--set", type=json.loads, default={}, help="trainer fields, as JSON")
+    parser.add_argument("--set", type=json.loads, default={}, help="JSON object of trainer fields")
     parser.add_argument("--only", type=Path, help=argparse.SUPPRESS)  # a run's own process
     options = parser.parse_args()
     if options.only:
@@ -195,7 +195,7 @@ def make_spec(task: str, strategy: str, seed: int, changes: dict[str, Any]) -> S
 def launch(
     directory: Path, task: str, strategy: str, seed: int, *, changes: dict[str, Any]
 ) -> None:
-    """Do one run in a process of its own, unless its result is there."""
+    """Execute one run in a separate process, unless its result exists."""
     path = result_path(directory, task, strategy, seed)
     spec = make_spec(task, strategy, seed, changes)
     document = {"task": task, "strategy": strategy, "seed": seed, "path": str(path)}
@@ -381,7 +381,7 @@ def summary(values: Sequence[float]) -> str:
 
 
 def draw(results: Sequence[dict[str, Any]], directory: Path) -> None:
-    """Draw Figure 5 for each task, if matplotlib is there."""
+    """Draw Figure 5 for each task, if matplotlib is installed."""
     if importlib.util.find_spec("matplotlib") is None:
         print("no figures: matplotlib is not installed")
         return

@@ -2,9 +2,9 @@
 
     python benchmarks/study_figures.py results/nagarajan2019-small
 
-writes beside the bundle ``curves.svg``, the scores of every run by groups (figure 1 of Nagarajan
-et al. 2019), or, where groups have many settings, ``settings.svg``, their final scores from high to
-low (figure E.2 of Espeholt et al. 2018).
+The script writes ``curves.svg`` next to the bundle, with the scores of every run by groups (figure
+1 of Nagarajan et al. 2019), or, if groups have many settings, ``settings.svg``, with their final
+scores from high to low (figure E.2 of Espeholt et al. 2018).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def draw_curves(path: Path, results: StudyResults) -> None:
 
 
 def draw_settings(path: Path, tables: StudyTables) -> None:
-    """Draw a line for each group: the scores of its settings, the best first."""
+    """Draw a line for each group: the scores of its settings, from high to low."""
     groups: dict[str, list[float]] = {}
     for row in tables.settings:
         groups.setdefault(row.group, []).append(row.score)

@@ -1,8 +1,8 @@
 """Contenders take turns: each is a process that waits while another runs a short segment.
 
-So a machine's changing mood meets all alike, and a ratio is taken between segments that ran next to
-each other. Used by contenders of other environments too, so nothing but the standard library is
-imported at the top.
+So changes of the machine's speed affect all contenders equally, and a ratio is taken between
+adjacent segments. Contenders in environments without Capsule use this module, too, so it imports
+only the standard library.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.
 
 
 def serve(measure: Callable[[], float]) -> None:
-    """Be a contender: measure a segment whenever one is asked for, until nobody asks any more."""
+    """Run as a contender: measure a segment for each request, until the requests end."""
     for _ in sys.stdin:
         print(measure(), flush=True)
 
 
 def segment(process: subprocess.Popen[str]) -> float:
-    """Let one contender run its next segment; return what it measured."""
+    """Let one contender run its next segment; return its measurement."""
     stdin, stdout = process.stdin, process.stdout
     if stdin is None or stdout is None:
         raise ValueError("the process was started without pipes")
@@ -45,10 +45,10 @@ def take_turns(
 
     Args:
         processes: Name to contender, each started by :func:`start`.
-        rounds: Segments of each that count, after one each to warm up.
+        rounds: Number of measured segments of each, after one segment to warm up.
 
     Returns:
-        Name to what was measured, a value a round.
+        Name to measurements, one per round.
     """
     try:
         for process in processes.values():
@@ -64,7 +64,7 @@ def take_turns(
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """End a contender: nobody asks it any more."""
+    """End a contender by closing its requests."""
     try:
         process.communicate(timeout=SECONDS_TO_END)
     except subprocess.TimeoutExpired:
@@ -73,5 +73,5 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def median_ratio(values: Sequence[float], others: Sequence[float]) -> float:
-    """Return the median over the rounds of one contender's value by another's."""
+    """Return the median, over the rounds, of the ratio of one contender's value to another's."""
     return statistics.median(one / other for one, other in zip(values, others, strict=True))

@@ -1,7 +1,8 @@
-"""What an integrity check costs: ``capsule verify --mode integrity`` against ``sha256sum``.
+"""The cost of an integrity check: ``capsule verify --mode integrity`` compared with ``sha256sum``.
 
-Two bundles of a gigabyte, one mostly a checkpoint, whose tensors are digested as well, and one
-mostly an image. Both programs run as whole processes, by turns, on the same file in the page cache.
+There are two bundles of a gigabyte: one is mostly a checkpoint, whose tensors are digested as well,
+and one is mostly an image. Both programs run as whole processes, in turns, on the same file in the
+page cache.
 
     python benchmarks/verify_cost.py [--rounds 7] [--megabytes 1000] [--folder FOLDER]
 """
@@ -43,7 +44,7 @@ def write_noise(path: Path, header: bytes, megabytes: int) -> None:
 
 
 def with_checkpoint(folder: Path, megabytes: int) -> dict[str, Content]:
-    """Return a run whose final checkpoint has so many megabytes."""
+    """Return a run whose final checkpoint has a given size in megabytes."""
     size = megabytes // TENSORS * MEGABYTE
     header = {
         f"layer.{number}": {
@@ -68,7 +69,7 @@ def with_checkpoint(folder: Path, megabytes: int) -> dict[str, Content]:
 
 
 def with_image(folder: Path, megabytes: int) -> dict[str, Content]:
-    """Return a run that carries an image of so many megabytes."""
+    """Return a run that contains an image of a given size in megabytes."""
     path = folder / "image.tar.zst"
     write_noise(path, b"", megabytes)
     return contents(dict(genuine.training().files), {run_bundle.IMAGE_ARCHIVE: path})
@@ -82,12 +83,12 @@ def contents(files: genuine.Files, large: dict[str, Path]) -> dict[str, Content]
 
 
 class Cost(NamedTuple):
-    """Of one process.
+    """The cost of one process.
 
     Attributes:
-        seconds: From its start to its end.
-        processor: Seconds of processor time; what else runs on the machine changes it little.
-        memory: The most that it had, in megabytes.
+        seconds: Wall-clock time from its start to its end, in seconds.
+        processor: Processor time in seconds, which depends little on other work on the machine.
+        memory: Peak memory in megabytes.
     """
 
     seconds: float
@@ -131,7 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--megabytes", type=int, default=1000)
-    parser.add_argument("--folder", type=Path, help="Where the bundles are made for a while.")
+    parser.add_argument("--folder", type=Path, help="folder for the temporary bundles")
     options = parser.parse_args()
     os.environ["PYTHONPATH"] = str(ROOT)
     print(

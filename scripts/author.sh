@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Locks, builds, runs and verifies a small program on this host, with whatever Python it has, in
-# bubblewrap and as a plain process. The last line says what must be the same on every host.
+# Locks, builds, runs and verifies a small program on this host, with the host's Python, in bubblewrap
+# and as a plain process. The last line of the output must be the same on every host.
 #
 # usage: author.sh   from a clone; installs Capsule into .venv
 set -euo pipefail
@@ -13,7 +13,7 @@ export CAPSULE_CACHE=$folder/cache CAPSULE_CONFIG=$folder/config
 mkdir "$folder/program"
 cd "$folder/program"
 
-# A library of Debian, so that its archive is read; nothing random is seeded.
+# The program needs a library of Debian, so that Debian's archive is read, and seeds nothing.
 cat >program.py <<'PROGRAM'
 import os
 import ssl
@@ -33,7 +33,7 @@ trainer: {command: [python3.11, program.py]}
 limits: {minutes: 5, memory_mb: 1_024}
 SPEC
 
-# Prints a value of the JSON document that it is given, by the keys that lead there.
+# Prints a value of the JSON document on standard input, by its path of keys.
 field() {
   python3 -c 'import functools, json, sys
 print(functools.reduce(dict.get, sys.argv[1:], json.load(sys.stdin)))' "$@"

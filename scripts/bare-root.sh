@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# Proves the two commands of the README on a fresh system that has Python and git: Debian 12, unless
-# another is named. It is given only this machine's client configuration of apt, pip and npm and its
-# certificates.
+# Tests the commands of the README on a fresh system that has Python and git: Debian 12, unless
+# another system is named. The system gets this machine's client configuration of apt, pip and npm,
+# and its certificates.
 #
 # The last commit of this checkout is cloned into a root made by mmdebstrap, and the command runs
-# there in mount and process namespaces of its own: nothing of it is left when it ends. Docker runs
-# inside; what scripts/engines.sh starts has its own network namespace, so this machine's Docker
-# does not notice.
+# there in its own mount and process namespaces, so none of its processes and mounts remain when it
+# ends. Docker runs inside; the daemon that scripts/engines.sh starts has its own network namespace, so
+# it does not affect this machine's Docker.
 #
 # usage: bare-root.sh [breakout|tests|setup|author] [SUITE]
 #
 # author runs scripts/author.sh. SUITE is bookworm, another release of Debian, noble (Ubuntu 24.04),
-# or none, which is bookworm without apt, dpkg, and anything of Debian's archive; on these two,
-# nothing can be installed afterwards.
+# or none, which is bookworm without apt, dpkg and their data. On the last two, no package can be
+# installed afterwards.
 set -euo pipefail
 
 if [ "${1:-}" = --inside ]; then
-  # In the namespaces; everything mounted here vanishes with them.
+  # This part runs in the namespaces; the mounts vanish with them.
   root=$2 command=$3
   mount --bind "$root" "$root" # so that / is a mount inside, as on any machine
   mount -t proc proc "$root/proc"
@@ -27,12 +27,12 @@ if [ "${1:-}" = --inside ]; then
     mkdir -p "$root$folder"
     mount --bind -o ro "$folder" "$root$folder"
   done <"$root/root/local-sources"
-  # Only configuration of package sources and certificates passes, by name.
+  # Only the variables that configure package sources and certificates are passed on.
   kept=(PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8)
   while read -r name; do kept+=("$name=${!name}"); done < <(
     compgen -e | grep -E '^(PIP_.*|XDG_CONFIG_.*|.*_CERTS?(_.*)?|.*_CA_.*|SSL_.*|.*_CAINFO|([a-z]+|[A-Z]+)_(proxy|PROXY))$'
   )
-  # Not chroot, in which the kernel gives no user namespaces.
+  # In a chroot, the kernel would not allow user namespaces.
   mkdir "$root/.machine"
   cd "$root"
   pivot_root . .machine
@@ -52,7 +52,7 @@ case ${1:-breakout} in
   author) command='bash scripts/author.sh' included=python3,git,python3-venv,ca-certificates,bubblewrap ;;
   *) echo "usage: bare-root.sh [breakout|tests|setup|author] [SUITE]" >&2; exit 2 ;;
 esac
-[ "$(id -u)" -eq 0 ] || { echo "bare-root: needs root" >&2; exit 1; }
+[ "$(id -u)" -eq 0 ] || { echo "bare-root: this script must be run as root" >&2; exit 1; }
 if ! command -v mmdebstrap >/dev/null; then
   mkdir -p "$checkout/.cache"
   cd "$checkout"
@@ -71,7 +71,7 @@ copy_in() {
   done
 }
 
-# Copies the files whose absolute paths stand in a configuration: constraints, certificates, keys.
+# Copies the files whose absolute paths a configuration contains: constraints, certificates, keys.
 copy_named_in() {
   local file
   while read -r file; do copy_in "$file"; done < <(grep -oE "/[^ '\",;]+" | sort -u)
@@ -81,7 +81,7 @@ copy_named_in() {
 apt-config dump | grep '^Acquire::' >"$root.apt" || true
 trap 'rm -rf --one-file-system "$root" "$root.apt"' EXIT
 archive=()
-if [ "$suite" = noble ]; then # the machine has no key of Ubuntu's, and nothing that is proven needs one
+if [ "$suite" = noble ]; then # the machine has no key of Ubuntu's, and this test needs none
   archive=("deb [trusted=yes] http://archive.ubuntu.com/ubuntu noble main universe")
 fi
 mmdebstrap --quiet --variant=minbase --include="$included" --aptopt="$root.apt" \
@@ -92,8 +92,9 @@ if [ "$suite" = bookworm ] && grep -q '^VERSION_CODENAME=bookworm' /etc/os-relea
 fi
 copy_named_in <"$root.apt"
 
-# pip and npm: configuration files, wherever pip reads one, the files that they name, and read-only
-# the local folders. The pages of a local index link to files beside it, so its parent folder comes too.
+# pip and npm: their configuration files, the files that these name, and the local folders, which are
+# mounted read-only. The pages of a local index link to files next to it, so its parent folder is
+# mounted.
 python3 -m pip config debug | sed -n 's/, exists: True$//p' | copy_named_in
 python3 -m pip config list | copy_named_in
 for file in ~/.npmrc /etc/npmrc; do

@@ -1,13 +1,13 @@
 # ruff: noqa: INP001
-"""Write the lock of a base in images/: its packages, and the layers that they make.
+"""Write the lock of a base in images/: its packages, and the digests of the layers that they make.
 
-To be run after every change of a recipe's files or of the rules by which base layers are made. It
-needs mirrors of Debian and Ubuntu.
+Run this script after every change of a recipe's files or of the rules for base layers. It needs
+mirrors of Debian and Ubuntu.
 
 usage: python scripts/base_lock.py [--refresh] [BASE ...]
 
-The bases are all by default. With --refresh the packages are the current ones of the machine's
-mirrors; without it they stay.
+By default, it writes the locks of all bases. With --refresh it pins the current packages of the
+machine's mirrors; otherwise the packages do not change.
 """
 
 from __future__ import annotations

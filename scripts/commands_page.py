@@ -1,7 +1,8 @@
 # ruff: noqa: INP001
 """Write docs/commands.md, the reference of every command, from the program itself.
 
-To be run after every change of a command or an option; a test compares.
+Run this script after every change of a command or an option; a test compares the page with its
+output.
 
 usage: python scripts/commands_page.py
 """
@@ -50,7 +51,7 @@ def _commands(
 
 
 def _command(command: typer.core.TyperCommand, name: str) -> Iterator[str]:
-    """Yield what a command does, its usage and examples, then its arguments and options."""
+    """Yield the description of a command, its usage and examples, and its arguments and options."""
     context = typer.Context(command, info_name=name)
     description, _, examples = inspect.cleandoc(command.help or "").partition("\n\nExamples:\n")
     yield f"{_text(description)}\n\n"
@@ -71,7 +72,7 @@ def _options(command: typer.core.TyperCommand | typer.core.TyperGroup, name: str
 
 
 def _text(words: str) -> str:
-    """Return a text as Markdown has it: nothing in it is markup."""
+    """Return a text as Markdown, with all markup characters escaped."""
     return words.replace("<", "\\<").replace("*", "\\*").replace("[", "\\[")
 
 

@@ -1,7 +1,7 @@
 # ruff: noqa: INP001
-"""Write .cache/compile_commands.json: how each C source is compiled, for clang-tidy and editors.
+"""Write .cache/compile_commands.json, the commands that compile the C sources, for clang-tidy.
 
-The headers are those that the ``ziglang`` wheel brings for each part's target.
+Editors read this file, too. The headers are those of the ``ziglang`` wheel for each part's target.
 
 usage: PYTHONPATH=. python scripts/compile_commands.py
 """

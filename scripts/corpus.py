@@ -1,12 +1,12 @@
 # ruff: noqa: INP001
 """Make the corpus of small bundles in tests/corpus, which every later version must read.
 
-A release makes it once, and tests/corpus/test_corpus.py holds later versions to it. Until the first
-release, make it again after every change of the training code. It takes some two minutes of
-processor time, divided among the processors, and needs Python 3.11 and the package indexes, but no
-container engine: a bundle without an image has 100 kB, while a bundle with one carries its base
-layer, which is too large for git. The bundle with an embedded image is made by the test that
-verifies it.
+A release makes the corpus once, and tests/corpus/test_corpus.py tests later versions with it. Until
+the first release, make it again after every change of the training code. This takes about two
+minutes of processor time, divided among the processors, and needs Python 3.11 and the package
+indexes, but no container engine: a bundle without an image has 100 kB, while a bundle with an image
+contains its base layer, which is too large for git. The bundle with an embedded image is made by
+the test that verifies it.
 
 usage: python scripts/corpus.py [NAME...]
 """
@@ -179,7 +179,7 @@ def make_study(name: str, study: Mapping[str, Any], folder: Path) -> Path:
 
 
 def vouch(bundle: Path, folder: Path) -> Path:
-    """Verify a bundle as somebody else does, and return the receipt."""
+    """Verify a bundle with the key of another person, and return the receipt."""
     receipt = bundle.with_name(f"{bundle.name}.{VERIFIER}.receipt.json")
     options = ("--engine", "process", "--sign", VERIFIER, "--receipt", receipt.name)
     _capsule(folder, "verify", bundle.name, "--key", f"{AUTHOR}.pub", "--quiet", *options)
@@ -199,10 +199,10 @@ def _capsule(folder: Path, *arguments: str) -> str:
 
 
 def make_entry(name: str, folder: Path) -> list[Path]:
-    """Make the files of one bundle or study, in a folder of its own, which becomes one.
+    """Make the files of one bundle or study, in a new folder.
 
     Returns:
-        What the corpus keeps.
+        The files that the corpus keeps.
     """
     folder.mkdir()
     make_keys(folder)
@@ -220,7 +220,7 @@ def make_entry(name: str, folder: Path) -> list[Path]:
 
 
 def main(names: Iterable[str]) -> None:
-    """Make bundles and receipts, as many at a time as there are processors, and keep them."""
+    """Make bundles and receipts, one per processor at a time, and store them in the corpus."""
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(os.cpu_count()) as pool:
         folders = {name: Path(scratch, name) for name in names}
         made = pool.map(make_entry, folders, folders.values())
@@ -235,5 +235,5 @@ def main(names: Iterable[str]) -> None:
 
 
 if __name__ == "__main__":
-    # What takes longest begins first.
+    # The ones that take longest begin first.
     main(sys.argv[1:] or [*STUDIES, *SPECS])

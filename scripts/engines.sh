@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced: starting Docker, or Podman's service, on a machine where nothing else does.
+# To be sourced: starts Docker, or Podman's service, on a machine without a service manager.
 
 # Start Docker and wait until it answers. Leaves its process id in .cache/dockerd.pid.
 start_docker() {
@@ -20,25 +20,25 @@ start_docker() {
   return 1
 }
 
-# In a plain chroot nothing is mounted at /, and neither Docker nor runc works without. So the same
-# tree is mounted at another place, in a mount namespace whose changes stay in it.
+# In a plain chroot nothing is mounted at /, but Docker and runc require a mount there. So the same
+# tree is mounted at another place, in a mount namespace whose changes are not visible outside.
 # shellcheck disable=SC2016 # for the shell that runs it
 chroot_on_a_mount='
   nsenter --mount=/proc/$$/ns/mnt mount --make-rprivate / &&
   mount --rbind / /mnt && exec chroot /mnt "$@"'
 
-# mountpoint(1) believes every / to be one.
+# mountpoint(1) reports every / as a mount point.
 is_mount_point() {
   awk -v path="$1" '$5 == path {found = 1} END {exit !found}' /proc/self/mountinfo
 }
 
-# Start our own dockerd, in a network namespace of its own: runs have no network, so it needs
-# neither a bridge nor a firewall, and so it cannot disturb another dockerd's.
+# Start a separate dockerd in its own network namespace. Runs have no network, so it needs neither a
+# bridge nor firewall rules, and cannot interfere with those of another dockerd.
 start_dockerd() {
   printf 'setup: starting Docker (log: .cache/dockerd.log)\n' >&2
   start_daemon dockerd dockerd --iptables=false --ip6tables=false --bridge=none "$@"
   docker_answers 300 && return
-  # The next dockerd would refuse to start beside it.
+  # The next dockerd would not start while this one runs.
   kill "$(cat .cache/dockerd.pid)" 2>/dev/null || true
   wait "$(cat .cache/dockerd.pid)" || true
   rm -f .cache/dockerd.pid
@@ -50,7 +50,7 @@ start_podman() {
   mount_cgroups
   mkdir -p /run/podman
   rm -f /run/podman/podman.sock
-  # Its monitors leave a file called "oom" where they were started.
+  # Its monitors write a file "oom" into the folder in which they were started.
   start_daemon podman env --chdir=/run/podman podman system service --time 0 unix:///run/podman/podman.sock
   podman_answers 300 && return
   printf 'Podman does not start; see .cache/podman.log:\n' >&2
@@ -61,7 +61,7 @@ start_podman() {
 # Wait up to $1 seconds for Podman's service to answer, or for ours to end.
 podman_answers() { answers /run/podman/podman.sock podman "$1"; }
 
-# Start a program that goes on by itself: $1 is its name in .cache, the rest its command.
+# Start a program in the background: $1 is its name in .cache, the rest is its command.
 start_daemon() {
   local name=$1 namespaces=(unshare --net)
   shift
@@ -93,8 +93,8 @@ with socket.socket(socket.AF_UNIX) as engine:
   return 1
 }
 
-# Mount what the kernel knows of cgroups and the machine has not mounted. With version 1, Docker
-# reports memory exhaustion only when every hierarchy is there.
+# Mount the cgroup hierarchies of the kernel that the machine has not mounted. With version 1, Docker
+# reports memory exhaustion only if every hierarchy is mounted.
 mount_cgroups() {
   local root=/sys/fs/cgroup hierarchies name
   mapfile -t hierarchies < <(cut -d: -f2 /proc/self/cgroup | sed '/^$/d')

@@ -32,13 +32,13 @@ ROOMS = {  # by the letter of their codes
 }
 HEAD = """# Error catalogue
 
-Every foreseen failure has a code. The message on standard error names the field, file or value and
-says what to do; this page lists the causes. The letter after `CAP-` names the part of Capsule:
+Every foreseen failure has a code. The message on standard error names the field, file or value,
+and the remedy; this page lists the causes. The letter after `CAP-` names the part of Capsule:
 S spec, L lock, I image, E engine, T training, B bundle, M machine, N native parts, R random
-profiles, V verification, D diagnosis, P reports (pages), Y studies, X none of them (a bug). A
-command that fails with a code ends with the exit status beside it ([exit-codes.md](exit-codes.md)
-has their meanings); `capsule verify` turns most failures into verdicts. `scripts/errors_page.py`
-writes this page.
+profiles, V verification, D diagnosis, P reports (pages), Y studies, X none of these (a bug). A
+command that fails with a code ends with the exit status in the table, whose meaning
+[exit-codes.md](exit-codes.md) describes; `capsule verify` reports most failures as verdicts.
+`scripts/errors_page.py` writes this page.
 """
 FINDINGS = """
 The codes from CAP-D101 on are findings, not failures; [diagnose.md](diagnose.md) explains them.
@@ -50,7 +50,7 @@ COLUMNS = """
 
 
 def page() -> str:
-    """Return the page: a table for each room."""
+    """Return the page: a table for each part of Capsule."""
     rows = {code: (str(int(entry[0])), *entry[1:]) for code, entry in ENTRIES.items()}
     for code, finding in findings.CATALOGUE.items():
         cause = f"{finding.title[0].upper()}{finding.title[1:]}."

@@ -1,11 +1,11 @@
 # ruff: noqa: INP001
 """Publish a finished study of agents in results/, and write the table of all of them.
 
-``publish`` signs the study of a folder into ``results/NAME``, with its report and the facts that a
-study's bundle does not have: on which machine its members ran, and for how long. They are read from
-the members' bundles; the commit that has their training code is found in the history of this
-repository. ``table`` writes the section "Agents" of results/README.md from what lies
-there; a test compares it with what this would write.
+``publish`` signs the study of a folder into ``results/NAME``, with its report and with facts that a
+study's bundle does not contain: the machines of its members, and their times. They are read from
+the members' bundles, and the commit with their training code is found in the history of this
+repository. ``table`` writes the section "Agents" of results/README.md from the published studies; a
+test compares the section with the output of this script.
 
 usage: python scripts/gallery.py publish studies/NAME --key KEY
        python scripts/gallery.py table
@@ -46,7 +46,7 @@ NORMAL_95 = 1.96  # standard errors on either side of a mean that 95 % of them c
 
 
 def publish(study: Path, key: Path) -> None:
-    """Sign a study into a folder of its name in ``results``."""
+    """Sign a study into the folder of its name in ``results``."""
     folder = RESULTS / study.name
     folder.mkdir(exist_ok=True)
     # The published bundle stays until the new one is signed.
@@ -70,7 +70,7 @@ def _study(folder: Path, *words: object) -> None:
 
 
 def facts_of(path: Path) -> dict[str, Any]:
-    """Return what a member's bundle says of its machine, and how large it is."""
+    """Return the facts of a member's bundle about its machine, and the size of the bundle."""
     with open_bundle(path, []) as bundle:
         observed = bundle.read(run_bundle.OBSERVATIONS, Observations)
         lock = bundle.read(run_bundle.LOCK, Lock)
@@ -86,7 +86,7 @@ def facts_of(path: Path) -> dict[str, Any]:
 
 
 def commit_of(code: str) -> str:
-    """Return the newest commit with training code of this digest, from HEAD back.
+    """Return the newest commit whose training code has this digest, searching back from HEAD.
 
     Raises:
         SystemExit: None of the last commits has it.
@@ -99,7 +99,7 @@ def commit_of(code: str) -> str:
 
 
 def training_code_of(commit: str) -> str:
-    """Return the digest of a commit's training code, with native parts that are built from it."""
+    """Return the digest of a commit's training code, with native parts built from the commit."""
     digest = "from capsule.image.code import training_code_digest as d; print(d())"
     with tempfile.TemporaryDirectory() as root:
         packed = _git("archive", commit, "capsule", "images", "hatch_build.py")
@@ -158,7 +158,7 @@ def rows_of(study: StudyBundle, facts: dict[str, dict[str, Any]]) -> Iterator[Se
 
 
 def interval_of(scores: Sequence[Score]) -> str:
-    """Return the mean of some runs, or of the episodes of a single one, and its 95 % interval."""
+    """Return the mean of several runs, or of the episodes of one run, and its 95 % interval."""
     if len(scores) == 1:
         summary, number = scores[0].summary, scores[0].episodes
         mean, deviation = summary.mean, summary.standard_deviation or 0.0
@@ -169,7 +169,7 @@ def interval_of(scores: Sequence[Score]) -> str:
 
 
 def rounded(number: float, digits: int) -> str:
-    """Return a number with so many significant digits, and without an exponent if it is large."""
+    """Return a number with some significant digits, and without an exponent if it is large."""
     return f"{float(f'{number:.{digits}g}'):,.15g}"
 
 
@@ -179,7 +179,7 @@ def written(page: str) -> str:
 
 
 def main() -> None:
-    """Do what the command line asks for."""
+    """Execute the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     publishing = commands.add_parser("publish")

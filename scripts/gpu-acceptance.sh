@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Finds out, in a quarter to half an hour, whether Capsule works with this machine's NVIDIA GPU, and
-# packs what it found into one signed file, which can be attached to an issue.
+# Tests whether Capsule works with this machine's NVIDIA GPU, which takes a quarter to half an hour, and
+# packs the results into one signed file, which can be attached to an issue.
 #
-# Needs NVIDIA's driver, the NVIDIA Container Toolkit beside Docker or Podman, 30 GB of disk, and what
-# scripts/setup.sh needs. Nothing is sent anywhere.
+# The script needs NVIDIA's driver, the NVIDIA Container Toolkit with Docker or Podman, 30 GB of disk,
+# and the requirements of scripts/setup.sh. It sends no data to other machines.
 #
 # usage: gpu-acceptance.sh [--cpu] [FOLDER]
 #
 # FOLDER (default: gpu-acceptance) must not exist. With --cpu the same runs are made without a GPU,
-# which tries out the script itself.
+# which tests the script itself.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 kind=cuda
@@ -25,12 +25,12 @@ fi
 bash scripts/setup.sh train dev
 python=.venv/bin/python
 if [ "$kind" = cuda ]; then
-  # The environment for development has torch's build for CPUs. Here is one with the same versions of
-  # everything, and the build for CUDA that PyPI has.
+  # The environment for development has torch's build for CPUs. This environment has the same versions
+  # of all packages, and PyPI's build of torch for CUDA.
   python=.cache/gpu-venv/bin/python
   wanted=.cache/gpu-requirements.txt
   grep -hoE '^[A-Za-z0-9._-]+==[^ ;+]+' requirements/*.txt | sort -u >"$wanted"
-  # This copy is written last, so an installation that failed or was interrupted is made again.
+  # This copy is written last, so an installation that failed or was interrupted is repeated.
   installed=.cache/gpu-venv/requirements.txt
   if ! cmp -s "$wanted" "$installed"; then
     python3 -m venv --clear .cache/gpu-venv

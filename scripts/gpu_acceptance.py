@@ -1,8 +1,8 @@
 # ruff: noqa: INP001
-"""Build, run and verify on a GPU, and pack what was found: see scripts/gpu-acceptance.sh.
+"""Build, run and verify on a GPU, and pack the results: see scripts/gpu-acceptance.sh.
 
-The command, status, time and output of every step go into the report, whether it succeeds or not,
-and no step prevents another one.
+The report contains the command, status, time and output of every step, whether or not the step
+succeeds. A step that fails does not prevent the others.
 
 usage: python scripts/gpu_acceptance.py cuda|cpu FOLDER
 """
@@ -31,7 +31,7 @@ from capsule.machine.gpu import load_nvml
 
 ROOT = Path(__file__).resolve().parents[1]
 CAPSULE = (sys.executable, "-m", "capsule")
-# What is set besides a spec, by the kind of accelerator. A context of CUDA needs more memory.
+# Settings in addition to a spec, by the kind of accelerator. A context of CUDA needs more memory.
 ACCELERATORS: dict[str, tuple[str, ...]] = {
     "cuda": (
         "accelerator={kind: cuda, cuda: '13.0', cudnn: '>=9.10', driver: '>=580.65'}",
@@ -39,20 +39,22 @@ ACCELERATORS: dict[str, tuple[str, ...]] = {
     ),
     "cpu": ("accelerator={kind: cpu, numerics: native}",),
 }
-# Specs of a minute or two on a CPU, all on Breakout, and what is set besides. IMPALA's actors play
-# in lockstep, as the bits of an asynchronous run depend on who comes first.
+# Specs of a minute or two on a CPU, all on Breakout, and further settings. IMPALA's actors play in
+# lockstep, because the bits of an asynchronous run depend on the order of arrival.
 TRAINERS: dict[str, tuple[str, ...]] = {
     "dqn": (),
     "r2d2": (),
     "impala": ("trainer.schedule={mode: lockstep, policy_lag: 2}",),
 }
-# What makes a GPU's results vary (Nagarajan et al. 2019, arXiv:1809.05676, section 4, group GPU).
-# TF32 has other bits and another speed, but the same ones each time, and so is tried by itself.
+# Settings with which a GPU's results vary (Nagarajan et al. 2019, arXiv:1809.05676, section 4,
+# group GPU). TF32 gives different bits at a different speed, but the same bits each time, so it is
+# tested separately.
 LOOSE = ("determinism.algorithms=off", "determinism.cudnn_benchmark=true")
 TF32 = ("determinism.tf32=true",)
-GRAPHS = ("accelerator.cuda_graphs=true",)  # which changes no bit, and exists for these trainers:
+GRAPHS = ("accelerator.cuda_graphs=true",)  # changes no bit; supported by these trainers:
 WITH_GRAPHS = ("dqn", "r2d2")
-# What is asked about the machine, and how: a step each, so that one that fails hides no other.
+# Facts about the machine, and the commands that print them. Each is a step, so that a command that
+# fails does not hide the others.
 QUESTIONS: dict[str, tuple[str, ...]] = {
     "the driver": ("nvidia-smi", "-q"),
     "the container toolkit": ("nvidia-ctk", "--version"),
@@ -72,7 +74,8 @@ BENCHMARKS = {
 }
 READ_BACK = (contract.RUNTIME, contract.FAILURE)
 LOG_BYTES = 64 << 10  # of the log of a failed run, from its end
-# Of a file of a bundle. Networks and layers are larger, and GitHub takes attachments up to 25 MB.
+# The maximum size of a member of a bundle in the report. Networks and layers are larger, and GitHub
+# accepts attachments of up to 25 MB.
 MEMBER_BYTES = 2 << 20
 KEY = "key"
 NAMESPACE = "capsule-gpu-acceptance"  # of the report's signature
@@ -84,12 +87,12 @@ class Step:
     """One command of the acceptance.
 
     Attributes:
-        name: What it is for.
-        command: Its words.
+        name: Purpose of the command.
+        command: The command and its arguments.
         status: Exit status; None if it took too long.
-        seconds: Time it took.
-        output: What it wrote to standard output.
-        errors: What it wrote to standard error.
+        seconds: Wall-clock time in seconds.
+        output: Standard output.
+        errors: Standard error.
     """
 
     name: str
@@ -101,7 +104,7 @@ class Step:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The JSON object that it printed; empty if it printed none."""
+        """The JSON object that the command printed; empty if it printed none."""
         try:
             return dict(json.loads(self.output))
         except ValueError:
@@ -109,7 +112,7 @@ class Step:
 
     @property
     def summary(self) -> str:
-        """Its status, and the last line that it wrote for readers."""
+        """The status of the command, and the last line that it wrote for readers."""
         text = self.errors if self.document else self.output.strip() or self.errors
         last = (text.strip() or "no output").splitlines()[-1]
         return f"- {self.name}: status {self.status} after {self.seconds:.0f} s: {last[:200]}"
@@ -117,14 +120,14 @@ class Step:
 
 @dataclass
 class Acceptance:
-    """The steps so far, and the folder that they write to."""
+    """The steps so far, and the folder to which they write."""
 
     kind: str
     folder: Path
     steps: list[Step] = field(default_factory=list)
 
     def do(self, name: str, *words: object) -> Step:
-        """Execute a command in the folder, and keep what it said."""
+        """Execute a command in the folder, and keep its output."""
         command = list(map(str, words))
         note(f"== {name}")
         begun = time.monotonic()
@@ -149,7 +152,7 @@ class Acceptance:
         return step
 
     def spec(self, name: str, *settings: str) -> list[object]:
-        """Return the words that name a trainer's spec with settings."""
+        """Return the arguments that name a trainer's spec with settings."""
         changes = (*ACCELERATORS[self.kind], *TRAINERS[name], *settings)
         words = [word for each in changes for word in ("--set", each)]
         return [ROOT / "specs" / f"{name}-breakout-small.yaml", *words]
@@ -183,7 +186,7 @@ class Acceptance:
 
 
 def accept(acceptance: Acceptance) -> Iterator[str]:
-    """Do every step, and yield the lines of the summary."""
+    """Execute every step, and yield the lines of the summary."""
     acceptance.do("a key for this report", *CAPSULE, "keygen", KEY)
     on_gpu = acceptance.kind == "cuda"
     if on_gpu:
@@ -216,38 +219,39 @@ def accept(acceptance: Acceptance) -> Iterator[str]:
 def _twice(
     acceptance: Acceptance, name: str, run: Step, title: str, settings: Sequence[str]
 ) -> str:
-    """Run twice with other settings than in a run: do results vary, and how fast is each?"""
+    """Run twice with settings that differ from those of a run, and compare results and speeds."""
     others = [acceptance.train(name, f"run {which} {title}", *settings) for which in (1, 2)]
     usual, *found = (acceptance.shown(each) for each in (run, *others))
     first, second = found
     if usual is None or first is None or second is None:
         return f"- {name} {title}: a run failed"
     same = "the same network twice" if first[0] == second[0] else "another network each time"
-    speeds = f"{usual[1]:,.0f} agent steps/s as usual, {first[1]:,.0f} {title}"
+    speeds = f"{usual[1]:,.0f} agent steps/s in the first run, {first[1]:,.0f} {title}"
     return f"- {name} {title}: {same}; {speeds}"
 
 
 def _several(acceptance: Acceptance, alone: Step) -> Iterator[str]:
-    """Share IMPALA's gradient between two GPUs, where there are two."""
+    """Share IMPALA's gradient between two GPUs, if there are two."""
     gpus = len(visible_devices(read_devices(load_nvml()), os.environ))
     if gpus < 2:
-        yield f"- impala with two learners: not tried, as {gpus} GPU is visible"
+        yield f"- impala with two learners: not tested, because visible GPUs: {gpus}"
         return
     both = acceptance.train("impala", "run with two learners", options=("--learners", "2"))
     yield _compared(acceptance, "impala with two learners", alone, both)
 
 
 def _compared(acceptance: Acceptance, title: str, usual: Step, other: Step) -> str:
-    """Compare a run with the usual one, whose network it must have."""
+    """Compare a run with the first one, which must have the same network."""
     before, after = (acceptance.shown(each) for each in (usual, other))
     if before is None or after is None:
         return f"- {title}: a run failed"
     same = "the same network" if before[0] == after[0] else "**another network**"
-    return f"- {title}: {same}; {before[1]:,.0f} agent steps/s as usual, {after[1]:,.0f} so"
+    speeds = f"{before[1]:,.0f} agent steps/s in the first run, {after[1]:,.0f} in this one"
+    return f"- {title}: {same}; {speeds}"
 
 
 def pack(acceptance: Acceptance, summary: Sequence[str]) -> Path:
-    """Write the report, and what it is based on, into one archive."""
+    """Write the report and the documents on which it is based into one archive."""
     folder = acceptance.folder
     described = acceptance.do("the commit", "git", "-C", ROOT, "describe", "--always", "--dirty")
     commit = described.output.strip() or "an unknown commit"
@@ -283,7 +287,7 @@ def _add_small_members(bundle: Path, stream: tarfile.TarFile, place: str) -> Non
 
 
 def _of_failed(folder: Path) -> Iterator[Path]:
-    """Yield what explains runs without a bundle: what was read back, why, and the log's end."""
+    """Yield the files that explain runs without a bundle: flags, failure and the end of the log."""
     for directory in folder.glob("runs/*"):
         if any(directory.glob("*.capsule.tar")):
             continue
@@ -295,9 +299,9 @@ def _of_failed(folder: Path) -> Iterator[Path]:
 
 
 def signed(archive: Path, key: Path) -> str:
-    """Sign an archive as ssh-keygen does, and return the path of the signature, or why not.
+    """Sign an archive as ssh-keygen does; return the path of the signature, or the error.
 
-    OpenSSH reads private keys in PKCS#8 only since 9.6, so it does not sign itself.
+    ssh-keygen itself is not used, because OpenSSH reads private keys in PKCS#8 only since 9.6.
     """
     path = archive.with_name(f"{archive.name}.sig")
     try:
@@ -308,13 +312,13 @@ def signed(archive: Path, key: Path) -> str:
 
 
 def note(line: str) -> None:
-    """Write a line at once."""
+    """Write a line without buffering."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 
 
 def main(kind: str, folder: Path) -> int:
-    """Do it; the status says whether every trainer's run was reproduced bit for bit."""
+    """Test the GPU; return 0 if the run of every trainer was reproduced bit for bit, or else 1."""
     folder.mkdir(parents=True)
     acceptance = Acceptance(kind, folder.resolve())
     summary: list[str] = []

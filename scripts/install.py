@@ -1,9 +1,9 @@
 # ruff: noqa: INP001
-"""Install this checkout, editable, with the packages that requirements/*.txt lock.
+"""Install this checkout in editable mode, with the packages that requirements/*.txt lock.
 
-uv installs them from the sources that pip is configured for, and refuses a file whose SHA-256 is
-not locked. The training side has the versions that a spec pins by default, so that tests run what
-images hold. scripts/lock.py writes the lock.
+uv installs them from the sources for which pip is configured, and rejects a file whose SHA-256 is
+not locked. The training side has the versions that a spec pins by default, so that tests run with
+the packages of images. scripts/lock.py writes the lock.
 
 usage: python scripts/install.py [train] [dev]
 """
@@ -23,11 +23,11 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main(parts: list[str]) -> int:
-    """Install the host side and ``parts`` into the environment that runs this; return a status."""
+    """Install the host side and ``parts`` into the current environment; return a status."""
     needed = ["setup", "host", *(["train"] if parts else []), *(["dev"] if "dev" in parts else [])]
     locked = [word for name in needed for word in ("--requirements", str(part_file(name)))]
-    # Building the native parts needs hatchling and ziglang, which are locked with dev. Where these
-    # are installed, they build: the C library that the compiler makes for itself serves tests, too.
+    # Building the native parts needs hatchling and ziglang, which are locked with dev. If they are
+    # installed, they build: tests also use the C library that the compiler builds for itself.
     builder = (
         ["--no-build-isolation"]
         if "dev" in parts
@@ -45,13 +45,13 @@ def main(parts: list[str]) -> int:
 
 
 def part_file(name: str) -> Path:
-    """Return the file that locks one part of the environment."""
+    """Return the path of the file that locks one part of the environment."""
     return ROOT / "requirements" / f"{name}.txt"
 
 
 def source_options(sources: MachineSources) -> list[str]:
     """Return pip's package sources as options of uv, which does not read them itself."""
-    # The default index has torch for GPUs only.
+    # The default index has builds of torch for GPUs only.
     backend = [] if sources.configured else ["--torch-backend", "cpu"]
     return [*sources.uv_arguments(), *backend]
 

@@ -1,12 +1,13 @@
 # ruff: noqa: INP001
-"""Write requirements/*.txt: what scripts/setup.sh installs, by version and SHA-256.
+"""Write requirements/*.txt: the packages that scripts/setup.sh installs, by version and SHA-256.
 
 One resolution covers Python 3.11 to 3.14. It is divided into files that build on one another:
-setup.txt (what scripts/install.py itself needs), host.txt, train.txt and dev.txt. The training
-packages have the versions that a spec pins by default (ImageSpec in experiment/spec/image.py).
+setup.txt (the packages that scripts/install.py itself needs), host.txt, train.txt and dev.txt. The
+training packages have the versions that a spec pins by default (ImageSpec in
+experiment/spec/image.py).
 
-Versions that are locked already stay where pyproject.toml permits. Options are passed on to
-``uv pip compile``: --upgrade, --upgrade-package NAME, --exclude-newer DATE.
+Locked versions do not change if pyproject.toml permits them. Options are passed on to ``uv pip
+compile``: --upgrade, --upgrade-package NAME, --exclude-newer DATE.
 
 usage: .venv/bin/python scripts/lock.py [OPTION ...]
 """
@@ -29,7 +30,7 @@ from capsule.image.resolution.sources import machine_sources
 OLDEST_PYTHON = "3.11"
 PROJECT = str(ROOT / "pyproject.toml")
 EXTRAS = ["train", "cluster", "sigstore", "memory-tasks", "wandb"]
-# Each file adds to those before it what these inputs of `uv pip compile` need.
+# Each file adds to the earlier files the packages that these inputs of `uv pip compile` need.
 PARTS = {
     "setup": [str(ROOT / "scripts" / "install.in")],
     "host": [PROJECT],
@@ -52,7 +53,7 @@ def main(options: list[str]) -> int:
         everything = Path(folder, "everything.txt")
         everything.write_text(
             "\n".join(before)
-        )  # without digests, which uv would not ask for again
+        )  # without digests; otherwise uv would not request new ones
         done = compile_lock(
             [*PARTS["dev"], *PARTS["setup"], "--generate-hashes", *options], pins, everything
         )
@@ -65,7 +66,7 @@ def main(options: list[str]) -> int:
                 return done
             names = set(map(project_name, read_entries(part)))
             chosen = {head: left.pop(head) for head in list(left) if project_name(head) in names}
-            # A mirror may hold the wheels of one Python only: what was known of a version stays.
+            # A mirror may have wheels of one Python only, so known digests of a version are kept.
             joined = {head: chosen[head] | before.get(head, set()) for head in chosen}
             part_file(name).write_text(HEADER + as_text(joined))
             sys.stdout.write(f"{part_file(name).relative_to(ROOT)}: {len(joined)} entries\n")
@@ -83,7 +84,7 @@ def compile_lock(inputs: list[str], constraints: Path, output: Path) -> int:
 
 
 def training_pin(requirement: str) -> str:
-    """Return a package of the default spec as this environment installs it: torch for CPUs."""
+    """Return a package of the default spec as this environment installs it: torch's CPU build."""
     return f"{requirement}+cpu" if Requirement(requirement).name == "torch" else requirement
 
 

@@ -1,11 +1,11 @@
 # shellcheck shell=bash
-# Sourced: installing Debian packages without asking, and without starting any service.
+# To be sourced: installs Debian packages without questions and without starting services.
 
 install_debian_packages() {
   printf 'setup: installing %s\n' "$*" >&2
   (
     export DEBIAN_FRONTEND=noninteractive
-    # A machine without systemd has no one to keep a service; whoever needs it starts it.
+    # A machine without systemd has no service manager; scripts start the services that they need.
     policy=/usr/sbin/policy-rc.d
     if [ ! -d /run/systemd/system ] && [ ! -e "$policy" ]; then
       printf '#!/bin/sh\nexit 101\n' >"$policy"
@@ -23,8 +23,8 @@ update_and_install() {
     >/dev/null 2>.cache/apt.log || { cat .cache/apt.log >&2; return 1; }
 }
 
-# Run a command until it succeeds, four times at most: another apt may have the locks of the lists,
-# and a mirror may be unavailable for a moment.
+# Run a command until it succeeds, four times at most: another apt may hold the locks of the lists, and
+# a mirror may be unavailable for a moment.
 patiently() {
   local pause
   for pause in 10 30 60; do
@@ -35,8 +35,8 @@ patiently() {
   "$@"
 }
 
-# The package ca-certificates replaces the bundle that it finds; one that was put there by hand
-# is the machine's way to its package sources, so it becomes part of the new one.
+# The package ca-certificates replaces an existing bundle. A bundle that was installed by hand may be
+# required for the machine's package sources, so it becomes part of the new one.
 keep_certificates() {
   local bundle=/etc/ssl/certs/ca-certificates.crt own=/usr/local/share/ca-certificates
   if [ -e "$bundle" ] && ! command -v update-ca-certificates >/dev/null; then

@@ -1,11 +1,13 @@
 # ruff: noqa: INP001
-"""Add what this version ships to images/releases.json, so that later versions know it.
+"""Add this version's training code, recipes and base layers to images/releases.json.
 
-Nothing that is listed there is ever removed or changed. ``scripts/release.sh`` runs this.
+Later versions read this list. Its entries are never removed or changed. ``scripts/release.sh`` runs
+this script.
 
 usage: python scripts/record_release.py [--check]
 
-With --check nothing is written, and the status is 1 if this version is not listed as it is.
+With --check nothing is written, and the status is 1 if the list does not contain this version with
+these digests.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ PLACE = Path(__file__).parents[1] / "images" / "releases.json"
 
 
 def with_this_version(listed: Releases) -> Releases:
-    """Return the releases with this version among them.
+    """Return the releases including this version.
 
     Raises:
         SystemExit: This version was released with other training code.
@@ -54,7 +56,7 @@ def with_this_version(listed: Releases) -> Releases:
 
 
 def main(*, check: bool) -> None:
-    """Write the file, or compare it."""
+    """Write or check the file."""
     found = with_this_version(releases())
     if check:
         raise SystemExit(int(found != releases()))

@@ -10,9 +10,9 @@
 #   bash scripts/release.sh sign OUT KEY         check everything and that a key in KEYS signed the tag
 #                                                of this commit; build, and sign with KEY
 #
-# KEY is the project's private SSH key (ssh-keygen -t ed25519). It never lies in the repository: its
-# public half does, in KEYS, in the form of allowed_signers (ssh-keygen(1)) with the principal
-# release@capsule-rl.dev. Nothing is uploaded and nothing is pushed; the last lines of release say what to do.
+# KEY is the project's private SSH key (ssh-keygen -t ed25519), which is never in the repository. KEYS
+# contains its public half, in the form of allowed_signers (ssh-keygen(1)) with the principal
+# release@capsule-rl.dev. Nothing is uploaded or pushed; the last lines of release describe the next steps.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
@@ -33,13 +33,13 @@ build_in() {
   shift 2
   mkdir -p "$folder" "$target"
   tar -x -C "$folder" --strip-components 1
-  # One umask and one time zone; the files' own times are replaced by the epoch.
+  # All builds have the same umask and time zone, and the epoch replaces the times of files.
   (cd "$folder" && umask 022 && export TZ=UTC LC_ALL=C.UTF-8 SOURCE_DATE_EPOCH=$epoch &&
     "$tool" -m hatchling build -d "$target" "$@" &&
     CAPSULE_WHEEL=pure "$tool" -m hatchling build -d "$target" -t wheel) >/dev/null
 }
 
-commit=$(git rev-parse HEAD) # tests and builds take long, and HEAD may move meanwhile
+commit=$(git rev-parse HEAD) # tests and builds take long, and HEAD may change meanwhile
 
 # build OUT: builds in folders of different names and depths, which must be equal
 build() {
@@ -84,11 +84,11 @@ check() {
 sign() {
   local out=$1 key=$2
   build "$out"
-  # The listed training code has the native parts of this folder; those of the wheel must be equal.
+  # The digest in the list covers the native parts of this folder; those of the wheel must be equal.
   "$python" -m zipfile -e "$out/capsule_rl-$version"-*_x86_64.whl "$scratch/wheel"
   diff -r capsule/native/lib "$scratch/wheel/capsule/native/lib" ||
     fail "the wheel has other native parts"
-  # What signs is what KEYS says: the signature is checked with it at once.
+  # The signature is checked with KEYS at once, so that KEY must be one of the listed keys.
   rm -f "$out/SHA256SUMS.sig"
   ssh-keygen -q -Y sign -f "$key" -n "$namespace" "$out/SHA256SUMS"
   ssh-keygen -Y verify -f KEYS -I "$principal" -n "$namespace" -s "$out/SHA256SUMS.sig" \

@@ -2,18 +2,19 @@
 # Runs the tests of the native parts against builds with sanitizers, in a copy of this checkout.
 #
 #   launcher with supervisor, enclose   AddressSanitizer, UndefinedBehaviorSanitizer
-#   kernels                             both; the tests' Python preloads the former's library
-#   interposer, maths                   UndefinedBehaviorSanitizer: they are preloaded themselves
+#   kernels                             both; the tests' Python preloads AddressSanitizer's library
+#   interposer, maths                   UndefinedBehaviorSanitizer, because they are preloaded themselves
 #
-# The interposer cannot have AddressSanitizer, in whatever order the two are preloaded. If its runtime
-# comes first, as it demands, every program hangs before main: while the runtime initializes itself it
-# calls sysconf, which is the interposer's and attaches to the run before it answers; attaching calls
-# strcat, which is the runtime's and waits until the runtime is initialized. If the interposer comes
-# first and the runtime's check of the order is switched off, the runtime reports writes in execve
-# and posix_spawn that lie inside their arrays.
+# AddressSanitizer does not support the interposer, in either order of preloading. If the runtime of
+# AddressSanitizer comes first, as it requires, every program hangs before main: while the runtime
+# initializes itself, it calls the interposer's sysconf, which attaches to the run before it answers.
+# Attaching calls the runtime's strcat, which waits until the runtime is initialized. If the interposer
+# comes first and the runtime's check of the order is switched off, the runtime reports writes in execve
+# and posix_spawn that are inside their arrays.
 #
-# Leaks are not reported: a launcher ends with its run, and frees nothing for that. A finding ends the
-# process that it is in, and so its test. As root, missing Debian packages are installed.
+# Leaks are not reported, because a launcher ends with its run and does not free its memory before. A
+# finding ends the process in which it occurs, and so its test. As root, the script installs missing
+# Debian packages.
 #
 # usage: sanitize.sh [pytest arguments]      without any, all tests below
 set -euo pipefail
@@ -37,7 +38,7 @@ ln -s "$PWD/.cache/zig" "$copy/.cache/zig" # what compiling the tests' programs 
 sources() {
   PYTHONPATH=. "$python" -c 'import sys, hatch_build; print(*hatch_build.PARTS[sys.argv[1]][0])' "$1"
 }
-# The kernel's headers of the release: Debian's are older.
+# The kernel headers that the release build uses; Debian's are older.
 headers=$("$python" -c 'import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).parent)')
 headers=$headers/lib/libc/include
 # build PART FLAGS...: from the sources of the release, with the flags that change results.
@@ -53,7 +54,7 @@ build() {
 both=-fsanitize=address,undefined
 library=(-shared -fPIC -fvisibility=hidden)
 undefined=(-fsanitize=undefined -fsanitize-minimal-runtime -ftls-model=initial-exec)
-# Programs that the tests start with variables of their own have the option nonetheless.
+# This option also applies to programs that the tests start with other environment variables.
 options=$copy/.cache/options.c
 printf 'const char *__asan_default_options(void) { return "detect_leaks=0"; }\n' >"$options"
 build capsule-launch "$both" "$options"

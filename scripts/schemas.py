@@ -1,8 +1,8 @@
 # ruff: noqa: INP001
 """Write schemas/: a JSON Schema for each document of the format, from the models that read it.
 
-To be run after every change of such a model. A test compares the files with what this would write.
-The lines of a trace are the exception: no model reads them, and their schema is written out here.
+Run this script after every change of such a model; a test compares the files with its output. The
+lines of a trace are the exception: no model reads them, so their schema is written in this script.
 
 usage: python scripts/schemas.py
 """
@@ -103,8 +103,13 @@ def _named(value: dict[str, Any], what: str) -> dict[str, Any]:
 def trace_schema() -> dict[str, Any]:
     """Return the JSON Schema of a line of a trace, which is a record or closes a segment."""
     draws = {"type": "string", "pattern": "^[0-9]+:[0-9a-f]{64}$"}
-    streams = _named(draws, "Draws so far, and head of the chain, of each random stream.")
-    last = {"type": ["string", "null"], "description": "Hexadecimal floating-point number of C99."}
+    streams = _named(
+        draws, "Number of draws so far, and head of the chain, of each random stream, by name."
+    )
+    last = {
+        "type": ["string", "null"],
+        "description": "A hexadecimal floating-point number of C99; null before the first loss.",
+    }
     digest = {"type": "string", "pattern": "^([0-9a-f]{32})?$"}
     loss = {
         "type": "object",
@@ -125,7 +130,7 @@ def trace_schema() -> dict[str, Any]:
     step = {
         "type": "integer",
         "exclusiveMinimum": 0,
-        "description": "Agent steps of the run so far.",
+        "description": "Number of agent steps of the run so far.",
     }
     record = {
         "type": "object",
@@ -154,9 +159,9 @@ def trace_schema() -> dict[str, Any]:
 def schema_of(name: str) -> dict[str, Any]:
     """Return the JSON Schema of a document.
 
-    A spec, a study and an event may leave out whatever has a default. Every other document spells
-    its fields out, but for those that were added after version 1, which it leaves out where they
-    have the value ``absent``.
+    A spec, a study and an event may omit fields that have a default. Every other document contains
+    all its fields, except fields that were added after version 1, which it omits if they have the
+    value ``absent``.
     """
     trace = name == "trace"
     schema = trace_schema() if trace else MODELS[name].model_json_schema(by_alias=True)

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Makes this checkout ready to use: .venv with Capsule in it, and a container engine if it can.
+# Prepares this checkout: it makes .venv with Capsule in it, and starts a container engine if possible.
 #
-# Needs Python 3.11 or newer and git, nothing else. As root on Debian it installs what is missing
-# and starts Docker when none runs; otherwise runs use the plain-process engine. May be repeated
-# and interrupted. The machine's own pip, apt and certificate configuration is honoured.
+# The script needs only Python 3.11 or newer and git. As root on Debian it installs missing packages
+# and starts Docker if no engine answers; otherwise runs use the plain-process engine. It can be
+# interrupted and repeated, and uses the machine's configuration of pip, apt and certificates.
 #
 # usage: setup.sh [--no-engine] [train] [dev]
 set -euo pipefail
@@ -28,7 +28,7 @@ done
 is_root() { [ "$(id -u)" -eq 0 ]; }
 has() { command -v "$1" >/dev/null; }
 
-# A client alone may have no engine to talk to: Podman, for example, needs its service.
+# A client may be installed without a running engine: Podman, for example, needs its service.
 has_engine() {
   [ -n "${DOCKER_HOST:-}${CONTAINER_HOST:-}" ] || has dockerd ||
     { has docker && docker version >/dev/null 2>&1; } ||
@@ -56,7 +56,7 @@ install_packages() {
 
 # ---- .venv
 
-# Changes when what would be installed changes, and when the checkout moves.
+# A text that changes when the packages to be installed change, and when the checkout moves.
 stamp() {
   {
     cat pyproject.toml hatch_build.py requirements/*.txt
@@ -77,7 +77,7 @@ installed() {
 
 finished_before() { compgen -G '.venv/stamp-*' >/dev/null; }
 
-# Whole, and made at this place: its programs name their interpreter by path.
+# Whether .venv is complete and was made at this place: its programs name their interpreter by path.
 usable_venv() {
   .venv/bin/python -m pip --version >/dev/null 2>&1 && grep -qF "$PWD/.venv/" .venv/bin/pip
 }
@@ -85,11 +85,11 @@ usable_venv() {
 install_capsule() {
   if installed; then return; fi
   say "installing Capsule${parts[*]:+ with ${parts[*]}} into .venv"
-  # uv takes a package for installed if its metadata is there, which it writes first: after an
-  # installation that did not end, everything is installed anew.
+  # uv considers a package installed if its metadata exist, which it writes first. So after an
+  # interrupted installation, everything is installed again.
   { finished_before && usable_venv; } || python3 -m venv --clear .venv
   rm -f .venv/stamp-*
-  # pip, which the machine is configured for, brings uv, which installs the rest ten times faster.
+  # pip, for which the machine is configured, installs uv, which installs the rest ten times faster.
   .venv/bin/python -m pip install -qq --no-compile --disable-pip-version-check \
     --require-hashes --requirement requirements/setup.txt
   PYTHONPATH=. .venv/bin/python scripts/install.py "${parts[@]}"
@@ -120,7 +120,7 @@ prepare_engine() {
   say "no container engine answers: runs will use the plain-process engine (--engine process)"
 }
 
-# One at a time per checkout; a daemon started below must not inherit the lock.
+# Only one setup runs at a time per checkout; a daemon started below must not inherit the lock.
 exec 9>.cache/setup.lock
 flock 9
 install_packages

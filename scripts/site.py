@@ -1,9 +1,9 @@
 # ruff: noqa: INP001
-"""Build the documentation site of the Markdown pages in this repository.
+"""Build the documentation site from the Markdown pages in this repository.
 
-The pages are those that GitHub shows, with the same links between them. docs/README.md decides the
-navigation. Files that pages link to, such as specs, are part of the site; folders that they link to
-get a page that lists their files. A link that leads nowhere is an error.
+The pages are those that GitHub shows, with the same links between them. docs/README.md determines
+the navigation. Files to which pages link, such as specs, are part of the site, and a folder to
+which a page links gets a page that lists its files. A broken link is an error.
 
 usage: .venv/bin/python scripts/site.py [FOLDER]     FOLDER is site/ by default
 """
@@ -56,7 +56,7 @@ toggle.name = "Switch to light mode"
 
 
 class Page(HTMLParser):
-    """The links of a page of the site, and the places in it that links can lead to."""
+    """The links of a page of the site, and the anchors in it to which links can lead."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002
-        """Note what an element links to and is called."""
+        """Note the link and the name of an element."""
         for name, value in attrs:
             if value is not None and name in ("href", "src"):
                 self.links.append(value)
@@ -74,8 +74,8 @@ class Page(HTMLParser):
 
 
 def main(folder: Path) -> int:
-    """Build the site in a new folder, or in place of an earlier site; return a status."""
-    # Only what this script wrote is deleted.
+    """Build the site in a new folder, or replace an earlier site; return a status."""
+    # Only a site that this script wrote is deleted.
     if folder.exists() and any(folder.iterdir()) and not (folder / MARK).exists():
         sys.stderr.write(f"site: {folder} is not empty, and not a site\n")
         return 2
@@ -104,7 +104,7 @@ def main(folder: Path) -> int:
 
 
 def markdown_pages() -> Iterator[str]:
-    """Yield the pages of the repository that readers are meant to see."""
+    """Yield the pages of the repository that belong to the site."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
         cwd=ROOT,
@@ -116,7 +116,7 @@ def markdown_pages() -> Iterator[str]:
 
 
 def linked_files(page: str) -> Iterator[Path]:
-    """Yield the files and folders of the repository that a page links to."""
+    """Yield the files and folders of the repository to which a page links."""
     for link in LINK.findall((ROOT / page).read_text()):
         path = unquote(urlsplit(link).path)
         target = (ROOT / page).parent / path
@@ -154,14 +154,14 @@ def navigation(pages: list[str]) -> Iterator[str]:
 
 
 def target(link: str) -> str:
-    """Return the page of the repository that a link of docs/README.md leads to."""
+    """Return the page of the repository to which a link of docs/README.md leads."""
     path = ((ROOT / INDEX).parent / urlsplit(link).path).resolve()
     page = str(path.relative_to(ROOT))
     return "" if page == "README.md" else page
 
 
 def broken_links(site: Path) -> Iterator[str]:
-    """Yield the links within a site that lead nowhere."""
+    """Yield the broken links within a site."""
     found = {path: Page(path.read_text()) for path in site.rglob("*.html")}
     for path, page in found.items():
         if path.name == "404.html":  # it is shown at any address, so its links are absolute

@@ -128,12 +128,12 @@ def test_everything_that_is_open_is_tried(accepted, gpus, monkeypatch):
     summary = "\n".join(report["summary"])
     for name in TRAINED:
         assert f"- **{name}: reproduced-bitwise**" in summary
-    assert "- dqn without flags: the same network twice; 1,234 agent steps/s as usual" in summary
+    assert "- dqn without flags: the same network twice; 1,234 agent steps/s in the" in summary
     assert "- r2d2 without flags: another network each time" in summary
     assert "- dqn with TF32: the same network twice" in summary
-    assert "- dqn with CUDA graphs: the same network; 1,234 agent steps/s as usual" in summary
+    assert "- dqn with CUDA graphs: the same network; 1,234 agent steps/s in the first" in summary
     assert "- r2d2 with CUDA graphs: **another network**" in summary
-    assert "- impala with two learners: not tried, as 1 GPU is visible" in summary
+    assert "- impala with two learners: not tested, because visible GPUs: 1" in summary
     steps = {step["name"]: step["command"] for step in report["steps"]}
     assert {*gpu_acceptance.QUESTIONS, "dqn: build", "dqn: benchmark", "r2d2: benchmark"} < {*steps}
     assert steps["dqn: run as a plain process"][-5:-3] == ["--engine", "process"]

@@ -210,9 +210,9 @@ def test_the_ceiling_by_hand():
         impala.ALE.name: [300.0, 320.0, 340.0],
     }
     text = impala.ceiling(speeds)
-    assert ": 200, of which the trainer has 80.0%" in text
-    assert "of ALE's own speed it has 50.0%" in text
-    assert "emulators' speed it has 25.0%, and its actors 50.0%" in text
+    assert ": 200, of which the trainer reaches 80.0%" in text
+    assert "50.0% of ALE's own speed" in text
+    assert "25.0% of the emulators' speed, of which its actors reach 50.0%" in text
 
 
 # The comparison

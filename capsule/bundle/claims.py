@@ -1,4 +1,4 @@
-"""Claims (facts a re-execution must give again) and observations (facts that need not recur)."""
+"""Claims (facts that a re-execution must reproduce) and observations (facts that it need not)."""
 
 from __future__ import annotations
 
@@ -42,34 +42,36 @@ ImageDigest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 class ImageClaim(Model):
     """The image, by content (OCI image-spec: config digest and uncompressed layer digests)."""
 
-    config: ImageDigest
-    layers: tuple[ImageDigest, ...]
+    config: ImageDigest = Field(description="Digest of the image configuration.")
+    layers: tuple[ImageDigest, ...] = Field(
+        description="Digests of the uncompressed layers, from the bottom up."
+    )
 
 
 class TraceClaim(Model):
     """The whole trace, by the head of its hash chain."""
 
-    records: int
-    head: Sha256
+    records: int = Field(description="Number of records.")
+    head: Sha256 = Field(description="Head of the chain after the last record.")
 
 
 class CheckpointClaim(Model):
     """One checkpoint, by the digest of its tensor digests."""
 
-    step: int
-    digest: Sha256
+    step: int = Field(description="Agent steps before the checkpoint.")
+    digest: Sha256 = Field(description="SHA-256 of its entry in run/checkpoints.json.")
 
 
 class Claims(Model):
     """The claims of every run. *Reproduced* means that the claims are equal, byte for byte."""
 
-    lock: Sha256
+    lock: Sha256 = Field(description="SHA-256 of the lock.")
     image: ImageClaim | None = Field(
         description="The image; null if none was used (engine 'process')."
     )
     relaxations: tuple[str, ...] = Field(description="Names of all guarantees that were given up.")
-    flags: Facts
-    libraries: Facts
+    flags: Facts = Field(description="Determinism flags, as they were read back during the run.")
+    libraries: Facts = Field(description="Version of each library that was loaded, by name.")
     entropy_profile: Sha256 | None = Field(
         None,
         description="SHA-256 of the recorded randomness; null if the spec does not record it.",
@@ -89,7 +91,9 @@ class TrainingClaims(Claims):
     """The claims of a run of one of Capsule's own trainers."""
 
     schema_id: Literal["capsule/claims/v1"] = Field("capsule/claims/v1", alias="schema")
-    streams: tuple[contract.StreamProfile, ...]
+    streams: tuple[contract.StreamProfile, ...] = Field(
+        description="The random streams of the trainer."
+    )
     schedule: Sha256 | None = Field(
         None,
         description="Digest of the schedule log; null if the spec does not record the schedule.",
@@ -97,9 +101,9 @@ class TrainingClaims(Claims):
     trace: TraceClaim
     checkpoints: tuple[CheckpointClaim, ...]
     evaluation: contract.Evaluation
-    steps: int
-    episodes: int
-    parameters: Sha256
+    steps: int = Field(description="Number of agent steps.")
+    episodes: int = Field(description="Number of episodes that ended.")
+    parameters: Sha256 = Field(description="Digest of the final parameters.")
 
 
 class ProgramClaims(Claims):
@@ -122,7 +126,7 @@ class ProgramClaims(Claims):
 
     @property
     def nothing(self) -> bool:
-        """Whether the program left no trace that a re-execution could give again."""
+        """Whether the program left no output that a re-execution could reproduce."""
         printed = self.standard_output is not None and self.standard_output.size > 0
         return not (self.outputs or self.deleted or self.empty_folders or printed)
 
@@ -142,13 +146,13 @@ class ProgramClaims(Claims):
 
 
 def steps_per_second(claims: TrainingClaims | ProgramClaims, seconds: float) -> float | None:
-    """Return the speed of a run of so many seconds; None for a program, which counts no steps."""
-    # A clock that was set back while the run lasted may make its time 0.
+    """Return the speed of a run of ``seconds``; None for a program, which counts no steps."""
+    # The measured time may be 0 if the clock was set back during the run.
     return claims.steps / seconds if isinstance(claims, TrainingClaims) and seconds else None
 
 
 def claims_model(lock: Lock) -> type[TrainingClaims | ProgramClaims]:
-    """Return what a run of ``lock`` claims."""
+    """Return the model of the claims of a run of ``lock``."""
     return ProgramClaims if isinstance(lock.spec.trainer, CommandTrainer) else TrainingClaims
 
 
@@ -162,10 +166,11 @@ class Observations(Model):
         "canonical listing of their paths and SHA-256."
     )
     started: str = Field(description="Start of the run in UTC (ISO 8601).")
-    finished: str
-    training_seconds: float
+    finished: str = Field(description="End of the run in UTC (ISO 8601).")
+    training_seconds: float = Field(description="Wall-clock time of the training in seconds.")
     steps_per_second: float | None = Field(
-        description="Agent steps per second; null for your own program."
+        description="Agent steps per second; null for your own program, and if the measured time "
+        "is 0."
     )
     engine: Facts
     device: dict[str, Any] = Field(
@@ -204,7 +209,7 @@ def open_run_file(folder: Path, path: str) -> BufferedReader:
     """Open a file of a run directory, which the training side wrote: no link, no device.
 
     Raises:
-        CapsuleError: CAP-B090 missing, or no regular file.
+        CapsuleError: CAP-B090 missing, or not a regular file.
     """
     with _reading(path, "file"):
         return open_beneath(folder, path)

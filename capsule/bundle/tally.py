@@ -90,7 +90,7 @@ class Receipt(Model):
     )
     trusted: bool
     identity: str | None = Field(
-        None, description="Identity that the reader's trust file lists for the key."
+        None, description="Identity that the reader's trust file lists for the key; null: none."
     )
     rejection_reason: str | None = Field(
         None, description="Reason why the receipt is not trusted; null if it is."

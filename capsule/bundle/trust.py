@@ -41,7 +41,8 @@ class Signer(Model):
     key: str | None = Field(description="Fingerprint of the key; null for a keyless signature.")
     identity: str | None = Field(
         None,
-        description=("Identity that the reader's trust file or a certificate lists for the key."),
+        description="Identity that the reader's trust file or a certificate lists for the key; "
+        "null: none.",
     )
     rejection_reason: str | None = Field(
         None, description="Reason why the signature does not count; null if it does."

@@ -200,9 +200,11 @@ class Finding(Model):
     code: str
     level: Level
     message: str = Field(description="Description of what was found.")
-    where: Location | None = Field(None, description="Line of the program, if it is known.")
+    where: Location | None = Field(
+        None, description="Line of the program; null if it is not known."
+    )
     text: str = Field("", description="Text of that line.")
-    operator: str | None = None
+    operator: str | None = Field(None, description="The torch operator; null if there is none.")
     mitigation: str
     patch: dict[str, Setting] = Field(description="Fields of the spec that --apply sets.")
 

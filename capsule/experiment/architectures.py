@@ -1,4 +1,4 @@
-"""Which GPUs the code in a build of CUDA kernels runs on.
+"""The GPUs on which the code in a build of CUDA kernels runs.
 
 The rules are those of the CUDA C++ Programming Guide, section "Compute Capabilities", and of
 ``nvcc``'s documentation, "GPU Feature List": binary code runs on GPUs of its major version and not

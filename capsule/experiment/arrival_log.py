@@ -1,7 +1,7 @@
-"""The arrival log: in which order results and messages reached a user program.
+"""The arrival log: the order in which results and messages reached a user program.
 
-A program that uses ``capsule.training.arrivals`` leaves one; ``capsule verify`` follows it. It is
-canonical JSON (RFC 8785), so one order of arrival has one document and one digest.
+A program that uses ``capsule.training.arrivals`` writes a log, and ``capsule verify`` follows it.
+It is canonical JSON (RFC 8785), so one order of arrival has one document and one digest.
 ``docs/bundle-format.md`` specifies it.
 
 Nothing here needs torch or numpy: hosts read logs with it.
@@ -67,7 +67,7 @@ class Messages(Model):
         # The order of the sources follows from that of the messages: one order has one document.
         first = [place for place in dict.fromkeys(self.order) if place != NOTHING]
         if first != list(range(len(self.sources))):
-            raise ValueError("the sources are not those of the messages, by their first arrival")
+            raise ValueError("the sources are not those of the messages, in order of first arrival")
         return self
 
 
@@ -82,12 +82,12 @@ class ArrivalLog(DigestedModel):
 
     @property
     def arrivals(self) -> int:
-        """How many results and messages arrived."""
+        """The number of results and messages that arrived."""
         return sum(sum(place != NOTHING for place in wait.order) for wait in self.waits.values())
 
 
 def parse_arrivals(data: bytes) -> ArrivalLog:
-    """Read a log, of which nothing is believed.
+    """Read an untrusted log.
 
     Raises:
         CapsuleError: CAP-T385, it is too large, not canonical, or not of this form.

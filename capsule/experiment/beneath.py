@@ -1,8 +1,8 @@
 """A folder that an untrusted program writes: measured, read and removed without following a link.
 
-``O_NOFOLLOW`` guards the last component of a path only, and a path can be longer than the kernel
-takes. So every component is opened by itself, relative to the folder above it (``openat(2)``).
-:mod:`capsule.experiment.files` says what Windows does instead.
+``O_NOFOLLOW`` applies to the last component of a path only, and a path can be longer than the
+kernel accepts. So every component is opened separately, relative to the folder above it
+(``openat(2)``). :mod:`capsule.experiment.files` describes the behaviour on Windows.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ MAX_ENTRIES = 100_000
 
 
 class UnboundedError(Exception):
-    """A folder is deeper than :data:`MAX_DEPTH` or holds more than :data:`MAX_ENTRIES`."""
+    """A folder is deeper than :data:`MAX_DEPTH`, or contains more than :data:`MAX_ENTRIES`."""
 
 
 @dataclass(frozen=True)
 class FolderEntry:
-    """Something in a folder.
+    """A file, link or folder in a folder.
 
     Attributes:
-        path: Relative to the folder; its bytes need not be UTF-8 (PEP 383).
-        facts: What ``lstat`` says of it.
+        path: Path relative to the folder; its bytes need not be UTF-8 (PEP 383).
+        facts: The result of ``lstat``.
     """
 
     path: str
@@ -52,7 +52,7 @@ class FolderEntry:
 def entries_beneath(folder: Path) -> Iterator[FolderEntry]:
     """Yield everything in a folder and its sub-folders, which may change meanwhile.
 
-    What vanishes is left out. At most :data:`MAX_DEPTH` descriptors are open at a time.
+    Entries that vanish are omitted. At most :data:`MAX_DEPTH` descriptors are open at a time.
 
     Raises:
         UnboundedError: Beyond the bounds on depth and number.
@@ -71,8 +71,8 @@ def open_beneath(folder: Path, path: str) -> BufferedReader:
     """Open the regular file at ``path`` below ``folder``, if no component of it is a link.
 
     Raises:
-        OSError: There is none, or it cannot be read; :class:`NotRegularError` if it is another
-            kind of file.
+        OSError: There is no such file, or it cannot be read; :class:`NotRegularError` if it is
+            another kind of file.
     """
     *parents, leaf = path.split("/")
     if not all(part not in {"", ".", ".."} for part in (*parents, leaf)):
@@ -89,12 +89,12 @@ def open_beneath(folder: Path, path: str) -> BufferedReader:
 def give_folder(folder: Path, owner: int) -> None:
     """Make ``owner`` the owner and the group of a folder and of all in it, links included (POSIX).
 
-    Every entry is reached by a descriptor of the folder above it, so that exchanging a folder for a
-    link meanwhile leads nowhere else.
+    Every entry is reached through a descriptor of the folder above it, so that a link that replaces
+    a folder meanwhile is not followed.
 
     Raises:
         UnboundedError: The folder is deeper than :data:`MAX_DEPTH`.
-        OSError: The kernel refuses.
+        OSError: The kernel denies it.
     """
     with _opened(folder) as descriptor:
         _give(descriptor, owner, 1)
@@ -116,7 +116,7 @@ def clear(path: Path) -> None:
     """Remove a folder as :func:`remove_folder` does, or a file or a link of this name, if any.
 
     Raises:
-        OSError: The kernel refuses.
+        OSError: The kernel denies it.
     """
     if path.is_dir() and not path.is_symlink():
         remove_folder(path)
@@ -125,20 +125,20 @@ def clear(path: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder that no process writes to, however deep it is and whatever it forbids.
+    """Remove a folder to which no process writes, at any depth and with any permissions.
 
-    Sub-folders are moved to the top before their turn comes, so that neither the stack nor the
+    Sub-folders are moved to the top before they are removed, so that neither the stack nor the
     number of descriptors grows with the depth.
 
     Raises:
-        OSError: The kernel refuses; something is left then.
+        OSError: The kernel denies it, and a part of the folder remains.
     """
     if not FOLDERS_OPEN:
         shutil.rmtree(folder)
         return
     folder.chmod(0o700)
     with _opened(folder) as top:
-        # Not random names, because the randomness of the first process of a run is recorded.
+        # The names are not random, because the randomness of a run's first process is recorded.
         taken = set(_names(top))
         free = (name for name in map(str, itertools.count()) if name not in taken)
         while names := _names(top):
@@ -159,7 +159,7 @@ def _names(folder: int) -> list[str]:
 
 
 def _unlinked(name: str, folder: int) -> bool:
-    """Unlink what is not a folder; make a folder one that can be emptied and moved."""
+    """Unlink an entry that is not a folder; give a folder the permissions to empty and move it."""
     if not stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
         os.unlink(name, dir_fd=folder)
         return True

@@ -32,7 +32,7 @@ def canonical_json(value: Any) -> bytes:
     """Serialise ``value`` as RFC 8785 canonical JSON (no trailing newline).
 
     Raises:
-        ValueError: The value holds NaN, an infinity, or an integer beyond 2^53 - 1.
+        ValueError: The value contains NaN, an infinity, or an integer beyond 2^53 - 1.
     """
     try:
         return rfc8785.dumps(value)
@@ -46,7 +46,7 @@ def count_values(data: bytes) -> int:
 
 
 def parse_canonical_json(data: bytes) -> Any:
-    """Parse bytes that must be exactly the canonical form of what they say.
+    """Parse bytes that must be exactly the canonical form of their value.
 
     Re-encoding and comparing rejects duplicate keys, NaN, byte order marks, superfluous white
     space, over-long integers and lone surrogates in one rule.
@@ -80,7 +80,7 @@ _UNFINISHED = re.compile(r"\..+\.[a-z0-9_]{8}")  # mkstemp's eight characters
 
 
 class NotRegularError(OSError):
-    """A directory, pipe, socket or device stands where a regular file must be."""
+    """A directory, pipe, socket or device has the path of what must be a regular file."""
 
 
 def open_regular(path: Path, *, follow: bool = True) -> BufferedReader:
@@ -91,11 +91,11 @@ def open_regular(path: Path, *, follow: bool = True) -> BufferedReader:
         follow: Whether it may be a link to one.
 
     Raises:
-        NotRegularError: Something else stands at ``path``.
+        NotRegularError: ``path`` is another kind of file.
         OSError: The file cannot be opened.
     """
     descriptor = os.open(path, READ) if follow else open_file(path, READ)
-    # Asked of the descriptor: what a path leads to can change between a check and an open.
+    # The descriptor is checked, because the file at a path can change between check and opening.
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise NotRegularError(errno.EINVAL, "not a regular file", str(path))
@@ -103,7 +103,7 @@ def open_regular(path: Path, *, follow: bool = True) -> BufferedReader:
 
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Make ``path`` hold ``data``, or leave it as it was: write, sync, rename."""
+    """Write ``data`` to ``path``, or leave the file as it was: write, sync, rename."""
     with appearing(path, mode) as stream:
         stream.write(data)
 

@@ -109,19 +109,19 @@ Hex = Annotated[
 class DenseWindow(Model):
     """The parameter updates that are recorded densely, by the agent steps at which they end."""
 
-    first: PositiveInt
-    last: PositiveInt
+    first: PositiveInt = Field(description="Agent step at which the first recorded update ends.")
+    last: PositiveInt = Field(description="Agent step at which the last recorded update ends.")
 
 
 class Job(Model):
-    """The job of the training side. A run directory that contains state is resumed."""
+    """The job of the training side. A run whose directory contains a state is resumed."""
 
     schema_id: Literal["capsule/job/v1"] = Field("capsule/job/v1", alias="schema")
     spec: Spec
     stop_after: int | None = Field(
         None,
-        description="Number of steps after which the run stops (the re-execution of a prefix); "
-        "null: the whole run.",
+        description="Number of agent steps after which the run stops (the re-execution of a "
+        "prefix); null: the whole run.",
     )
     learners: PositiveInt = Field(
         1,
@@ -130,12 +130,12 @@ class Job(Model):
     )
     replicas: PositiveInt = Field(
         1,
-        description="Number of processes that answer the actors, where trainer.inference has mode "
-        "'server'. The number does not affect the result.",
+        description="Number of processes that compute the actors' actions, if trainer.inference "
+        "has the mode 'server'. The number does not affect the result.",
     )
     dense: DenseWindow | None = Field(
         None,
-        description="Updates of which a dense record is written, in one thread; null: none. The "
+        description="Updates for which a dense record is written, in one thread; null: none. The "
         "record does not affect the result.",
     )
     segment: bool = Field(
@@ -165,10 +165,10 @@ class DataRead(Model):
 
 
 def gpu_identity(uuid: str) -> str:
-    """Return the SHA-256 that stands for a GPU in what is published, hexadecimal.
+    """Return the SHA-256 that identifies a GPU in published documents, hexadecimal.
 
-    A fixed salt keeps the identifier itself out of it; it does not hide the card from a reader who
-    knows the identifier already, and one card gives the same hash in every bundle.
+    The hash with a fixed prefix does not reveal the identifier itself. It does not hide the card
+    from a reader who has the identifier already, and a card has the same hash in every bundle.
 
     Args:
         uuid: NVML's identifier, such as ``GPU-2c1d…``.
@@ -177,13 +177,13 @@ def gpu_identity(uuid: str) -> str:
 
 
 class Runtime(Model):
-    """Facts read back inside the training process after every flag was set."""
+    """Facts that were read back inside the training process after every flag had been set."""
 
     schema_id: Literal["capsule/runtime/v1"] = Field("capsule/runtime/v1", alias="schema")
     flags: Facts = Field(description="Determinism flags as they were read back. They are claimed.")
     libraries: Facts = Field(
-        description="Version of each library that was loaded, by name; of 'cuda' the one that "
-        "torch was built for. They are claimed."
+        description="Version of each loaded library, by name; for 'cuda', the version for which "
+        "torch was built. They are claimed."
     )
     device: dict[str, Any] = Field(
         max_length=MAX_FACTS,
@@ -201,16 +201,31 @@ class Event(Model):
 
     time: float = Field(description="Time in seconds since 1970-01-01 UTC.")
     kind: Literal["start", "resume", "progress", "checkpoint", "evaluation", "finish"]
-    step: int
+    step: int = Field(description="Agent steps so far, or the step that a user program reports.")
     total_steps: int | None = Field(
-        None, description="Total number of agent steps; null if a program does not report it."
+        None,
+        description="Step at which this execution ends; null if a user program does not report it.",
     )
-    steps_per_second: float | None = None
-    episodes: int | None = None
-    episode_return: float | None = Field(None, description="Mean return of the last 100 episodes.")
-    loss: float | None = None
-    exploration: float | None = None
-    message: str | None = None
+    steps_per_second: float | None = Field(
+        None, description="Agent steps per second since the last progress; null if unknown."
+    )
+    episodes: int | None = Field(
+        None, description="Number of episodes that have ended; null for a user program."
+    )
+    episode_return: float | None = Field(
+        None,
+        description="Mean return of the last 100 episodes; null before the first one has ended, "
+        "and for a user program.",
+    )
+    loss: float | None = Field(
+        None,
+        description="Loss of the last parameter update; null before the first one, and for a user "
+        "program.",
+    )
+    exploration: float | None = Field(
+        None, description="Probability of a random action; null if the trainer has none."
+    )
+    message: str | None = Field(None, description="Text to be shown; null: none.")
 
 
 def stream_key(seed: int, name: str, index: int = 0) -> str:
@@ -245,13 +260,14 @@ class Generation(Model):
     """A period of a population's member with constant hyper-parameters."""
 
     number: int = Field(description="Number of the generation within the population, from 0.")
-    member: int
+    member: int = Field(description="Number of the member, from 0.")
     parent: int | None = Field(
-        description="Generation whose weights this one began with; null for new weights."
+        description="Generation with whose weights this one began; null for new weights."
     )
     step: int = Field(description="Agent steps of the member when the generation began.")
     parent_step: int | None = Field(
-        description="Agent steps of the member of the parent at that moment."
+        description="Agent steps, at that moment, of the member to which the parent belongs; null "
+        "without a parent."
     )
     hyperparameters: dict[str, Hex] = Field(
         description="Hyper-parameters, by their names in the spec."
@@ -269,7 +285,7 @@ class Generation(Model):
 
     @property
     def name(self) -> str:
-        """What a trace record calls it."""
+        """The name of the generation in a trace record."""
         return f"generation {self.number}, member {self.member}"
 
     @property
@@ -284,14 +300,14 @@ class Generation(Model):
         return None if known is None else float.fromhex(known)
 
     def facts(self) -> dict[str, Any]:
-        """Return what a trace record has of it."""
+        """Return the facts about the generation that a trace record contains."""
         return self.model_dump(mode="json")
 
 
 class Ancestry(Model):
     """Every generation of a population, in the order in which they began.
 
-    It is claimed by the trace, whose component "generations" has all of them.
+    The trace claims them: its component "generations" contains all of them.
     """
 
     schema_id: Literal["capsule/population/v1"] = Field("capsule/population/v1", alias="schema")
@@ -318,7 +334,7 @@ def tensor_digest(dtype: str, shape: Sequence[int], data: bytes | memoryview) ->
 
 
 def tensor_header(dtype: str, shape: Sequence[int]) -> bytes:
-    """Return what is hashed of a tensor before its elements."""
+    """Return the bytes that are hashed before the elements of a tensor."""
     # Without the header, tensors of different shapes with the same bytes would be equal.
     return canonical_json({"dtype": dtype, "shape": list(shape)})
 
@@ -326,9 +342,9 @@ def tensor_header(dtype: str, shape: Sequence[int]) -> bytes:
 class Checkpoint(DigestedModel):
     """One checkpoint: its tensors by digest, and the trace head at that step."""
 
-    step: int
+    step: int = Field(description="Agent steps before the checkpoint.")
     tensors: dict[str, Sha256] = Field(description="Digest of each tensor, by name.")
-    trace_head: Sha256
+    trace_head: Sha256 = Field(description="Head of the trace after its last record by that step.")
 
 
 class CheckpointIndex(Model):
@@ -339,9 +355,9 @@ class CheckpointIndex(Model):
 
 
 class EvaluationPoint(Model):
-    """Greedy returns of one network, one per start sequence, in order."""
+    """The returns of one network, one for each start sequence, in order."""
 
-    step: int
+    step: int = Field(description="Agent steps after which the network was evaluated.")
     returns: tuple[Hex, ...]
     lengths: tuple[int, ...] = Field(
         description="Number of agent steps of each episode, without those of the start sequence."
@@ -362,7 +378,7 @@ class Evaluation(Model):
 
 
 class EpisodeOrder(Model):
-    """The order to play the last evaluation again, and to film one of its episodes."""
+    """The request to play the last evaluation again, and to film one of its episodes."""
 
     schema_id: Literal["capsule/episode-order/v1"] = Field(
         "capsule/episode-order/v1", alias="schema"
@@ -385,7 +401,9 @@ class Film(Model):
         "step."
     )
     rows: NonNegativeInt = Field(description="Height of a screen in pixels.")
-    columns: NonNegativeInt = Field(description="Width of a screen in pixels, of three bytes each.")
+    columns: NonNegativeInt = Field(
+        description="Width of a screen in pixels. A pixel has three bytes: red, green and blue."
+    )
     rate: float = Field(description="Screens per second.")
 
 
@@ -396,31 +414,31 @@ class Result(Model):
     complete: bool = Field(
         description="Whether the run is complete; false for a prefix (stop_after of the job)."
     )
-    steps: int
-    episodes: int
-    trace_records: int
-    trace_head: Sha256
-    parameters: Sha256 = Field(description="Digest over the final parameters.")
+    steps: int = Field(description="Number of agent steps.")
+    episodes: int = Field(description="Number of episodes that ended.")
+    trace_records: int = Field(description="Number of records of the trace.")
+    trace_head: Sha256 = Field(description="Head of the trace after its last record.")
+    parameters: Sha256 = Field(description="Digest of the final parameters.")
     seconds: float = Field(
         description="Wall-clock time of all attempts in seconds. It is observed, not claimed."
     )
 
 
 class Output(Model):
-    """One file that a program wrote."""
+    """One file or symbolic link that a program wrote."""
 
     size: NonNegativeInt = Field(description="Size in bytes.")
-    sha256: Sha256
+    sha256: Sha256 = Field(description="SHA-256 of the content.")
     target: str | None = Field(
         None,
-        description="Target of a symbolic link, whose size and digest are those of this text; null "
-        "for a file.",
+        description="Target of a symbolic link, in which case size and digest are those of this "
+        "text; null for a file.",
     )
     executable: bool = Field(False, description="Whether the owner of the file may execute it.")
 
     @property
     def fact(self) -> str:
-        """Return what a lock would say of such a file of a source tree."""
+        """The entry that a lock would have for such a file of a source tree."""
         if self.target is not None:
             return f"symlink {self.target}"
         return f"file {'0755' if self.executable else '0644'} {self.sha256}"
@@ -444,7 +462,7 @@ class Outputs(Model):
 
 
 class Ended(Model):
-    """A program ended well; what it wrote may not have been listed yet."""
+    """The successful end of a program, whose outputs may not have been listed yet."""
 
     schema_id: Literal["capsule/ended/v1"] = Field("capsule/ended/v1", alias="schema")
     seconds: float = Field(
@@ -465,10 +483,10 @@ class ProgramResult(Model):
 
 
 class Failure(Model):
-    """Why the training side stopped."""
+    """The error with which the training side stopped."""
 
     schema_id: Literal["capsule/failure/v1"] = Field("capsule/failure/v1", alias="schema")
     code: str
     message: str
     fix: str
-    step: int | None = None
+    step: int | None = None  # agent steps so far, if training had begun

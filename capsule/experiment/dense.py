@@ -1,9 +1,9 @@
-"""The dense record of some parameter updates: every tensor, and every operator on the way.
+"""The dense record of some parameter updates: every tensor, and every operator call.
 
-``dense.jsonl`` holds one JSON object per line. The first says of which spec and steps it is. Then
+``dense.jsonl`` contains one JSON object per line. The first names the spec and the steps. Then
 each update has one line per operator call of the learner's thread, in order, and one trace record
-(:mod:`capsule.experiment.trace`) with every tensor, which is in no chain. It is made when two runs
-are bisected (``capsule diff --bisect``), is not signed, and claims nothing.
+(:mod:`capsule.experiment.trace`) with every tensor, which is not part of a chain. The record is
+written when two runs are bisected (``capsule diff --bisect``), is not signed, and claims nothing.
 """
 
 from __future__ import annotations
@@ -33,18 +33,20 @@ class DenseHeader(Model):
     """The header of a dense record: the updates that it records."""
 
     schema_id: Literal["capsule/dense/v1"] = Field("capsule/dense/v1", alias="schema")
-    spec: Sha256
+    spec: Sha256 = Field(description="SHA-256 of the spec, in canonical JSON.")
     first: int = Field(description="Agent step at which the first recorded update ends.")
     last: int = Field(description="Agent step at which the last recorded update ends.")
 
 
 class OperatorResult(Model):
-    """A tensor that an operator gave back or wrote to."""
+    """A tensor that an operator returned or wrote to."""
 
-    dtype: str = Field(description="As torch calls it: float32, int64, …")
+    dtype: str = Field(description="Name of the type in torch, e.g. 'float32'.")
     shape: tuple[int, ...]
-    digest: str = Field(description="XXH3-128 of its elements, row-major.")
-    data: str | None = Field(None, description="Base64 of its first elements, little-endian.")
+    digest: str = Field(description="XXH3-128 of the elements, row-major.")
+    data: str | None = Field(
+        None, description="Base64 of the first elements, little-endian; null if none are kept."
+    )
 
 
 class OperatorCall(Model):
@@ -52,10 +54,11 @@ class OperatorCall(Model):
 
     operator: str
     where: str | None = Field(
-        description="Innermost line of the program in the call stack, as FILE:LINE."
+        description="Innermost line of the program in the call stack, as FILE:LINE; null if there "
+        "is none."
     )
     arguments: dict[str, str] = Field(description="Numbers among the arguments, by position.")
-    inputs: tuple[str, ...] = Field(description="Digests of the tensors it was given.")
+    inputs: tuple[str, ...] = Field(description="Digests of the tensors among the arguments.")
     results: tuple[OperatorResult, ...]
 
 
@@ -82,10 +85,10 @@ def is_dense(path: Path) -> bool:
 
 
 def read_header(path: Path) -> DenseHeader:
-    """Read what a dense record is of.
+    """Read the header of a dense record.
 
     Raises:
-        CapsuleError: CAP-V074, it is no dense record.
+        CapsuleError: CAP-V074, the file is not a dense record.
     """
     for _, line in _lines(path):
         try:
@@ -99,7 +102,7 @@ def read_updates(path: Path) -> Iterator[Update]:
     """Yield the updates of a dense record.
 
     Raises:
-        CapsuleError: CAP-V074, a line is not what a dense record holds.
+        CapsuleError: CAP-V074, a line is not one of a dense record.
     """
     calls: list[OperatorCall] = []
     for number, line in _lines(path):

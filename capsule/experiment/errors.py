@@ -1,4 +1,4 @@
-"""The one error type that people see: a code, a cause and a fix."""
+"""The one type of error that users see: a code, a cause and a fix."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
-# The codes that are raised inside images, with the status of a command that fails with one. Causes
-# and fixes, and all other codes, are in capsule/host/errors.txt.
+# The codes that are raised inside images, by the exit status of a command that fails with such a
+# code. Their causes and fixes, and all other codes, are in capsule/host/errors.txt.
 _BY_STATUS = {
     ExitCode.DIFFERS: "CAP-T381",
     ExitCode.USAGE: (
@@ -52,10 +52,10 @@ _exit_codes = dict(IMAGE_CODES)
 
 
 def register(codes: Mapping[str, ExitCode]) -> None:
-    """Make further codes known, each with its exit status.
+    """Register further codes, each with its exit status.
 
     Raises:
-        ValueError: One is known already.
+        ValueError: A code is registered already.
     """
     if known := codes.keys() & _exit_codes.keys():
         raise ValueError(f"registered twice: {', '.join(sorted(known))}")
@@ -66,12 +66,12 @@ class CapsuleError(Exception):
     """A foreseen failure.
 
     Attributes:
-        code: Stable identifier such as ``CAP-S002``; catalogued in ``docs/errors.md``. The letter
-            names the room: S spec, L lock, I image, E engine, T training, B bundle, V verification,
-            M machine, N native parts, R random profiles (entropy), D diagnosis, P reports, X none.
-        message: One sentence: what is wrong, with the field and the value.
-        fix: What to do about it.
-        exit_code: Status the command ends with: the one of the code.
+        code: Stable identifier such as ``CAP-S002``, listed in ``docs/errors.md``. The letter names
+            the subject: S spec, L lock, I image, E engine, T training, B bundle, V verification,
+            M machine, N native parts, R random profiles, D diagnosis, P reports, Y studies, X bugs.
+        message: One sentence that names the cause, with the field and the value.
+        fix: The remedy.
+        exit_code: Exit status of a command that fails with this code.
 
     Raises:
         KeyError: The code is not known.
@@ -88,9 +88,9 @@ class CapsuleError(Exception):
         return f"{self.code} {self.message}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The default one would not pass on the keyword argument.
+        # The default implementation would not pass on the keyword argument.
         return partial(CapsuleError, fix=self.fix), (self.code, self.message)
 
     def within(self, who: str) -> CapsuleError:
-        """Return the error again, with the name of the part of the run that it was raised in."""
+        """Return the same error with the name of the part of the run in which it was raised."""
         return CapsuleError(self.code, f"{who}: {self.message}", fix=self.fix)

@@ -1,4 +1,4 @@
-"""The spec's section ``evaluation``: from which starts networks play, and how."""
+"""The spec's section ``evaluation``: the starts from which networks play, and how they play."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.fields import Model, NonNegativeInt, PositiveInt
 
-# No more than a fifth: the margin of bioequivalence studies (80 to 125 %). ``docs/grades.md`` says
-# why each bound is where it is.
+# A fifth is the margin of bioequivalence studies (80 to 125 %). ``docs/grades.md`` gives the reason
+# for each bound.
 MAX_RELATIVE = 0.2
 MAX_ABSOLUTE = 1000.0  # units of the return; larger scores are compared by a share
 MAX_ALPHA = 0.1
@@ -29,16 +29,19 @@ class ToleranceSpec(Model):
         "mean.",
     )
     relative: Annotated[float, Field(gt=0, le=MAX_RELATIVE)] | None = Field(
-        None, description="Maximum difference, as a fraction of the recorded statistic."
+        None,
+        description="Maximum difference, as a fraction of the absolute value of the recorded "
+        "statistic; null: 'absolute' is given instead.",
     )
     absolute: Annotated[float, Field(gt=0, le=MAX_ABSOLUTE)] | None = Field(
         None,
-        description="Maximum difference in units of the return, instead of 'relative'. It must not "
-        "exceed a fifth of the largest return of the re-execution.",
+        description="Maximum difference in units of the return; null: 'relative' is given instead. "
+        "A fifth of the largest absolute return of the re-execution applies if it is smaller.",
     )
     cliffs_delta: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None,
-        description="Maximum Cliff's delta, in addition; 0.147 is the bound of 'negligible'.",
+        description="Maximum Cliff's delta, as a further condition, e.g. 0.147, below which an "
+        "effect is called negligible; null: no such condition.",
     )
     alpha: Annotated[float, Field(gt=0, le=MAX_ALPHA)] = Field(
         0.05,
@@ -58,7 +61,7 @@ Starts = tuple[tuple[NonNegativeInt, ...], ...]
 def digest_of_starts(starts: Starts) -> str:
     """Return the SHA-256 of the canonical JSON of start sequences, hexadecimal.
 
-    Runs for which it is the same were scored on the same starts.
+    Runs with the same digest were scored on the same starts.
     """
     return sha256_hex(canonical_json([list(start) for start in starts]))
 
@@ -66,7 +69,7 @@ def digest_of_starts(starts: Starts) -> str:
 class StartSet(Model):
     """Start sequences for several runs, so that all of them are scored on the same starts.
 
-    The command capsule starts takes them from a run that ranked its own.
+    The command 'capsule starts' takes them from a run that ranked its own candidates.
     """
 
     schema_id: Literal["capsule/starts/v1"] = Field("capsule/starts/v1", alias="schema")
@@ -118,8 +121,8 @@ class EvaluationSpec(Model):
     noop_max: NonNegativeInt = Field(
         0,
         description="Maximum number of no-ops (the first action) with which an episode starts, "
-        "instead of a ranked random sequence; the number is drawn from 1 to this. 30 is the "
-        "protocol of Mnih et al. 2015 (doi:10.1038/nature14236).",
+        "instead of a ranked random sequence; the number is drawn from 1 to this; 0: random "
+        "sequences. 30 is the value of Mnih et al. 2015 (doi:10.1038/nature14236).",
     )
     candidates: PositiveInt = Field(1000, description="Number of random start sequences to rank.")
     shortlist: PositiveInt = Field(
@@ -134,14 +137,15 @@ class EvaluationSpec(Model):
     max_minutes: Annotated[float, Field(gt=0)] = Field(
         5.0,
         description="Maximum length of play after the start, in minutes at 60 emulator frames per "
-        "second. The environment's own limit also ends an episode; on Atari "
-        "(environment.max_episode_frames) the frames of the start count towards that.",
+        "second; outside Atari, a step counts as one frame. The environment's own limit also ends "
+        "an episode; on Atari, the frames of the start count towards this limit "
+        "(environment.max_episode_frames).",
     )
     actions: Literal["greedy", "sampled"] = Field(
         "greedy",
-        description="Choice of actions: 'greedy' takes the best one; 'sampled' draws them from the "
-        "policy, which Q-learning trainers do not have. Each start has its own random stream, "
-        "which restarts at every evaluation.",
+        description="Choice of actions: 'greedy' takes the best action; 'sampled' draws actions "
+        "from the policy, which is supported with 'impala' only. Each start has its own random "
+        "stream, which restarts at every evaluation.",
     )
     action_sweep: bool = Field(
         False,
@@ -150,8 +154,8 @@ class EvaluationSpec(Model):
     )
     tolerance: ToleranceSpec | None = Field(
         None,
-        description="Difference of returns that verify accepts as statistically reproduced where "
-        "the machines cannot be expected to give equal bits; null: none.",
+        description="Difference of returns up to which verify reports 'reproduced-statistical' "
+        "where equal bits cannot be expected of the two machines; null: no difference is accepted.",
     )
 
     @model_validator(mode="after")

@@ -31,7 +31,7 @@ DebianName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+$")]
 VersionConstraint = Annotated[str, Field(pattern=CONSTRAINT)]
 
 
-# What a run says of itself in names and values: flags, libraries. A real one has some dozens.
+# Facts that a run reports as names and values: flags, libraries. A real run has some dozens.
 MAX_FACTS = 1_000
 Facts = Annotated[
     dict[Annotated[str, Field(max_length=200)], Annotated[str, Field(max_length=4_096)]],
@@ -39,24 +39,25 @@ Facts = Annotated[
 ]
 
 
-# Each thread and task has its own: while one reads a stored document, another may make a new one.
+# Each thread and task has its own value: while one reads a stored document, another may make a new
+# document.
 _reading_stored = ContextVar("_reading_stored", default=False)
 
 
 def added(*, absent: Any, default: Any = ..., description: str | None = None) -> Any:
     """Declare a field that was added to a document after its version 1.
 
-    Documents of before have no such field, and their digests are identities: so a stored document
-    leaves the field out where it has the value ``absent``, and means that value by leaving it out,
-    for ever. What a new spec gets by default may be another value, and may change.
+    Older documents do not have the field, and their digests are identities. So a stored document
+    omits the field where it has the value ``absent``, and a document without the field has this
+    value, which never changes. The default of a new spec may be another value, and may change.
 
-    Only a scalar of JSON may be given: a default is not validated, and every document that leaves
-    the field out would share a list or a dictionary.
+    The values must be scalars of JSON: a default is not validated, and all documents without the
+    field would share the same list or dictionary.
 
     Args:
-        absent: What documents without the field mean; as JSON has it.
-        default: What a new document gets; ``absent`` if it is not given.
-        description: For the schema.
+        absent: Value of the field in documents that omit it, as in JSON.
+        default: Value of the field in a new document; by default, ``absent``.
+        description: Description in the schema.
 
     Raises:
         TypeError: A value is not a string, a number, a Boolean or None.
@@ -89,16 +90,16 @@ class Model(BaseModel):
 
         Raises:
             ValueError: It is not canonical JSON, or (as pydantic's ``ValidationError``) not a
-                document of this model, or it does not spell out every field of version 1, whose
-                defaults may change.
+                document of this model, or it omits a field of version 1. The defaults of these
+                fields may change, so a stored document contains all of them.
         """
         # This strict check comes first: pydantic silently takes one of two equal keys.
         parse_canonical_json(data)
         with _stored():
-            # Fields that the document leaves out get their value 'absent' here (added()).
+            # Fields that the document omits get their value 'absent' here (added()).
             found = cls.model_validate_json(data)
         if found.document() != data:
-            raise ValueError("it leaves out a field, or spells out one that stands for its absence")
+            raise ValueError("it omits a field, or contains a field whose value means its absence")
         return found
 
 
@@ -111,7 +112,7 @@ class DigestedModel(Model):
 
 
 def is_given(model: BaseModel, name: str) -> bool:
-    """Tell whether a field has another value than by default."""
+    """Tell whether the value of a field differs from its default."""
     default = type(model).model_fields[name].get_default(call_default_factory=True)
     return bool(getattr(model, name) != default)
 
@@ -120,8 +121,8 @@ def reject_all(messages: Iterable[str]) -> None:
     """Reject a document if there are messages about it.
 
     Raises:
-        ValueError: There are. Its message has a line for each, which readers of specs report one by
-            one: pydantic takes one exception of a validator.
+        ValueError: There are messages. The error contains one per line, because pydantic accepts a
+            single exception of a validator; readers of specs report the lines one by one.
     """
     if found := [*messages]:
         raise ValueError("\n".join(found))
@@ -137,10 +138,10 @@ def _stored() -> Iterator[None]:
 
 
 def _leave_out(value: Any, facts: Any) -> None:
-    """Remove from ``facts``, which ``value`` was dumped to, what stored documents leave out.
+    """Remove the fields that stored documents omit from ``facts``, the dump of ``value``.
 
     Raises:
-        TypeError: A dictionary has a key that is no string, which JSON would spell as one.
+        TypeError: A dictionary has a key that is not a string, which JSON would convert to one.
     """
     if isinstance(value, Model):
         for name, field in type(value).model_fields.items():

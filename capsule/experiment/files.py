@@ -22,12 +22,12 @@ from operator import or_
 from pathlib import Path
 
 FOLDERS_OPEN = os.open in os.supports_dir_fd  # folders have descriptors, and names relative to them
-HAVE_OWNERS = hasattr(os, "geteuid")  # files have owners, and modes say what others may do
+HAVE_OWNERS = hasattr(os, "geteuid")  # files have owners, and modes restrict other users
 
 Place = int | Path  # an open folder: its descriptor, or its path where FOLDERS_OPEN is false
 
 _NAME_SURROGATE = 0x2000_0000  # bit of the reparse tags of Windows' symbolic links and junctions
-# What Windows takes for a device, for a stream within a file, or for another name.
+# Names that Windows interprets as a device, as a stream within a file, or as another name.
 _NOT_ON_WINDOWS = re.compile(
     r"(con|prn|aux|nul|conin\$|conout\$|com[0-9¹²³]|lpt[0-9¹²³]) *(\..*)?"
     r'|.*[<>:"/\\|?*\x00-\x1f].*|.*[. ]',
@@ -50,7 +50,7 @@ def flags_of(names: str) -> int:
     return reduce(or_, (getattr(os, f"O_{name}", 0) for name in names.split()))
 
 
-READ = flags_of("RDONLY CLOEXEC NONBLOCK NOCTTY BINARY")  # waits on no pipe
+READ = flags_of("RDONLY CLOEXEC NONBLOCK NOCTTY BINARY")  # does not wait for a pipe's writer
 CREATE = flags_of("WRONLY CREAT EXCL CLOEXEC BINARY")
 LOCK = flags_of("RDWR CREAT CLOEXEC BINARY")
 _FOLDER = flags_of("RDONLY DIRECTORY NOFOLLOW CLOEXEC")
@@ -84,13 +84,13 @@ def open_file(name: str | Path, flags: int, above: Place | None = None) -> int:
 def open_folder(
     folder: str | Path, above: Place | None = None, *, below: Iterable[str] = (), make: bool = False
 ) -> Iterator[Place]:
-    """Open a folder, or one that lies below it, if none on the way is a link.
+    """Open a folder, or one below it, if no component of the path is a link.
 
     Args:
         folder: Its name in ``above``, or its path without that.
         above: The folder that it is in.
-        below: Names that lead from it to the folder to open, each in the one before.
-        make: Whether to make those of them that are missing, for their owner alone.
+        below: Names of the folders from it down to the one to be opened.
+        make: Whether to make missing folders of these names, for their owner alone.
 
     Raises:
         UnusableNameError: Windows has no such name.
@@ -102,8 +102,8 @@ def open_folder(
             if make:
                 with suppress(FileExistsError):
                     _make_folder(name, place)
-            # From descriptor to descriptor: a folder that is exchanged for a link meanwhile leads
-            # nowhere. One is open at a time, however deep it is.
+            # Each folder is opened relative to the one above it, so that a link that replaces a
+            # folder meanwhile is not followed. One is open at a time, at any depth.
             inner = _open_folder(name, place)
             _close(place)
             place = inner
@@ -136,7 +136,7 @@ def read_at(descriptor: int, buffer: memoryview, offset: int) -> int:
     thread may read or write through the descriptor in another way meanwhile.
 
     Returns:
-        How many bytes were read; 0 at the end.
+        The number of bytes that were read; 0 at the end.
     """
     if hasattr(os, "preadv"):
         return os.preadv(descriptor, [buffer], offset)
@@ -203,7 +203,7 @@ if sys.platform == "win32":
         )
 
     def _locked(descriptor: int, *, shared: bool, wait: bool) -> bool:
-        # A locked byte cannot be read or written, so it is one that no file has.
+        # A locked byte cannot be read or written, so it is beyond the end of any file.
         place = _Overlapped(offset_high=0x7FFF_FFFF)
         flags = (0 if shared else _LOCK_EXCLUSIVE) | (0 if wait else _LOCK_NOW)
         handle = wintypes.HANDLE(msvcrt.get_osfhandle(descriptor))
@@ -226,15 +226,15 @@ else:
 
 
 def lock_file(descriptor: int, *, shared: bool = False, wait: bool = True) -> bool:
-    """Lock an open file among processes, until its descriptors are closed (flock, LockFileEx).
+    """Lock an open file against other processes until it is closed (flock, LockFileEx).
 
     Args:
-        descriptor: Of the file; of a folder where these have descriptors.
-        shared: Whether others may have a shared lock, too.
-        wait: Whether to wait for those who have it locked.
+        descriptor: Descriptor of the file, or of a folder where folders have descriptors.
+        shared: Whether other processes may hold a shared lock at the same time.
+        wait: Whether to wait for processes that hold a lock.
 
     Returns:
-        Whether it is locked now; True after waiting.
+        Whether the file is locked now; always True with ``wait``.
 
     Raises:
         OSError: The file system has no locks.

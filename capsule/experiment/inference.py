@@ -1,4 +1,4 @@
-"""How the actors of a trainer were answered, as they counted it themselves."""
+"""How the requests of a trainer's actors were answered, as the actors counted it."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class Inference(Model):
     )
     misrouted: NonNegativeInt = Field(
         0,
-        description="Number of requests that were answered by another replica than that of their "
+        description="Number of requests that were answered by a replica other than that of their "
         "actor.",
     )
 
 
 def added(parts: Sequence[Inference]) -> Inference:
-    """Add up the counts of members of a population, who are answered in the same way."""
+    """Add up the counts of a population's members, all of which use the same inference."""
     counts = {name: sum(getattr(each, name) for each in parts) for name in _COUNTS}
     return parts[0].model_copy(update=counts)

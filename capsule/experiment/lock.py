@@ -1,6 +1,6 @@
-"""The lock: what every pin of a spec resolved to. Its digest is the identity of an experiment.
+"""The lock: everything that a spec resolves to. Its digest is the identity of an experiment.
 
-A lock holds file names, pool paths and digests, never a host, a local path or a date.
+A lock contains file names, pool paths and digests, but never a host, a local path or a date.
 """
 
 from __future__ import annotations
@@ -31,10 +31,13 @@ class LockedWheel(Model):
     version: Annotated[str, Field(pattern=r"^[a-z0-9.!+]+$")] = Field(
         description="Version (PEP 440)."
     )
-    filename: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.+!-]+\.whl$")]
-    sha256: Sha256
+    filename: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.+!-]+\.whl$")] = Field(
+        description="File name of the wheel."
+    )
+    sha256: Sha256 = Field(description="SHA-256 of the wheel.")
     requested: str | None = Field(
-        None, description="Requirement of the spec that names the package, if any."
+        None,
+        description="Requirement of the spec that names the package; null if none does.",
     )
 
 
@@ -44,27 +47,29 @@ class LockedDebianPackage(Model):
     name: DebianName
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9.+~:-]+$")]
     architecture: Literal["amd64", "all"]
-    # This path is only appended to the address of a mirror; files are named by digests.
-    pool: Annotated[str, Field(pattern=r"^pool/[A-Za-z0-9._+~%/-]+\.deb$")]
-    size: int
-    sha256: Sha256
+    # This path is only appended to the address of a mirror; the cache names files by their digests.
+    pool: Annotated[str, Field(pattern=r"^pool/[A-Za-z0-9._+~%/-]+\.deb$")] = Field(
+        description="Path of the package in the archive of the distribution."
+    )
+    size: int = Field(description="Size of the package in bytes.")
+    sha256: Sha256 = Field(description="SHA-256 of the package.")
     requested: bool = Field(
-        description="Whether the spec or the base recipe names the package, rather than a "
-        "dependency."
+        description="Whether the spec or the base recipe names the package; false: another package "
+        "depends on it."
     )
 
 
 class LockedCode(Model):
-    """Capsule's own training code, as it goes into the image."""
+    """Capsule's own training code, as the image contains it."""
 
-    version: str
+    version: str = Field(description="Version of Capsule.")
     sha256: Sha256 = Field(
         description="Digest of the canonical listing of paths and their SHA-256."
     )
 
 
 class LockedImage(Model):
-    """Everything the image is assembled from."""
+    """Everything from which the image is assembled."""
 
     assembler: int = Field(description="Version of the assembly rules.")
     recipe: Literal["cpu", "cuda"]
@@ -90,13 +95,13 @@ class LockedGit(Model):
 
 
 class LockedProject(Model):
-    """The source tree of a program, as it goes into the image."""
+    """The source tree of a program, as the image contains it."""
 
     sha256: Sha256 = Field(description="Digest of the tree as a layer archive.")
     size: int = Field(description="Size of that archive in bytes.")
     files: dict[str, str] = Field(
-        description="'file MODE SHA256' or 'symlink TARGET', by path, so that a difference can be "
-        "named."
+        description="'file MODE SHA256' or 'symlink TARGET' by path, so that differences can be "
+        "listed."
     )
     git: LockedGit | None = Field(description="State of the git work tree; null outside of one.")
 
@@ -119,23 +124,23 @@ class Lock(DigestedModel):
     spec: Spec = Field(description="The spec with every default written out, without its sources.")
     image: LockedImage
     project: LockedProject | None = Field(
-        None, description="The source tree; present if the spec has the section code."
+        None, description="The source tree; null if the spec has no section 'code'."
     )
     data: dict[Name, LockedData] | None = added(
-        absent=None, description="The data sets of the spec, if any, by name."
+        absent=None, description="The data sets of the spec, by name; null: none."
     )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if (self.project is None) != (self.spec.code is None):
-            raise ValueError("project must be there if spec.code is, and only then")
+            raise ValueError("project must be given if and only if spec.code is given")
         if (self.data or {}).keys() != (self.spec.data or {}).keys():
-            raise ValueError("data must have the names of spec.data, and no others")
+            raise ValueError("data must have exactly the names of spec.data")
         return self
 
 
 def without_sources(spec: Spec) -> Spec:
-    """Return ``spec`` as a lock holds it: the places that things came from are left out."""
+    """Return ``spec`` as a lock contains it: without the sources of packages, code and data."""
     image = ImageSpec(**{**dict(spec.image), "sources": SourcesSpec()})
     code = None if spec.code is None else CodeSpec()
     data = None if spec.data is None else dict.fromkeys(spec.data, DataSpec())

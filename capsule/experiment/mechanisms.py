@@ -1,9 +1,9 @@
-"""The mechanisms that a run used, as it reports them itself.
+"""The mechanisms that a run used, as the run reports them.
 
 They are read back or counted inside the run, and never taken from a spec.
 
 The training side writes one :class:`Mechanisms` document per run. The ledger of nondeterminism
-(:mod:`capsule.entropy.ledger`) is judged by it; nothing in it is compared between runs.
+(:mod:`capsule.entropy.ledger`) is derived from it; nothing in it is compared between runs.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Surroundings(Model):
     """The machine as the run saw it at its end, without paths and addresses."""
 
     fixed_paths: bool = Field(
-        description="Whether the run directory was where every container has it, whatever the "
-        "machine."
+        description="Whether the run directory had the path that it has in every container, on "
+        "any machine."
     )
     c_library: str = Field(description="Name and version of the C library, e.g. 'glibc 2.36'.")
     interfaces: dict[str, Reach] = Field(
@@ -44,8 +44,8 @@ class Surroundings(Model):
 class TorchProcesses(Model):
     """Python processes that imported torch and read back the same flags."""
 
-    processes: PositiveInt
-    flags: dict[str, str]
+    processes: PositiveInt = Field(description="Number of these processes.")
+    flags: dict[str, str] = Field(description="The flags that each of them read back, by name.")
 
 
 class Interpreters(Model):
@@ -56,7 +56,7 @@ class Interpreters(Model):
     """
 
     hash_seeds: dict[str, PositiveInt] = Field(
-        description="Number of processes by their hash seed, which is 'random' where it was drawn."
+        description="Number of processes by their hash seed, which is 'random' if Python drew it."
     )
     restarted: NonNegativeInt = Field(
         description="Number of processes that restarted themselves with the environment of the "
@@ -94,7 +94,7 @@ class TrainerUse(Model):
 
 
 class Mechanisms(Model):
-    """The mechanisms that a run used, as it reports them itself."""
+    """The mechanisms that a run used, as the run reports them."""
 
     schema_id: Literal["capsule/mechanisms/v1"] = Field("capsule/mechanisms/v1", alias="schema")
     surroundings: Surroundings
@@ -106,5 +106,5 @@ class Mechanisms(Model):
         description="What the trainer used; null for your own program."
     )
     process: PositiveInt | None = Field(
-        description="Process id of your own program; null for a trainer of Capsule's."
+        description="Process id of your own program; null for one of Capsule's trainers."
     )

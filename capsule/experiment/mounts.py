@@ -1,4 +1,4 @@
-"""Which file system a path is on, and whether it is mounted read-only."""
+"""The type of the file system of a path, and whether it is mounted read-only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def file_system_of(path: Path, mounts: Path = _MOUNTS) -> str | None:
     found: tuple[int, str] | None = None
     for mount in _mounts(mounts):
         depth = len(mount.point.parts)
-        # A later mount hides an earlier one of the same place.
+        # A later mount hides an earlier mount at the same path.
         if path.is_relative_to(mount.point) and (found is None or depth >= found[0]):
             found = depth, mount.kind
     return None if found is None else found[1]

@@ -11,8 +11,8 @@ def chosen(path: str, patterns: Iterable[str]) -> bool:
 
     Args:
         path: Relative POSIX path.
-        patterns: ``*`` matches any characters, ``/`` too; a leading ``!`` leaves out; the last
-            pattern that matches decides, and a path that none matches is not chosen.
+        patterns: ``*`` matches any characters, including ``/``; a leading ``!`` excludes. The last
+            pattern that matches decides, and a path that no pattern matches is not chosen.
     """
     decision = False
     for pattern in patterns:

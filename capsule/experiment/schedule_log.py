@@ -2,10 +2,11 @@
 
 A run whose actors are asynchronous is a pure function of its spec and of this log. The file is one
 line of canonical JSON (RFC 8785), the header, and after it the *planes*, compressed by zlib (RFC
-1950): for every unroll, in the order of training, its actor, then for every unroll its *lag*, the
-parameter updates between the version it acted with and the one that was trained on it. Both are
-little-endian, of as many bytes as the header says. A digest in the header is of the header and the
-planes, so that there is one header for what a log says, whatever compressed it.
+1950): first the actor of every unroll, in the order of training, then the *lag* of every unroll,
+the number of parameter updates by which its behaviour policy was older than the policy that was
+trained on it. Both are little-endian numbers of as many bytes as the header states. A digest in
+the header covers the header and the planes, so that a schedule has one header, whatever program
+compressed it.
 
 Nothing here needs torch or numpy: hosts read logs with it.
 """
@@ -39,11 +40,13 @@ class Header(Model):
     spec: Sha256 = Field(
         description="SHA-256 of the spec to which the schedule belongs, in canonical JSON."
     )
-    actors: PositiveInt = Field(le=MAX_RECORDED_ACTORS)
+    actors: PositiveInt = Field(le=MAX_RECORDED_ACTORS, description="Number of actors.")
     batch: PositiveInt = Field(
         le=MAX_RECORDED_ACTORS, description="Number of unrolls in a parameter update."
     )
-    updates: NonNegativeInt = Field(le=MAX_RECORDED_UNROLLS)
+    updates: NonNegativeInt = Field(
+        le=MAX_RECORDED_UNROLLS, description="Number of parameter updates that were recorded."
+    )
     bytes_of: tuple[_Width, _Width] = Field(
         description="Number of bytes of an actor number, and of a lag."
     )
@@ -60,10 +63,10 @@ class ScheduleLog:
 
     Attributes:
         spec: SHA-256 of the spec's canonical JSON.
-        actors: How many there are.
-        batch: Unrolls of an update.
+        actors: Number of actors.
+        batch: Number of unrolls in an update.
         played: The actor of each unroll, in the order of training, ``array('H')``.
-        lags: The lag of each, ``array('H')``.
+        lags: The lag of each unroll, ``array('H')``.
     """
 
     spec: str
@@ -74,7 +77,7 @@ class ScheduleLog:
 
     @property
     def updates(self) -> int:
-        """Parameter updates that it covers."""
+        """Number of parameter updates that the log covers."""
         return len(self.played) // self.batch
 
     def slots(self, update: int) -> Iterator[tuple[int, int]]:
@@ -84,11 +87,11 @@ class ScheduleLog:
 
     @property
     def header(self) -> Header:
-        """What the file begins with."""
+        """The header of the file."""
         return self._parts()[0]
 
     def digest(self) -> str:
-        """Return the SHA-256 of what it says, whatever compressed it."""
+        """Return the SHA-256 of the header, which does not depend on the compression."""
         return sha256_hex(_line(self.header))
 
     def document(self) -> bytes:
@@ -113,10 +116,10 @@ class ScheduleLog:
 
 
 def parse_schedule(data: bytes) -> ScheduleLog:
-    """Read a log, of which nothing is believed.
+    """Read an untrusted log.
 
     Raises:
-        CapsuleError: CAP-T341, it is cut off, was changed, or says what no run can have done.
+        CapsuleError: CAP-T341, it is cut off, was changed, or describes an impossible schedule.
     """
     line, feed, compressed = data.partition(b"\n")
     if not feed or len(line) > MAX_HEADER_BYTES:
@@ -147,12 +150,13 @@ def parse_schedule(data: bytes) -> ScheduleLog:
 
 
 def _check(log: ScheduleLog) -> None:
-    """Reject what no run can have done; a small file can hold millions of unrolls."""
+    """Reject an impossible schedule. A small file can contain millions of unrolls."""
     largest = max(log.played, default=-1)
     if largest >= log.actors:
         update = log.played.index(largest) // log.batch
         _reject(f"has actor {largest} in update {update}, but there are {log.actors}")
-    for update in range(min(log.updates, max(log.lags, default=0))):  # in later ones none can be
+    # A lag cannot exceed the number of an update that comes later than the largest lag.
+    for update in range(min(log.updates, max(log.lags, default=0))):
         if max(_of_update(log.lags, update, log.batch)) > update:
             _reject(f"has a version before the first in update {update}")
     # An update with a single unroll cannot have an actor twice.
@@ -166,14 +170,14 @@ def _of_update(plane: array[int], update: int, batch: int) -> array[int]:
 
 
 def _decompressed(data: bytes, size: int) -> bytes:
-    """Return what ``data`` holds if that is ``size`` bytes; never makes more."""
+    """Decompress ``data`` if it contains exactly ``size`` bytes; never make more."""
     stream = zlib.decompressobj()
     try:
-        # One byte more than there may be tells that there are too many, without making them.
+        # One byte more than allowed shows that there are too many, without making all of them.
         planes = stream.decompress(data, size + 1)
     except zlib.error as error:
         _reject(f"does not decompress: {error}")
-    # zlib ignores what follows the end of a stream, where data would be in no digest.
+    # zlib ignores bytes after the end of a stream, and no digest would cover them.
     if len(planes) != size or not stream.eof or stream.unused_data:
         _reject(f"does not hold the {size} bytes of its planes")
     return planes
@@ -188,7 +192,7 @@ def _width(largest: int) -> _Width:
 
 
 def _encoded(plane: array[int], width: int) -> bytes:
-    return _little_endian(plane).tobytes()[:: 3 - width]  # a byte of one: the lower of two
+    return _little_endian(plane).tobytes()[:: 3 - width]  # the lower byte if the width is 1
 
 
 def _decoded(data: bytes, width: int) -> array[int]:

@@ -1,18 +1,19 @@
 """Human-normalised scores of Atari-57 and DMLab-30, and their aggregates.
 
-A score of 0 is that of random play, 1 (100 %) that of a person. The papers do not agree on every
-last digit of the references, which ``data/`` has from these:
+A score of 0 is that of random play, 1 (100 %) that of a human player. The papers do not agree on
+the last digits of all references. Those in ``data/`` are from these papers:
 
 * ``atari57.csv``, up to 30 no-ops at the start of an episode: ``human`` from Kapturowski et al.
   2019, OpenReview r1lyTjAqYX, table 4; ``random`` from Mitrovic et al. 2021 (arXiv:2010.07922),
-  table 10, as neither Espeholt et al. 2018 (arXiv:1802.01561) nor Kapturowski et al. print it.
+  table 10, because Espeholt et al. 2018 (arXiv:1802.01561) and Kapturowski et al. do not print it.
 * ``dmlab30.csv``: both columns from Espeholt et al. 2018, table B.1, with names spelled as in
   Kapturowski et al. 2019, table 3.
 
-Of Double Dunk's references, 2.2 points apart, the rounding of the last digit is 2 % of the score.
-The means of IMPALA and R2D2 over 57 games come out up to 0.4 percentage points beside the published
-ones, and R2D2's median, which is its score in Double Dunk, as 1922.7 % instead of 1920.6 %. The
-mean of Ape-X comes out as 1684.5 % instead of 1695.6 %, for a reason that is not known.
+The two references of Double Dunk are 2.2 points apart, so the rounding of their last digit is 2 %
+of the score. With these references, the published scores of IMPALA and R2D2 give means over 57
+games that differ from the published means by up to 0.4 percentage points. The median of R2D2,
+which is its score in Double Dunk, is 1922.7 % instead of 1920.6 %. The mean of Ape-X is 1684.5 %
+instead of 1695.6 %, for an unknown reason.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ _GYMNASIUM_ID = re.compile(r"(?:ALE/)?([A-Z][A-Za-z]*?)(?:NoFrameskip|Determinis
 
 
 class ReferenceScores(NamedTuple):
-    """Scores of random play and of a person in one game or task, as the game counts.
+    """Scores of random play and of a human player in one game or task, in its own points.
 
-    They normalise returns: the first counts 0, the second 1.
+    They normalise returns: the first score becomes 0, and the second becomes 1.
     """
 
     random: float
@@ -43,13 +44,13 @@ class ReferenceScores(NamedTuple):
 
 
 class Aggregate(NamedTuple):
-    """Human-normalised scores of several games, 1 being a person's.
+    """Aggregates of the human-normalised scores of several games.
 
     Attributes:
-        median: Median over the games: Atari-57's measure.
+        median: Median over the games: the measure for Atari-57.
         mean: Mean over the games.
-        capped_mean: Mean over the games of at most 1 each: DMLab-30's measure (Espeholt et al.
-            2018, appendix B).
+        capped_mean: Mean over the games of scores capped at 1: the measure for DMLab-30 (Espeholt
+            et al. 2018, appendix B).
     """
 
     median: float
@@ -71,14 +72,14 @@ _ALL = {**ATARI_57, **DMLAB_30}
 
 
 def task_name(identifier: str) -> str:
-    """Return the name under which a game or task has references.
+    """Return the name of a game or task in the tables of references.
 
     Args:
         identifier: A ROM name as in a spec, such as ``up_n_down``; a Gymnasium id, such as
             ``ALE/UpNDown-v5``; or a level of DMLab-30.
 
     Raises:
-        CapsuleError: CAP-S007, it has none.
+        CapsuleError: CAP-S007, it is in no table.
     """
     name = _name_of(identifier)
     if name in _ALL:
@@ -94,7 +95,7 @@ def task_name(identifier: str) -> str:
 
 
 def reference_of(identifier: str) -> ReferenceScores | None:
-    """Return the references of a game or task, named as :func:`task_name` takes it, if any."""
+    """Return the references of a game or task, if any. See :func:`task_name` for its name."""
     return _ALL.get(_name_of(identifier))
 
 
@@ -119,7 +120,7 @@ def human_normalized(identifier: str, score: float) -> float:
 
 
 def aggregate(scores: Mapping[str, float]) -> Aggregate:
-    """Aggregate scores over games, each weighing the same.
+    """Aggregate scores over games, all of which have the same weight.
 
     Args:
         scores: Game or task, as :func:`task_name` takes it, to its score in its own points.

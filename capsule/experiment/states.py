@@ -1,10 +1,11 @@
 """States that a run keeps at its checkpoints, so that others can resume from them.
 
-With ``recording.segment_states`` a run keeps, at every claimed checkpoint but the last, what its
-folder ``state`` holds then, but for what only the evaluation needs. Each file is cut into blocks of
-1 MiB, the last one shorter. A block is named by its SHA-256 and kept once, however many files and
-states have it: of a ring buffer, a state costs what was written since the one before. A state is an
-*index* of its files and a *pack*: the blocks that no earlier state has, one after the other.
+With ``recording.segment_states`` a run keeps, at every claimed checkpoint but the last, the content
+of its folder ``state`` at that moment, except for what only the evaluation needs. Each file is cut
+into blocks of 1 MiB, of which the last one may be shorter. A block is named by its SHA-256 and kept
+once, however many files and states contain it. For a ring buffer, a state therefore takes only the
+space of the blocks that were written since the state before. A state is an *index* of its files and
+a *pack*: the blocks that no earlier state contains, one after the other.
 
 Nothing here needs torch or numpy: both sides use it.
 """
@@ -38,16 +39,16 @@ class ResumeState(Model):
     spec: Sha256 = Field(
         description="Digest of the spec, so that no other run resumes from this state."
     )
-    step: int
+    step: int = Field(description="Number of agent steps so far.")
     seconds: float = Field(description="Wall-clock time of all attempts so far, in seconds.")
-    tensors: dict[str, Sha256]
-    streams: dict[str, dict[str, Any]]
+    tensors: dict[str, Sha256] = Field(description="Digest of each tensor, by name.")
+    streams: dict[str, dict[str, Any]] = Field(description="State of each random stream, by name.")
     trainer: dict[str, Any] = Field(
         description="State of the trainer: episodes, their returns, the last loss, the "
         "environments and the replay memory."
     )
-    trace: dict[str, Any]
-    checkpoints: tuple[Checkpoint, ...]
+    trace: dict[str, Any] = Field(description="State of the trace.")
+    checkpoints: tuple[Checkpoint, ...] = Field(description="The checkpoints so far.")
 
 
 class StateFile(Model):
@@ -65,15 +66,15 @@ class StateFile(Model):
         return self
 
     def block_size(self, number: int) -> int:
-        """Return the bytes of the block at a place."""
+        """Return the size of a block, by its position in the file, in bytes."""
         return min(BLOCK_BYTES, self.size - number * BLOCK_BYTES)
 
 
 class StateIndex(Model):
-    """The files of a state, and what its pack adds to those of the states before."""
+    """The files of a state, and the blocks that its pack adds to the earlier packs."""
 
     schema_id: Literal["capsule/state/v1"] = Field("capsule/state/v1", alias="schema")
-    step: NonNegativeInt
+    step: NonNegativeInt = Field(description="Agent steps before the state.")
     files: Annotated[dict[FilePath, StateFile], Field(max_length=MAX_FILES)] = Field(
         description="The files, by path below the folder 'state'."
     )
@@ -88,14 +89,14 @@ class StateIndex(Model):
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Size of all files in bytes."""
         return sum(file.size for file in self.files.values())
 
     def block_sizes(self) -> dict[str, int]:
-        """Return the bytes of each block, by digest.
+        """Return the size of each block in bytes, by digest.
 
         Raises:
-            ValueError: One digest stands for blocks of two sizes.
+            ValueError: Two blocks of different sizes have the same digest.
         """
         sizes: dict[str, int] = {}
         for file in self.files.values():

@@ -1,10 +1,11 @@
-"""The trace file: how it is chained, how it is read, and where two of them first differ.
+"""The trace file: how it is chained, how it is read, and where two traces first differ.
 
-``trace.jsonl`` holds one JSON object per line. A *record* has a ``step`` and, in data-flow order,
-one value per component: the XXH3-128 of what flowed there since the record before, or a mapping of
-names to such digests. The chain starts from 32 zero bytes, and each record's line (without its line
-feed) extends it: ``head = SHA-256(head || SHA-256(line))``. After every 1024 records a *segment*
-line states the head, so that a segment can be checked alone; segment lines are not chained.
+``trace.jsonl`` contains one JSON object per line. A *record* has a ``step`` and, in the order of
+the data flow, one value per component: the XXH3-128 of its data since the record before, or a
+mapping of names to such digests. The chain starts from 32 zero bytes, and each record's line
+(without its line feed) extends it: ``head = SHA-256(head || SHA-256(line))``. After every 1024
+records a *segment* line states the head, so that a segment can be checked alone; segment lines are
+not chained.
 
 Nothing here needs torch or numpy: hosts read traces with it.
 """
@@ -52,9 +53,9 @@ class Mark:
     """A place in a trace where a record begins.
 
     Attributes:
-        offset: Bytes before it.
-        records: Records before it.
-        step: Agent steps done at the last of them; 0 before the first.
+        offset: Number of bytes before the place.
+        records: Number of records before it.
+        step: Agent step of the last of these records; 0 before the first.
         head: Head of the chain there, hexadecimal.
     """
 
@@ -73,10 +74,10 @@ class Record:
 
     Attributes:
         number: Position in the chain, from 0.
-        step: Agent steps done when it was written.
+        step: Number of agent steps before it was written.
         values: Component to digest, or to a mapping of names to digests.
         head: Head of the chain after it, hexadecimal.
-        end: Bytes of its trace up to the record after it; 0 if it is in none.
+        end: Offset in bytes at which the next record of the trace begins; 0 outside a trace.
     """
 
     number: int
@@ -87,7 +88,7 @@ class Record:
 
     @property
     def after(self) -> Mark:
-        """The place after it."""
+        """The place after the record."""
         return Mark(self.end, self.number + 1, self.step, self.head)
 
 
@@ -96,8 +97,8 @@ class TraceHeads(NamedTuple):
 
     Attributes:
         records: Number of records.
-        step: The step of the last one; 0 without any.
-        last: Its head, hexadecimal.
+        step: The step of the last record; 0 without records.
+        last: The head after the last record, hexadecimal.
         checkpoints: The head after the last record up to each checkpoint.
     """
 
@@ -109,15 +110,16 @@ class TraceHeads(NamedTuple):
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two traces part.
+    """The first difference between two traces.
 
     Attributes:
         step: Step of the first differing record.
-        component: First differing component in data-flow order; "step" if the records are of
-            different steps, "end" if one trace stops first.
-        name: Stream or tensor within the component, where the record tells.
-        a: Value in the first trace, None if it has none.
-        b: Value in the second trace, None if it has none.
+        component: First differing component in data-flow order; "step" if the records have
+            different steps, "end" if one trace ends first, "format" if only the spelling of the
+            records differs.
+        name: Stream or tensor within the component, if the record names it.
+        a: Value in the first trace; None if it has no such value.
+        b: Value in the second trace; None if it has no such value.
         also: Further components that differ in the same record.
     """
 
@@ -130,7 +132,7 @@ class Difference:
 
 
 def extend(head: bytes, line: bytes) -> bytes:
-    """Return the head of a chain after the record that ``line`` holds."""
+    """Return the head of a chain after the record in ``line``."""
     return hashlib.sha256(head + hashlib.sha256(line).digest()).digest()
 
 
@@ -145,10 +147,10 @@ def read_trace(path: Path, since: Mark = BEGINNING) -> Iterator[Record]:
 
     Args:
         path: The trace.
-        since: Where to begin.
+        since: Place from which to read.
 
     Raises:
-        CapsuleError: CAP-T141, a line is not what a trace holds.
+        CapsuleError: CAP-T141, a line is not one of a trace.
     """
     head, number, step = bytes.fromhex(since.head), since.records, since.step
     due = False  # whether a segment line must follow, unless the trace ends here
@@ -163,13 +165,13 @@ def read_trace(path: Path, since: Mark = BEGINNING) -> Iterator[Record]:
                 _reject(path, position, "is cut off or too long")
             fields = _parse(line, path, position)
             is_segment = "records" in fields
-            # Otherwise a mark after a record would be the place of another line (see below).
+            # Otherwise a mark after a record could be the place of another line (see below).
             if is_segment != due:
                 kind = "is not a segment line" if due else "is a segment line"
                 _reject(path, position, f"{kind}, which follows every {SEGMENT_RECORDS} records")
             if is_segment:
                 if line[:-1] != segment_line(head, number):
-                    _reject(path, position, "states another segment head than its records give")
+                    _reject(path, position, "states a segment head that its records do not give")
                 due = False
                 continue
             head = extend(head, line[:-1])
@@ -189,10 +191,10 @@ def trace_heads(path: Path, steps: Sequence[int] = ()) -> TraceHeads:
 
     Args:
         path: The trace.
-        steps: Those of the checkpoints, in increasing order.
+        steps: The steps of the checkpoints, in increasing order.
 
     Raises:
-        CapsuleError: CAP-T141, a line is not what a trace holds.
+        CapsuleError: CAP-T141, a line is not one of a trace.
     """
     heads: list[str] = []
     records, step, head = 0, 0, GENESIS.hex()
@@ -216,11 +218,11 @@ def first_difference(
     Args:
         a: One trace.
         b: Another.
-        since: Where to begin, in both.
-        until: Compare the records up to this step of ``a`` only; None: all of them.
+        since: Place in both traces from which to compare.
+        until: Compare the records up to this step of ``a`` only; None: all records.
 
     Raises:
-        CapsuleError: CAP-T141, a line is not what a trace holds.
+        CapsuleError: CAP-T141, a line is not one of a trace.
     """
     wanted = takewhile(lambda record: until is None or record.step <= until, read_trace(a, since))
     for left, right in zip_longest(wanted, read_trace(b, since)):
@@ -238,11 +240,11 @@ def first_difference(
 
 
 def compare_records(left: Record, right: Record, names: Sequence[str]) -> Difference:
-    """Say in what two records that are not equal differ.
+    """Return the difference between two records that are not equal.
 
     Args:
         left: A record.
-        right: Its counterpart.
+        right: The record at the same position of the other trace.
         names: Components to compare, causes before effects.
     """
     if left.step != right.step:
@@ -279,7 +281,7 @@ def _parse(line: bytes, path: Path, position: int) -> dict[str, Any]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object; of two equal keys, another reader may take the other value."""
+    """Return a JSON object without duplicate keys, of which readers may take different values."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
         raise ValueError("a key occurs twice")

@@ -1,6 +1,6 @@
-"""The environment variables a spec stands for: they are set before the interpreter starts.
+"""The environment variables that follow from a spec. They are set before the interpreter starts.
 
-They pin the code that the CPU's maths libraries choose and the settings they read only once.
+They pin the code that the CPU's maths libraries choose, and settings that libraries read only once.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from capsule.experiment.canonical import canonical_json
 from capsule.experiment.spec import Numerics, Spec
 from capsule.experiment.trainers import CommandTrainer
 
-# Which code the maths libraries may choose, by profile; docs/numerics.md says why.
+# The code that the maths libraries may choose, by profile; docs/numerics.md gives the reasons.
 _AVX2_PINS = {
     "ATEN_CPU_CAPABILITY": "avx2",
     "ONEDNN_MAX_CPU_ISA": "AVX2",
@@ -45,24 +45,24 @@ _KEEP_BUFFERS = {
 
 
 def maths_variables(numerics: Numerics, threads: int | None) -> dict[str, str]:
-    """Return the variables that settle what the CPU's maths libraries do.
+    """Return the variables that determine how the CPU's maths libraries compute.
 
     Args:
-        numerics: The profile. Portable ones need ``libcapsule-math.so`` preloaded, too.
+        numerics: The profile. Portable profiles also require the preloaded ``libcapsule-math.so``.
         threads: Threads of each library call; None leaves the number to the libraries.
     """
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     counts = {} if threads is None else dict.fromkeys(names, str(threads))
-    # The libraries may otherwise use fewer threads than they are told, by the load of the machine.
+    # Otherwise the libraries may use fewer threads than configured when the machine is loaded.
     fixed = {"OMP_DYNAMIC": "FALSE", "MKL_DYNAMIC": "FALSE"}
     return fixed | counts | _NUMERICS_PINS[numerics]
 
 
 def environment_variables(spec: Spec) -> dict[str, str]:
-    """Variables that must be set before the interpreter starts, and reach every child process.
+    """Return the variables that must be set before the interpreter starts, for all processes.
 
-    They are part of the image's configuration and of the plain-process engine alike, so that
-    nothing that matters is set by a call in ``main``.
+    Both the image's configuration and the plain-process engine contain them, so that no setting
+    that affects the result is made by a call in ``main``.
     """
     settings = spec.determinism
     variables = {
@@ -97,7 +97,7 @@ def environment_variables(spec: Spec) -> dict[str, str]:
         if settings.cublas_workspace is not None:
             variables["CUBLAS_WORKSPACE_CONFIG"] = settings.cublas_workspace
     if settings.propagation:  # see capsule/training/determinism/child_processes.py
-        # Where there is a GPU, and nothing is promised of the CPU, no profile is settled.
+        # With a GPU, and without a promise about the CPU, no profile is determined.
         promised = spec.accelerator.kind == "cpu" or spec.cpu_numerics != "native"
         document = {
             "determinism": settings.model_dump(),

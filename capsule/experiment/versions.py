@@ -1,7 +1,7 @@
-"""Version constraints of a spec: of CUDA, cuDNN and the driver.
+"""The version constraints of a spec, for CUDA, cuDNN and the driver.
 
-The lock, the machine that runs and the training code in the image all read them here, so that none
-accepts what another rejects.
+They are checked when a spec is locked, on the machine before a run, and by the training code in
+the image. All three use this module, so that none accepts a version that another one rejects.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 RELEASE = r"[0-9]+(\.[0-9]+)*"
-# Clauses of PEP 440, and a bare release, which stands for itself and what begins with it.
+# Clauses of PEP 440, and a bare release, which matches every release that begins with it.
 CLAUSE = rf"((==|!=)?{RELEASE}(\.\*)?|(>=|<=|>|<){RELEASE}|~={RELEASE}\.[0-9]+)"
 CONSTRAINT = rf"^{CLAUSE}(, ?{CLAUSE})*$"
 
@@ -19,12 +19,12 @@ _PARTS = re.compile(r"(==|!=|>=|<=|~=|>|<)?([0-9.]+?)(\.\*)?")
 def satisfies(version: str, constraint: str) -> bool:
     """Tell whether a version meets every clause of a constraint.
 
-    Clauses mean what they mean in PEP 440: zeros at the end of a release do not matter, and ``.*``
-    stands for any end. ``13.0`` without an operator is ``==13.0.*``.
+    Clauses have the meaning of PEP 440: zeros at the end of a release do not matter, and ``.*``
+    matches any end. ``13.0`` without an operator is ``==13.0.*``.
 
     Args:
-        version: It begins with a release, such as ``9.10.2.21``; what follows is ignored. One that
-            does not meets no constraint.
+        version: A release, such as ``9.10.2.21``; text after it is ignored. A version that does not
+            begin with a release meets no constraint.
         constraint: Constraint of the form :data:`CONSTRAINT`.
     """
     release = re.match(RELEASE, version)

@@ -1,6 +1,6 @@
-"""The fingerprint: what this computer is, as far as it can matter to a result.
+"""The fingerprint: the facts about this computer on which a result can depend.
 
-Host names, user names, paths and serial numbers stay out. A fact that the machine does not tell is
+It contains no host names, user names, paths or serial numbers. A fact that cannot be determined is
 null, never an error.
 """
 
@@ -24,23 +24,25 @@ from capsule.machine.gpu import Driver, Gpu, load_nvml, read_gpus
 CPUINFO = Path("/proc/cpuinfo")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
-# The instruction sets that maths libraries choose their code by, as /proc/cpuinfo spells them.
+# The instruction sets by which maths libraries choose their code, as /proc/cpuinfo spells them.
 _NUMERIC_FLAG = re.compile(r"sse4_2|fma4?|f16c|avx\w*|amx_\w+")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 class Cpu(Model):
-    """The processor, as its first logical core reports it."""
+    """The processor, as its first logical core reports it. A null field could not be determined."""
 
     vendor: str | None = Field(default=None, description="Vendor by CPUID, e.g. 'GenuineIntel'.")
-    name: str | None = None
-    family: int | None = None
-    model: int | None = None
-    stepping: int | None = None
+    name: str | None = Field(default=None, description="Model name of /proc/cpuinfo.")
+    family: int | None = Field(default=None, description="Family by CPUID.")
+    model: int | None = Field(default=None, description="Model by CPUID.")
+    stepping: int | None = Field(default=None, description="Stepping by CPUID.")
     flags: tuple[str, ...] = Field(
         default=(), max_length=MAX_FACTS, description="Instruction sets on which numerics depend."
     )
-    logical_cores: int | None = None
+    logical_cores: int | None = Field(
+        default=None, description="Number of logical cores of the machine."
+    )
     usable_cores: int | None = Field(
         default=None, description="Number of cores that this process may use, by its affinity."
     )
@@ -51,7 +53,7 @@ class Cpu(Model):
 
 
 class OperatingSystem(Model):
-    """The host's distribution."""
+    """The host's distribution. A null field could not be determined."""
 
     id: str | None = Field(default=None, description="ID of os-release, e.g. 'debian'.")
     version_id: str | None = Field(default=None, description="VERSION_ID of os-release, e.g. '12'.")
@@ -63,33 +65,35 @@ class OperatingSystem(Model):
 
 
 class Fingerprint(Model):
-    """The description of a machine."""
+    """The description of a machine. A null field could not be determined."""
 
     schema_id: Literal["capsule/fingerprint/v1"] = Field(
         default="capsule/fingerprint/v1", alias="schema"
     )
     cpu: Cpu
-    memory_bytes: int
+    memory_bytes: int = Field(description="Memory of the machine in bytes.")
     kernel: str = Field(description="Kernel release.")
     os: OperatingSystem
     libc: str | None = Field(default=None, description="Host C library, e.g. 'glibc 2.36'.")
     scratch: str | None = Field(
-        default=None, description="Type of the file system that runs write to, e.g. 'ext4'."
+        default=None, description="Type of the file system to which runs write, e.g. 'ext4'."
     )
     engine: dict[str, str] | None = Field(
-        default=None, description="The engine in which runs execute, as it describes itself."
+        default=None,
+        description="The engine in which runs execute, as it describes itself; null if there is "
+        "none.",
     )
     driver: Driver
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[Gpu, ...] = Field((), description="The GPUs that runs can use.")
 
 
 def take_fingerprint(engine: Mapping[str, str] | None, scratch: Path | None = None) -> Fingerprint:
     """Take this machine's fingerprint, with the GPUs that ``CUDA_VISIBLE_DEVICES`` leaves to runs.
 
     Args:
-        engine: What the engine says of itself: ``name`` and, where it has them, ``version``,
-            ``api``, ``runtime``, ``storage-driver``, ``cgroup``. None if there is none.
-        scratch: A folder in which run directories are made; default: that for temporary files.
+        engine: Facts that the engine reports: ``name`` and, if it has them, ``version``, ``api``,
+            ``runtime``, ``storage-driver``, ``cgroup``. None if there is no engine.
+        scratch: A folder in which run directories are made; by default, that for temporary files.
 
     Raises:
         CapsuleError: CAP-M008, the variable is ambiguous.
@@ -135,7 +139,7 @@ def _first_core(cpuinfo: str) -> dict[str, str]:
 
 
 def _number(text: str | None) -> int | None:
-    """``stepping`` is 'unknown' on some virtual processors."""
+    """Return a number, or None: some virtual processors have the stepping 'unknown'."""
     return int(text) if text is not None and text.isdecimal() else None
 
 

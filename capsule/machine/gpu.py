@@ -1,8 +1,8 @@
-"""NVIDIA GPUs and their driver, as NVML tells them.
+"""NVIDIA GPUs and their driver, as NVML reports them.
 
-Absence is a fact: a machine without the NVIDIA library has no GPUs and says so in
-``Driver.nvml``, and a field that a GPU does not support is null, with NVML's own error name kept
-in ``unavailable``. Source: NVIDIA Management Library API reference, device and system queries.
+Absence is a fact: on a machine without the NVIDIA library there are no GPUs, and ``Driver.nvml``
+states this. A field that a GPU does not support is null, and ``unavailable`` contains the name of
+NVML's error. Source: NVIDIA Management Library API reference, device and system queries.
 """
 
 from __future__ import annotations
@@ -23,19 +23,23 @@ LOADED = "loaded"
 class RemappedRows(Model):
     """Memory rows that the GPU replaced by spare ones."""
 
-    correctable: int
-    uncorrectable: int
-    pending: bool
-    failed: bool
+    correctable: int = Field(description="Number of rows replaced because of correctable errors.")
+    uncorrectable: int = Field(
+        description="Number of rows replaced because of uncorrectable errors."
+    )
+    pending: bool = Field(description="Whether rows will be replaced at the next reset only.")
+    failed: bool = Field(description="Whether a row could not be replaced.")
 
 
 class MigPart(Model):
-    """A part of a GPU in MIG mode."""
+    """A part of a GPU in MIG mode. A null field is not available."""
 
     slot: int = Field(description="Number of its slot on the GPU.")
     name: str = Field(description="Name of the GPU with the profile, e.g. '… MIG 1g.5gb'.")
-    sm_count: int | None = Field(default=None, description="Streaming multiprocessors.")
-    memory_bytes: int | None = None
+    sm_count: int | None = Field(
+        default=None, description="Number of streaming multiprocessors of the part."
+    )
+    memory_bytes: int | None = Field(default=None, description="Memory of the part in bytes.")
 
 
 class Gpu(Model):
@@ -87,16 +91,16 @@ class Gpu(Model):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the devices that it gives to runs: in MIG mode its parts, else itself."""
+        """The names of the devices that runs can use: the parts in MIG mode, else the GPU."""
         if self.part is not None:
             return (self.part.name,)
-        if self.mig_enabled:  # a document of before entries had a part
+        if self.mig_enabled:  # a document from the time before entries had a part
             return self.mig_devices or ()
         return () if self.name is None else (self.name,)
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """What is wrong with its memory (NVIDIA, "GPU Memory Error Management")."""
+        """The faults of its memory (NVIDIA, "GPU Memory Error Management")."""
         rows = self.remapped_rows
         if rows is None:
             return ()
@@ -105,7 +109,7 @@ class Gpu(Model):
 
 
 class Driver(Model):
-    """The NVIDIA driver."""
+    """The NVIDIA driver. A null field is not available."""
 
     nvml: str = Field(
         description="State of NVML: 'loaded', 'not found', or the error that prevented its use."

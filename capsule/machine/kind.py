@@ -18,7 +18,9 @@ class MachineKind(Model):
     )
     processor_name: str = Field(description="Name of the processor as it reports it, or 'unknown'.")
     instructions: tuple[str, ...] = Field(description="Instruction sets on which numerics depend.")
-    gpu: str | None = Field(description="Name and compute capability of the GPU that trains.")
+    gpu: str | None = Field(
+        description="Name and compute capability of the GPU that trains; null for a run on the CPU."
+    )
     system: str = Field(description="Distribution and version, e.g. 'debian 12', or 'unknown'.")
     engine: str = Field(description="'docker', 'podman', 'bwrap', 'apptainer' or 'process'.")
 

@@ -53,10 +53,16 @@ class Outcome(Model):
     bundle: Annotated[str, Field(pattern=r"^[^/\x00]+$")] | None = Field(
         None, description="File name of the bundle; null if the run failed."
     )
-    claim_id: Sha256 | None = None
-    code: str | None = Field(None, description="Error code of a run that failed.")
-    message: str | None = None
-    fix: str | None = None
+    claim_id: Sha256 | None = Field(None, description="The claim id; null if the run failed.")
+    code: str | None = Field(
+        None, description="Error code of a run that failed; null if it succeeded."
+    )
+    message: str | None = Field(
+        None, description="Error message of a run that failed; null if it succeeded."
+    )
+    fix: str | None = Field(
+        None, description="Remedy for the error of a run that failed; null if it succeeded."
+    )
 
     @model_validator(mode="after")
     def _one_end(self) -> Outcome:

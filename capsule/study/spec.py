@@ -94,7 +94,7 @@ class SampleSpec(Model):
     count: PositiveInt = Field(le=MAX_MEMBERS, description="Number of settings.")
     seed: Seed | None = Field(
         None,
-        description="Seed of the draws, the study's seed by default. Groups with equal seeds and "
+        description="Seed of the draws; null: the seed of the study. Groups with equal seeds and "
         "fields have equal settings.",
     )
     fields: Annotated[dict[FieldName, Distribution], Field(min_length=1, max_length=MAX_FIELDS)] = (
@@ -114,13 +114,13 @@ class GroupSpec(Model):
     )
     vary: tuple[Literal[StreamName, "root"], ...] = Field(
         (),
-        description="Random streams that have another seed in each run; 'root' varies all of them. "
-        "An empty list gives every run the same seeds.",
+        description="Random streams that have a different seed in each run; 'root' varies all of "
+        "them. An empty list gives every run the same seeds.",
     )
     runs: PositiveInt | None = Field(
         None,
         le=MAX_MEMBERS,
-        description="Number of runs of each setting; default: 'runs' of the study.",
+        description="Number of runs of each setting; null: 'runs' of the study.",
     )
     grid: (
         Annotated[
@@ -130,14 +130,16 @@ class GroupSpec(Model):
         | None
     ) = Field(
         None,
-        description="Values of fields; every combination is a setting, named by the place of each "
-        "value, such as 2-1, with the fields in alphabetical order. Values that are "
-        "appended do not change existing settings.",
+        description="Values of fields; every combination is a setting, named by the positions of "
+        "the values, such as 2-1, with the fields in alphabetical order. Values that are appended "
+        "do not change existing settings. Null: no grid.",
     )
     settings: Annotated[tuple[Settings, ...], Field(min_length=1)] | None = Field(
-        None, description="List of settings, each in the form of 'set'."
+        None, description="List of settings, each in the form of 'set'; null: none."
     )
-    sample: SampleSpec | None = Field(None, description="Settings that are drawn at random.")
+    sample: SampleSpec | None = Field(
+        None, description="Settings that are drawn at random; null: none."
+    )
 
     @model_validator(mode="after")
     def _one_source_of_settings(self) -> GroupSpec:
@@ -168,7 +170,7 @@ class ResourcesSpec(Model):
     memory_mb: PositiveInt | None = Field(
         None,
         le=MAX_MEBIBYTES,
-        description="Memory in MiB; default: the largest limits.memory_mb of the members, and 512.",
+        description="Memory in MiB; null: the largest limits.memory_mb of the members plus 512.",
     )
     gpus: Annotated[int, Field(ge=0, le=1)] = Field(
         0, description="Number of GPUs, of which a run uses at most one."
@@ -176,7 +178,7 @@ class ResourcesSpec(Model):
     minutes: PositiveInt | None = Field(
         None,
         le=MAX_MINUTES,
-        description="Time in minutes; default: the largest limits.minutes of the members.",
+        description="Time in minutes; null: the largest limits.minutes of the members.",
     )
 
 
@@ -211,7 +213,7 @@ class StudySpec(Model):
         description="Places of the scores of your own program, by the names of the scores: "
         "FILE#POINTER, an output in JSON and a JSON pointer (RFC 6901) to a number, or to a list "
         "of numbers with one for each evaluation. A string that contains a hexadecimal "
-        "floating-point number counts as a number.",
+        "floating-point number counts as a number. Null: none.",
     )
     resources: ResourcesSpec = Field(
         ResourcesSpec(), description="Resources that a scheduler reserves for each member."

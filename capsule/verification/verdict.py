@@ -35,8 +35,8 @@ Grade = Literal[
 ImageSource = Literal["rebuilt", "supplied-base", "embedded", "registry"]
 RequiredGrade = Literal["bitwise", "content", "statistical"]
 
-# What each grade that a user may require accepts, the strongest first. A verdict of this list that
-# is weaker than the required one ends with the status of a run that differs.
+# The verdict that each grade accepts, from the strongest to the weakest. A weaker verdict than the
+# accepted one ends with the status of a run that differs.
 ACCEPTED: dict[RequiredGrade, Grade] = {
     "bitwise": "reproduced-bitwise",
     "content": "reproduced-content",
@@ -52,7 +52,7 @@ FAILURES: dict[Grade, ExitCode] = {
 
 
 def exit_code_of(verdict: Grade, required: RequiredGrade) -> ExitCode:
-    """Return the exit status of a verdict where a grade is required."""
+    """Return the exit status of a verdict if a grade is required."""
     # A verdict that is not in ACCEPTED, such as that of a prefix, has the same status whatever
     # grade is required.
     weaker = list(ACCEPTED.values())[list(ACCEPTED).index(required) + 1 :]
@@ -82,7 +82,9 @@ class TraceDifference(Model):
         description="First differing field of the record, in the order of the data flow."
     )
     name: str | None = Field(
-        None, description="Random stream or tensor within the component, if that is recorded."
+        None,
+        description="Random stream or tensor within the component; null if the record does not "
+        "name it.",
     )
     claimed: str
     found: str
@@ -96,7 +98,8 @@ class OutputDifference(Model):
 
     path: str = Field(description="Path in the working folder, or '/dev/stdout'.")
     found_path: str | None = Field(
-        None, description="Path of the file of the re-execution, if it has another name."
+        None,
+        description="Path of the file of the re-execution; null if it has the same name.",
     )
     claimed: str = Field(
         description="The first part that differs, or the kind of file at the path."
@@ -118,7 +121,7 @@ class OutputDifference(Model):
 class OutputComparison(Model):
     """All outputs of a program that differ."""
 
-    count: int
+    count: int = Field(description="Number of outputs that differ.")
     nature: Nature = Field(description="The gravest nature among all outputs that differ.")
     files: tuple[OutputDifference, ...] = Field(
         description="The outputs in the order of their paths; at most 40."
@@ -137,10 +140,14 @@ class DivergenceMap(Model):
 
 
 class ReplicaResults(Model):
-    """The results of a full re-execution, to be shown beside the recorded ones."""
+    """The results of a full re-execution, to be shown next to the recorded results."""
 
-    evaluation: contract.Evaluation | None
-    divergence: DivergenceMap | None
+    evaluation: contract.Evaluation | None = Field(
+        description="The evaluation of the re-execution; null if it has none."
+    )
+    divergence: DivergenceMap | None = Field(
+        description="The intervals in which the two traces differ; null if there are no traces."
+    )
 
 
 class NumberDifference(Model):
@@ -150,7 +157,8 @@ class NumberDifference(Model):
     a: contract.Hex
     b: contract.Hex
     ulp: int | None = Field(
-        description="Distance in units in the last place of float32; null for NaN."
+        description="Distance in units in the last place, of float32 for a loss and of float64 for "
+        "a return; null for NaN and infinity."
     )
     relative: float | None = Field(
         description="Relative difference |a - b| / max(|a|, |b|); null for NaN and infinity."
@@ -172,7 +180,9 @@ class TensorDifference(Model):
         "floating-point numbers that can be compared.",
     )
     relative: float | None = Field(
-        None, description="Largest relative difference |a - b| / max(|a|, |b|)."
+        None,
+        description="Largest relative difference |a - b| / max(|a|, |b|), under the same condition "
+        "as 'ulp'.",
     )
 
 
@@ -203,7 +213,7 @@ class Cause(Model):
     )
     evidence: tuple[str, ...]
     fix: str | None = Field(
-        None, description="A remedy that makes the run repeatable, if one is known."
+        None, description="A remedy that makes the run repeatable; null if none is known."
     )
 
     @property
@@ -231,13 +241,14 @@ class OperatorInvocation(Model):
         description="Name of the operator with its namespace and overload, e.g. 'aten::add.Tensor'."
     )
     where: str | None = Field(
-        description="Innermost line of the program in the call stack, as FILE:LINE."
+        description="Innermost line of the program in the call stack, as FILE:LINE; null if there "
+        "is none."
     )
     arguments: dict[str, str] = Field(description="Numbers among the arguments, by position.")
 
 
 class OperatorDivergence(Model):
-    """The first operator that gave other bits on the two sides."""
+    """The first operator whose results differ between the two sides."""
 
     step: int = Field(
         description="Agent step at which the parameter update that contains the operator ends."
@@ -249,7 +260,7 @@ class OperatorDivergence(Model):
     b: OperatorInvocation
     same_inputs: bool = Field(description="Whether the input tensors of the operator were equal.")
     elements: int = Field(description="Number of elements of the results that were compared.")
-    differing: int
+    differing: int = Field(description="Number of these elements whose bits differ.")
     ulp: int | None = Field(
         description="Largest distance in units in the last place; null if the results are not "
         "floating-point numbers or the operators differ."
@@ -260,9 +271,11 @@ class Bisection(Model):
     """The result of executing both sides again with dense records."""
 
     step: int = Field(description="Agent step at which the first differing parameter update ends.")
-    component: str
-    name: str | None = None
-    also: tuple[str, ...] = ()
+    component: str = Field(description="First component of that update that differs.")
+    name: str | None = Field(
+        None, description="Stream or tensor within the component; null if it has no names."
+    )
+    also: tuple[str, ...] = Field((), description="Further components that differ.")
     operator: OperatorDivergence | None = Field(
         None,
         description="The first operator that differs; null if none does, so that the difference "
@@ -274,11 +287,13 @@ class Divergence(Model):
     """The point at which two runs diverge, the size of the differences, and likely causes."""
 
     schema_id: Literal["capsule/divergence/v1"] = Field("capsule/divergence/v1", alias="schema")
-    a: str
-    b: str
+    a: str = Field(description="Name of the first run.")
+    b: str = Field(description="Name of the second run.")
     equal: bool = Field(description="Whether all results that were compared are equal.")
     first: TraceDifference | None = Field(
-        None, description="The first difference; 'claimed' is the value of a, 'found' that of b."
+        None,
+        description="The first difference of the traces; 'claimed' is the value of a, 'found' that "
+        "of b; null if they are equal or if there are none.",
     )
     equal_until: dict[str, int | None] = Field(
         default_factory=dict,
@@ -288,13 +303,19 @@ class Divergence(Model):
     last_equal: int = Field(
         0, description="Agent step of the last record before the first difference."
     )
-    map: DivergenceMap | None = None
+    map: DivergenceMap | None = Field(
+        None,
+        description="The intervals in which the traces differ; null for programs, which have no "
+        "traces.",
+    )
     differences: tuple[ComponentDifference, ...] = Field(
         (), description="Results that differ: streams, checkpoints, evaluation, outputs."
     )
     numbers: tuple[NumberDifference, ...] = ()
     checkpoint: int | None = Field(
-        None, description="Agent step of the checkpoint from which 'tensors' are taken."
+        None,
+        description="Agent step of the checkpoint from which 'tensors' are taken; null if none was "
+        "compared.",
     )
     tensors: tuple[TensorDifference, ...] = ()
     causes: tuple[Cause, ...] = Field((), description="Likely causes, the most likely first.")
@@ -302,7 +323,9 @@ class Divergence(Model):
         (),
         description="Differences of locks, runtimes and machines, the likeliest explanation first.",
     )
-    bisection: Bisection | None = None
+    bisection: Bisection | None = Field(
+        None, description="The result of the bisection; null if it was not requested."
+    )
 
     @property
     def exit_code(self) -> ExitCode:
@@ -322,7 +345,9 @@ class ReexecutedSegment(Model):
         description="Whether every trace record, the checkpoint and the state at the end of the "
         "segment are equal."
     )
-    first_difference: TraceDifference | None = None
+    first_difference: TraceDifference | None = Field(
+        None, description="The first trace record that differs; null if none does."
+    )
     differences: tuple[ComponentDifference, ...] = Field(
         (),
         description="Differences of the checkpoint, and of the state with which the next segment "
@@ -390,13 +415,17 @@ class RunSurroundings(SeenSurroundings):
 
 
 class Report(Model):
-    """The checks of a verification, their findings, and the verdict."""
+    """The checks of a verification, their findings, and the verdict.
+
+    Unless its description states another meaning, a null field was not determined: the verification
+    ended earlier, or the fact does not apply to the run.
+    """
 
     schema_id: Literal["capsule/verify-report/v1"] = Field(
         "capsule/verify-report/v1", alias="schema"
     )
     bundle: str = Field(description="File name of the bundle.")
-    mode: str
+    mode: str = Field(description="The extent of the verification, as in the option --mode.")
     verdict: Grade
     summary: str = Field(description="The verdict in one sentence.")
     claim_id: str | None = None
@@ -429,7 +458,9 @@ class Report(Model):
     manifest: str | None = Field(
         None, description="SHA-256 of the bundle's manifest.json, which covers all its files."
     )
-    environment: tuple[FactComparison, ...] = ()
+    environment: tuple[FactComparison, ...] = Field(
+        (), description="Comparison of the two machines, fact by fact."
+    )
     image_rebuilt: bool | None = Field(
         None, description="Whether the rebuilt image is the claimed one."
     )
@@ -456,27 +487,38 @@ class Report(Model):
     claimed: str | None = Field(
         None, description="Description of what the run of a program claims."
     )
-    first_difference: TraceDifference | OutputDifference | None = None
+    first_difference: TraceDifference | OutputDifference | None = Field(
+        None,
+        description="The first trace record or the first output that differs; null if none does.",
+    )
     outputs: OutputComparison | None = Field(
         None, description="The outputs of a program that differ; null if none does."
     )
-    differences: tuple[ComponentDifference, ...] = ()
+    differences: tuple[ComponentDifference, ...] = Field(
+        (), description="Claims that the re-execution did not reproduce."
+    )
     statistics: ReturnStatistics | None = Field(
         None, description="Comparison of returns, if the bits of a whole run differ."
     )
     divergence: Divergence | None = Field(
         None,
-        description=("Difference between the bundle (a) and the re-execution (b), if they differ."),
+        description="Difference between the bundle (a) and the re-execution (b), if they differ.",
     )
     replica: ReplicaResults | None = Field(
         None, description="The results of a full re-execution of a trainer's run."
     )
-    challenge: Challenge | None = None
-    fresh_seed: FreshSeed | None = None
+    challenge: Challenge | None = Field(
+        None, description="The segments that were executed again; null without such a challenge."
+    )
+    fresh_seed: FreshSeed | None = Field(
+        None, description="The challenge with a fresh seed; null without one."
+    )
     unchecked: tuple[str, ...] = Field(
         (), description="Members of the bundle that this verification did not examine."
     )
-    relaxations: tuple[str, ...] = ()
+    relaxations: tuple[str, ...] = Field(
+        (), description="Guarantees that the recorded run or the re-execution gave up."
+    )
     recorded_ledger: Ledger | None = Field(
         None,
         description="Sources of nondeterminism in the recorded run, as the signer states them.",
@@ -491,9 +533,15 @@ class Report(Model):
     surroundings: RunSurroundings | None = Field(
         None, description="Surroundings of a re-execution for --vary; null for any other."
     )
-    reexecuted_steps: int | None = None
-    seconds: float | None = None
-    error: dict[str, str] | None = Field(None, description="The error that ended the verification.")
+    reexecuted_steps: int | None = Field(
+        None, description="Number of agent steps that were executed again; null for a program."
+    )
+    seconds: float | None = Field(
+        None, description="Wall-clock time of the verification in seconds."
+    )
+    error: dict[str, str] | None = Field(
+        None, description="The error that ended the verification; null if none did."
+    )
 
     @property
     def exit_code(self) -> ExitCode:

@@ -1,4 +1,4 @@
-"""scikit-learn on all cores and LightGBM, without seeds, and their models as joblib keeps them."""
+"""scikit-learn on all cores, and LightGBM. Nothing is seeded, and joblib stores the models."""
 
 import joblib
 import lightgbm
@@ -11,8 +11,8 @@ train, test, train_labels, test_labels = train_test_split(features, labels)
 
 forest = RandomForestClassifier(n_estimators=20, n_jobs=-1).fit(train, train_labels)
 print("forest", forest.score(test, test_labels))
-# Two processes compete for the folds. A forest without a seed would draw one in whichever process
-# gets its fold, so its trees would depend on the race: such an estimator needs a random_state.
+# Two processes compete for the folds. A forest without a seed would draw one in the process that
+# gets its fold, so its trees would depend on a race. Therefore the estimator needs a random_state.
 folds = RandomForestClassifier(n_estimators=20, random_state=0)
 print("folds", cross_val_score(folds, features, labels, cv=4, n_jobs=2))
 joblib.dump(forest, "forest.joblib")

@@ -1,4 +1,4 @@
-"""A DataLoader whose worker processes augment images at random; no seed anywhere."""
+"""A DataLoader whose worker processes augment images at random. Nothing is seeded."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""The Trainer of Hugging Face on a tiny language model that is made here; no seed of ours."""
+"""The Trainer of Hugging Face with a tiny language model. The program itself sets no seed."""
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments

@@ -1,4 +1,4 @@
-"""A single-file PPO in the manner of CleanRL: named after the time, and it logs its speed."""
+"""A single-file PPO in the style of CleanRL. The run is named after the time and logs its speed."""
 
 import random
 import time

@@ -1,4 +1,4 @@
-"""DQN of stable-baselines3 with checkpoints, its replay buffer and an evaluation; no seed."""
+"""stable-baselines3's DQN with checkpoints, a replay buffer and an evaluation, without a seed."""
 
 from stable_baselines3 import DQN
 from stable_baselines3.common.callbacks import CheckpointCallback

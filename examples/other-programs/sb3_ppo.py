@@ -1,4 +1,4 @@
-"""PPO of stable-baselines3 as its documentation shows it: no seed, a saved model, TensorBoard."""
+"""stable-baselines3's PPO as in its documentation: a saved model, TensorBoard, and no seed."""
 
 from stable_baselines3 import PPO
 

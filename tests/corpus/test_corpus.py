@@ -282,8 +282,8 @@ CHANGES = {
         ("import (\\n    Model,", "import (\\n    Model,\\n    added,"),
     ],
     "capsule.bundle.claims": [
-        ("    flags: Facts\\n",
-         "    flags: Facts\\n    energy: int | None = added(absent=None)\\n"),
+        ("    flags: Facts = ",
+         "    energy: int | None = added(absent=None)\\n    flags: Facts = "),
         ("    deleted: tuple[str, ...] = Field((), ",
          "    deleted: tuple[str, ...] = Field(('gone',), "),
         ("import MAX_FACTS, Facts, Model", "import MAX_FACTS, Facts, Model, added"),

@@ -99,7 +99,7 @@ def test_a_kernel_that_refuses_is_told_before_anything_runs():
     outer = ["unshare", "--user", "--map-root-user", "sh", "-c", script]
     ended = subprocess.run([*outer, native_part("capsule-enclose")], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (88, ""), ended.stderr
-    assert ended.stderr.startswith("capsule-enclose: no namespaces: ")
+    assert ended.stderr.startswith("capsule-enclose: namespaces cannot be created: ")
 
 
 def test_nothing_is_left_when_the_process_that_started_it_is_killed(tmp_path):

@@ -197,7 +197,7 @@ def test_a_directory_where_no_file_may_have_a_byte_is_refused(directory):
     limited = ["sh", "-c", 'ulimit -f 0; trap "" XFSZ; exec "$@"', "sh"]
     ended = subprocess.run([*limited, *command], capture_output=True, text=True, timeout=600)
     assert ended.returncode == 87
-    assert re.search("CAP-R103 no journal can be kept in .*: File too large", ended.stderr)
+    assert re.search("CAP-R103 no journal can be created in .*: File too large", ended.stderr)
 
 
 def test_a_directory_serves_one_start_only(directory):

@@ -123,7 +123,7 @@ def test_what_a_run_resumes_from_is_read_back():
         checkpoints=(),
     )  # fmt: skip
     assert ResumeState.parse(state.document()) == state
-    with pytest.raises(ValueError, match="leaves out a field"):
+    with pytest.raises(ValueError, match="omits a field"):
         ResumeState.parse(state.document().replace(b'"schema":"capsule/resume/v1",', b""))
 
 

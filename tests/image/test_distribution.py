@@ -38,7 +38,9 @@ def test_python_follows_from_the_base(distribution):
 def test_a_base_has_one_python():
     with pytest.raises(CapsuleError) as caught:
         parse("{base: debian-13, python: '3.11'}")
-    assert "image.python must be '3.13', that of image.base 'debian-13'" in caught.value.message
+    assert (
+        "image.python must be '3.13', the version of image.base 'debian-13'" in caught.value.message
+    )
     assert caught.value.fix == "Change image.python or image.base."
 
 

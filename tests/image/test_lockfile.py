@@ -92,7 +92,7 @@ def test_a_missing_lock_is_refused(path):
         (b'"discount":0.99', b'"discount":1.5', "trainer"),
         (b'{"image":', b'{"extra":1,"image":', "extra: Extra inputs"),
         (b'{"image":', b'{ "image":', "canonical"),
-        (b',"project":null', b"", "leaves out a field"),
+        (b',"project":null', b"", "omits a field"),
         (b"\n", b"\n\n", "canonical"),
     ],
 )

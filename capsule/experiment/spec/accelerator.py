@@ -53,8 +53,8 @@ class CudaAccelerator(Model):
     numerics: Numerics = added(
         absent="native",
         default="portable-v3",
-        description="Numerics profile of what is computed on the CPU, such as the actors' "
-        "networks, as for accelerator.kind 'cpu'.",
+        description="Numerics profile of the computations on the CPU, such as those of the "
+        "actors' networks. The values are those of accelerator.kind 'cpu'.",
     )
     cuda_graphs: bool = added(
         absent=False,

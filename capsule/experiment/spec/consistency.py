@@ -177,12 +177,12 @@ def _of_network(environment: EnvironmentSpec, trainer: AlgorithmTrainer) -> Iter
 def _of_module(
     accelerator: CpuAccelerator | CudaAccelerator, trainer: AlgorithmTrainer
 ) -> Iterator[str]:
-    """Find a user module where a profile promises what it does not know."""
+    """Find a user module under a profile that promises the same bits on other processors."""
     if isinstance(trainer.network, ModuleSpec) and accelerator.numerics != "native":
         yield (
             f"trainer.network.module {trainer.network.module!r} requires accelerator.numerics "
-            f"'native': {accelerator.numerics!r} promises the same bits on other processors, and "
-            "no profile knows what a module computes"
+            f"'native': {accelerator.numerics!r} promises the same bits on other processors, but "
+            "only for Capsule's own layers"
         )
 
 
@@ -222,16 +222,16 @@ def _of_tasks(spec: TrainingSpec) -> Iterator[str]:
     games = (environment.game, *environment.further_games)
     if trainer.algorithm != "impala":
         yield (
-            f"environment.further_games do not apply to trainer.algorithm {trainer.algorithm!r}: "
-            "remove them, or use 'impala'"
+            f"environment.further_games does not apply to trainer.algorithm {trainer.algorithm!r}: "
+            "remove it, or use 'impala'"
         )
         return  # the others have no actors
     if len({*games}) < len(games):
         yield f"environment.further_games: a game is named twice in {', '.join(games)}"
     if not environment.full_action_set:
-        yield "environment.further_games need full_action_set: true"
+        yield "environment.further_games requires environment.full_action_set: true"
     if not evaluation.noop_max:
-        yield "environment.further_games need evaluation.noop_max, e.g. 30"
+        yield "environment.further_games requires evaluation.noop_max greater than 0, e.g. 30"
     # Actors and starts take turns over the games, as many for each.
     for name, number in (
         ("trainer.actors", trainer.actors),
@@ -247,8 +247,8 @@ def _of_record(recording: RecordingSpec, trainer: ImpalaTrainer) -> Iterator[str
     unrolls = members * (recording.trace_interval // trainer.unroll_length)
     if unrolls > MAX_UNROLLS_OF_A_RECORD:
         yield (
-            f"recording.trace_interval {recording.trace_interval} covers {unrolls} unrolls, each "
-            f"of which a record names: at most {MAX_UNROLLS_OF_A_RECORD}"
+            f"recording.trace_interval {recording.trace_interval} covers {unrolls} unrolls, but a "
+            f"trace record can name {MAX_UNROLLS_OF_A_RECORD} at most"
         )
 
 
@@ -268,6 +268,6 @@ def _of_language(environment: EnvironmentSpec, trainer: AlgorithmTrainer) -> Ite
         )
     elif told is None and language is not None:
         yield (
-            "trainer.language has nothing to read: name in environment.instruction the entry of a "
-            "Gymnasium observation that is an instruction, or remove it"
+            "trainer.language requires environment.instruction, the entry of a Gymnasium "
+            "observation that is an instruction: name this entry, or remove trainer.language"
         )

@@ -10,19 +10,25 @@ from capsule.experiment.fields import Model
 
 
 class DataSpec(Model):
-    """A data set: a file or a folder, which the lock pins and a run sees read-only.
+    """A data set: a file or a folder that the lock pins and that a run sees read-only.
 
-    Where it lies, and what it is expected to be, is never part of a lock.
+    Its place and its expected digest are never part of a lock.
     """
 
-    path: str | None = Field(None, description="File or folder, relative to the spec file.")
+    path: str | None = Field(
+        None,
+        description="File or folder, relative to the spec file; null if 'url' is given, and in "
+        "locks.",
+    )
     url: Annotated[str, Field(pattern=r"^https?://[^\s]+$")] | None = Field(
-        None, description="Address of a file, which is downloaded when the spec is locked."
+        None,
+        description="Address of a file, which is downloaded when the spec is locked; null if "
+        "'path' is given, and in locks.",
     )
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
         None,
-        description="Expected SHA-256 of the file, or of the listing of the folder; null: the lock "
-        "pins what is there.",
+        description="Expected SHA-256 of the file, or of the listing of the folder; null: any "
+        "content is accepted and pinned.",
     )
 
     @model_validator(mode="after")

@@ -20,8 +20,8 @@ class DeterminismSpec(Model):
     )
     propagation: bool = Field(
         True,
-        description="Whether the flags are set and checked in every Python process that imports "
-        "torch.",
+        description="Whether the determinism flags of torch are set and checked in every Python "
+        "process that imports torch.",
     )
     threads: PositiveInt | None = Field(
         1,
@@ -47,12 +47,12 @@ class DeterminismSpec(Model):
     # The C library's sets of processors have room for 1024 (CPU_SETSIZE).
     cores: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         4,
-        description=("Number of processors that programs see; null: the real number."),
+        description="Number of processors that programs see; null: the real number.",
     )
     sorted_listings: bool = Field(
         True,
-        description="Whether directories are listed in the order of names; false: in the order of "
-        "the file system.",
+        description="Whether directories are listed in the order of their names; false: in the "
+        "order of the file system.",
     )
     cublas_workspace: Literal[":4096:8", ":16:8"] | None = Field(
         ":4096:8",
@@ -62,12 +62,12 @@ class DeterminismSpec(Model):
         True,
         description="Whether the answer to an actor is independent of the other requests in its "
         "batch: it is computed in batches of a fixed size, or with layers whose rows are tested to "
-        "be independent; false: in batches as requests arrive.",
+        "be independent; false: it is computed together with the requests that happen to arrive.",
     )
     request_seeds: bool = Field(
         True,
-        description="Whether each action of an actor is drawn from a random stream of its request; "
-        "false: from one stream of the replica that answers.",
+        description="Whether each action of an actor is drawn from a random stream of its own "
+        "request; false: from the one stream of the replica that answers.",
     )
     deterministic_routing: bool = Field(
         True,

@@ -40,17 +40,21 @@ class Spec(DigestedModel):
     )
     seeds: SeedsSpec = Field(SeedsSpec(), description="The seeds of the random streams.")
     code: CodeSpec | None = Field(
-        None, description="The source tree of trainer.command, or of environment.modules."
+        None,
+        description="The source tree of trainer.command, trainer.network.module or "
+        "environment.modules; null: none.",
     )
     data: Annotated[dict[Name, DataSpec], Field(min_length=1, max_length=MAX_DATA_SETS)] | None = (
         added(
             absent=None,
-            description="Files and folders outside the image that the run reads, by the name under "
-            "which it sees them in /data.",
+            description="Files and folders outside the image that the run reads, by their names "
+            "in /data; null: none.",
         )
     )
     environment: EnvironmentSpec | None = Field(
-        None, description="The task; required unless the trainer is a command."
+        None,
+        description="The task. It is required with trainer.algorithm, and must be null with "
+        "trainer.command.",
     )
     trainer: TrainerSpec = Field(description="The algorithm, or a command.")
     evaluation: EvaluationSpec = Field(
@@ -73,7 +77,7 @@ class Spec(DigestedModel):
         if isinstance(self.trainer, CommandTrainer):
             check_program(self)
         elif self.environment is None:
-            raise ValueError("environment is missing: trainer.algorithm needs one")
+            raise ValueError("environment is missing: trainer.algorithm requires it")
         else:
             check_training(self.training())
         return self

@@ -35,17 +35,19 @@ class AtariEnvironment(Model):
         description="Probability, at each emulator frame, that the previous action is repeated.",
     )
     noop_max: NonNegativeInt = Field(
-        30, description="Maximum number of no-op actions at the start of an episode."
+        30,
+        description="Maximum number of no-op actions, of one emulator frame each, at the start of "
+        "a training episode. The number is drawn from 1 to this; 0: none.",
     )
     frame_skip: PositiveInt = Field(
-        4, description="Number of frames for which an action is repeated."
+        4, description="Number of emulator frames for which an action is repeated."
     )
     frame_stack: PositiveInt = Field(
         4, description="Number of most recent frames in an observation."
     )
     terminal_on_life_loss: bool = Field(
         True,
-        description="Whether a lost life ends the return (but not the game) during training.",
+        description="Whether a lost life ends the return, but not the game, during training.",
     )
     full_action_set: bool = Field(
         False, description="Whether all 18 actions are used instead of the game's minimal set."
@@ -65,8 +67,8 @@ class GymnasiumEnvironment(Model):
     id: str = Field(description="Gymnasium id, e.g. 'CartPole-v1'.")
     max_episode_steps: PositiveInt | None = Field(
         None,
-        description="Steps after which an episode is truncated; null: the limit that the id is "
-        "registered with, if any.",
+        description="Agent steps after which an episode is truncated; null: the limit with which "
+        "the id is registered, if any.",
     )
     modules: tuple[ModuleName, ...] = Field(
         (),
@@ -76,30 +78,30 @@ class GymnasiumEnvironment(Model):
     observation: str | None = Field(
         None,
         description="The entry of an observation that the agent sees, by its path, e.g. 'image' or "
-        "'camera/left'.",
+        "'camera/left'; null: the whole observation, or the entries in 'images'.",
     )
     frames: Literal["flat", "image"] = Field(
         "flat",
-        description="'flat': one vector of all numbers, for the network 'mlp'; 'image': a Box of "
-        "uint8 [rows, columns, channels], for convolutional networks.",
+        description="'flat': one vector of all numbers, for the network 'mlp' or dense layers; "
+        "'image': a Box of uint8 [rows, columns, channels], for convolutional networks.",
     )
     frame_stack: PositiveInt = Field(
         1, description="Number of most recent frames in an observation."
     )
     images: Annotated[tuple[str, ...], Field(min_length=2)] | None = added(
         absent=None,
-        description="Entries of an observation that are images, instead of 'observation': each has "
-        "convolutions of its own. Example: [camera/left, camera/right].",
+        description="Entries of an observation that are images, instead of 'observation'. Each "
+        "has its own convolutions. Example: [camera/left, camera/right]; null: none.",
     )
     numbers: Annotated[tuple[str, ...], Field(min_length=1)] | None = added(
         absent=None,
         description="Entries of an observation that the agent sees as numbers, in addition to the "
-        "images that 'observation' or 'images' names, e.g. [direction].",
+        "images that 'observation' or 'images' names, e.g. [direction]; null: none.",
     )
     instruction: str | None = Field(
         None,
-        description="The entry of an observation that holds an instruction in words, e.g. "
-        "'mission'; trainer.language reads it.",
+        description="The entry of an observation that is an instruction in words, e.g. 'mission', "
+        "which trainer.language reads; null: none.",
     )
     masked_observations: tuple[NonNegativeInt, ...] = Field(
         (),
@@ -122,20 +124,22 @@ class GymnasiumEnvironment(Model):
             raise ValueError("images requires frames: image; a flat observation has every entry")
         if self.observation is not None:
             raise ValueError(
-                f"images replaces observation {self.observation!r}: remove one of both"
+                f"images replaces observation {self.observation!r}: remove one of the two"
             )
         if len({self.instruction, *images}) < len(images) + 1:
-            raise ValueError("images names an entry twice, or one that is the instruction")
+            raise ValueError("images names an entry twice, or the entry that is the instruction")
 
     def _check_numbers(self, numbers: tuple[str, ...]) -> None:
         images = self.images or (self.observation,)
         if self.frames != "image" or None in images:
             raise ValueError(
-                "numbers requires frames: image and an entry in observation that is the image, or "
-                "several in images; a flat observation has all numbers already"
+                "numbers requires frames: image, and either observation or images to name what is "
+                "an image; a flat observation contains all numbers already"
             )
         if len({*images, self.instruction, *numbers}) < len(images) + len(numbers) + 1:
-            raise ValueError("numbers names an entry twice, or one that is seen otherwise")
+            raise ValueError(
+                "numbers names an entry twice, or one that is an image or the instruction"
+            )
 
 
 class MinAtarEnvironment(Model):
@@ -149,7 +153,7 @@ class MinAtarEnvironment(Model):
         0.1, description="Probability that the previous action is repeated."
     )
     max_episode_steps: PositiveInt = Field(
-        5_000, description="Number of steps after which an episode is truncated."
+        5_000, description="Number of agent steps after which an episode is truncated."
     )
 
 
@@ -176,10 +180,10 @@ def task_name(task: EnvironmentSpec) -> str:
 def references_of(
     environment: EnvironmentSpec, population: PopulationSpec
 ) -> dict[str, ReferenceScores]:
-    """Return the scores that a population normalises returns by: by game or id, in order of tasks.
+    """Return the scores by which a population normalises returns, by game or id, in task order.
 
     Raises:
-        ValueError: A task has none; or some are given that have no use.
+        ValueError: A task has no scores, or some of the given scores are not used.
     """
     names = [task_name(task) for task in tasks_of(environment)]
     # MinAtar's games have the names of Atari's and other scores.

@@ -22,8 +22,7 @@ class SourcesSpec(Model):
 
     index: str | None = Field(
         None,
-        description="Main package index; default: the one that pip is configured to use, else "
-        "PyPI.",
+        description="Main package index; null: the one that pip is configured to use, else PyPI.",
     )
     extra_indexes: tuple[str, ...] = Field(
         (), description="Package indexes in addition to those that pip is configured to use."
@@ -35,9 +34,10 @@ class SourcesSpec(Model):
     )
     debian: tuple[str, ...] = Field(
         (),
-        description="Mirrors of the archive of image.base (Debian's or Ubuntu's); default: those "
-        "of the variable CAPSULE_DEBIAN_MIRROR or CAPSULE_UBUNTU_MIRROR, else those that this "
-        "machine's apt is configured to use, else deb.debian.org or archive.ubuntu.com.",
+        description="Mirrors of the archive of image.base (Debian's or Ubuntu's). If there are "
+        "none, those of the variable CAPSULE_DEBIAN_MIRROR or CAPSULE_UBUNTU_MIRROR are used, else "
+        "those that this machine's apt is configured to use, else deb.debian.org or "
+        "archive.ubuntu.com.",
     )
 
 
@@ -50,8 +50,8 @@ class ImageSpec(Model):
     )
     python: Python = Field(
         default_factory=_python_of_base,
-        description="Python version, which is that of the base: 3.11 of Debian 12, 3.13 of Debian "
-        "13 or 3.12 of Ubuntu 24.04.",
+        description="Python version. It must be that of the base: 3.11 for Debian 12, 3.13 for "
+        "Debian 13, and 3.12 for Ubuntu 24.04.",
         json_schema_extra={"default": "3.11"},
     )
     packages: tuple[Requirement, ...] = Field(
@@ -69,24 +69,26 @@ class ImageSpec(Model):
     )
     sources: SourcesSpec = Field(
         SourcesSpec(),
-        description=("Sources from which packages are downloaded. They are never part of a lock."),
+        description="Sources from which packages are downloaded. They are never part of a lock.",
     )
 
     @model_validator(mode="after")
     def _fit(self) -> Self:
         if self.python != PYTHON[self.base]:
             raise ValueError(
-                f"image.python must be {PYTHON[self.base]!r}, that of image.base {self.base!r}"
+                f"image.python must be {PYTHON[self.base]!r}, the version of image.base "
+                f"{self.base!r}"
             )
         return self
 
 
 class CodeSpec(Model):
-    """The source tree of a program. In a git work tree: what git tracks or would not ignore."""
+    """The source tree of a program. In a git work tree, it excludes the files that git ignores."""
 
     path: str = Field(".", description="Folder of the tree, relative to the spec file.")
     files: Patterns = Field(
         ("*",),
         description="Patterns that select files of the tree. '*' matches any characters, including "
-        "'/'; a leading '!' excludes; the last match wins. Example: ['*', '!data/*'].",
+        "'/'; a leading '!' excludes; the last pattern that matches decides. Example: ['*', "
+        "'!data/*'].",
     )

@@ -23,12 +23,12 @@ class EntropySpec(Model):
         "leaves it uncontrolled.",
     )
     seed: Seed | None = Field(
-        None, description="Key from which virtual entropy is derived; default: seeds.root."
+        None, description="Key from which virtual entropy is derived; null: seeds.root."
     )
     on_exhaustion: Literal["fail", "virtual"] = Field(
         "fail",
         description="What a replay does when the program requests more randomness than was "
-        "recorded: 'fail' ends the run, 'virtual' derives the rest.",
+        "recorded: 'fail' ends the run, 'virtual' derives the rest as in the mode 'virtual'.",
     )
     supervised: bool = Field(
         True,
@@ -37,25 +37,27 @@ class EntropySpec(Model):
     )
     address_randomization: bool = Field(
         False,
-        description="Whether programs are loaded at random addresses, which id() and the order of "
-        "sets reveal.",
+        description="Whether programs are loaded at random addresses, on which id() and the order "
+        "of sets can depend.",
     )
     clock: Literal["system", "fixed", "virtual"] | None = Field(
         None,
-        description="The calendar clock. 'virtual' starts at a fixed date and advances with what "
-        "the program does; 'fixed' stands still at that date; 'system' is the machine's clock. "
-        "Default: 'virtual' with trainer.command, 'system' with trainer.algorithm.",
+        description="The calendar clock. 'virtual' starts at 2026-01-01 UTC and advances with "
+        "every reading, sleep and time-out of the program; 'fixed' always shows that date; "
+        "'system' is the machine's clock; null: 'virtual' with trainer.command, 'system' with "
+        "trainer.algorithm.",
     )
 
 
 class SeedsSpec(Model):
-    """The root seed, which can be overridden for single streams, e.g. in a sensitivity study."""
+    """The root seed, and seeds of single streams that override it, e.g. in a sensitivity study."""
 
     root: Seed = Field(0, description="Root seed of all streams.")
     random: bool = Field(
         False,
-        description="Whether the root seed is drawn from the operating system at the start, as in "
-        "a program without a seed; section 'entropy' determines what the system gives.",
+        description="Whether the root seed is drawn from the operating system's randomness at the "
+        "start, as in a program without a seed. The section 'entropy' determines the values that "
+        "are drawn.",
     )
     streams: dict[StreamName, Seed] = Field(
         default_factory=dict, description="Root seeds of single streams, which override 'root'."
@@ -67,7 +69,7 @@ class SeedsSpec(Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> SeedsSpec:
-        # A root of 0 is no contradiction, because stored specs spell out every default.
+        # A root of 0 does not contradict it, because stored specs spell out every default.
         if self.random and "root" in self.model_fields_set and self.root:
             raise ValueError(f"root {self.root} is given although random is true")
         return self

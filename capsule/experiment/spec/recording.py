@@ -13,20 +13,21 @@ class RecordingSpec(Model):
     trace_interval: PositiveInt = Field(4, description="Agent steps covered by one trace record.")
     tensor_interval: PositiveInt = Field(
         1_000,
-        description="Agent steps between trace records that also hold a digest of every tensor.",
+        description="Agent steps between trace records that also contain a digest of every tensor.",
     )
     checkpoint_interval: PositiveInt = Field(
         250_000, description="Agent steps between checkpoints."
     )
     segment_states: bool = Field(
         False,
-        description="Whether every checkpoint keeps the state from which training resumes, so that "
-        "verifiers can execute single segments (capsule verify --challenge).",
+        description="Whether the run keeps, at every checkpoint but the last, the state from which "
+        "training can resume, so that verifiers can execute single segments (capsule verify "
+        "--challenge).",
     )
 
 
 MAX_MEBIBYTES = 1 << 26  # 64 TiB
-MAX_PROCESSES = 1 << 22  # of a Linux system: PID_MAX_LIMIT
+MAX_PROCESSES = 1 << 22  # PID_MAX_LIMIT of Linux
 MAX_MINUTES = 366 * 24 * 60
 
 
@@ -35,7 +36,7 @@ class LimitsSpec(Model):
 
     memory_mb: PositiveInt = Field(16_384, le=MAX_MEBIBYTES, description="Memory, in MiB.")
     processes: PositiveInt = Field(
-        256, le=MAX_PROCESSES, description="Number of processes and threads."
+        256, le=MAX_PROCESSES, description="Number of processes and threads together."
     )
     disk_mb: PositiveInt = Field(
         32_768, le=MAX_MEBIBYTES, description="Size of the run directory, in MiB."

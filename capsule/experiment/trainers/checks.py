@@ -17,11 +17,11 @@ def require_micro_batches(sizes: tuple[int, ...], batch_size: int) -> None:
 
 
 def require_no_units(trainer: Any) -> None:
-    """Check that ``hidden_units`` is left out where a network declares its own dense layers."""
+    """Check that ``hidden_units`` is not given where a network declares its own dense layers."""
     if isinstance(trainer.network, OwnNetwork) and is_given(trainer, "hidden_units"):
         raise ValueError(
-            f"hidden_units {trainer.hidden_units} is not used by a network of your own: remove "
-            "it, and list the units of its layers in network.dense"
+            f"hidden_units {trainer.hidden_units} is not used by your own network: remove it, and "
+            "list the units of its dense layers in network.dense"
         )
 
 

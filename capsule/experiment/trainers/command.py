@@ -10,9 +10,9 @@ from capsule.experiment.fields import Model, Patterns, Word
 
 
 class CommandTrainer(Model):
-    """Any program: it runs as it is, in a copy of its source tree, and its outputs are claimed.
+    """Any program. It runs unchanged in a copy of its source tree, and its outputs are claimed.
 
-    An output is a file that the program wrote into its working folder, by the patterns below.
+    An output is a file that the program writes into its working folder and that 'outputs' selects.
     """
 
     command: Annotated[tuple[Word, ...], Field(min_length=1)] = Field(
@@ -22,25 +22,25 @@ class CommandTrainer(Model):
     outputs: Patterns = Field(
         ("*",),
         description="Patterns that select which of the written files are claimed. '*' matches any "
-        "characters, including '/'; a leading '!' excludes; the last match wins. Example: ['*', "
-        "'!*.log'].",
+        "characters, including '/'; a leading '!' excludes; the last pattern that matches decides. "
+        "Example: ['*', '!*.log'].",
     )
     standard_output: bool = Field(
         True,
-        description="Whether what the program prints to standard output is claimed. Standard error "
-        "is kept but never claimed.",
+        description="Whether the program's standard output is claimed. Its standard error is kept "
+        "but never claimed.",
     )
     resumable: bool = Field(
         False,
-        description="Whether the program can resume, after an interruption, from what it saved in "
-        "its state folder. Otherwise it starts from the beginning.",
+        description="Whether the program can resume after an interruption, from files that it "
+        "saved in its state folder. Otherwise it starts from the beginning.",
     )
 
     @model_validator(mode="after")
     def _consistent(self) -> CommandTrainer:
         if self.resumable and self.standard_output:
             raise ValueError(
-                "resumable needs standard_output: false, because a resumed program prints only "
-                "the rest"
+                "resumable requires standard_output: false, because a resumed program prints only "
+                "the rest of its output"
             )
         return self

@@ -37,18 +37,21 @@ class DqnTrainer(Model):
     The defaults are those of Mnih et al. 2015, doi:10.1038/nature14236, Extended Data Table 1, with
     these exceptions: target_interval counts agent steps, where the table counts parameter
     updates; exploration_steps and replay_start count agent steps, where the table counts frames;
-    total_steps is 20 million; and concurrent is ours.
+    total_steps is 20 million; and concurrent is not a setting of the paper.
     """
 
     algorithm: Literal["dqn"]
     total_steps: PositiveInt = Field(20_000_000, description="Agent steps of training.")
     network: Annotated[DqnNetworkName | Layers | Module, by_kind] = Field(
         "nature",
-        description="Convolutional network: 'shallow' is the smaller one of Mnih et al. 2013, "
-        "'nature' that of Mnih et al. 2015. Alternatively, the hidden layers of your own network.",
+        description="Network: 'shallow' is the smaller one of Mnih et al. 2013, 'nature' that of "
+        "Mnih et al. 2015, 'small-conv' the one for MinAtar, and 'mlp' has two dense hidden layers "
+        "for flat observations. Alternatively, the hidden layers of your own network.",
     )
-    hidden_units: PositiveInt = Field(512, description="Width of the last hidden layer.")
-    batch_size: PositiveInt = Field(32, description="Transitions in a minibatch.")
+    hidden_units: PositiveInt = Field(
+        512, description="Units of the dense hidden layer, or of each of the two layers of 'mlp'."
+    )
+    batch_size: PositiveInt = Field(32, description="Number of transitions in a minibatch.")
     replay_capacity: PositiveInt = Field(
         1_000_000, description="Maximum number of transitions in the replay memory."
     )
@@ -59,8 +62,8 @@ class DqnTrainer(Model):
     update_interval: PositiveInt = Field(4, description="Agent steps between parameter updates.")
     updates: PositiveInt = Field(
         1,
-        description="Parameter updates after every update_interval steps; more than 1 requires "
-        "concurrent: false.",
+        description="Number of parameter updates after every update_interval steps; more than 1 "
+        "requires concurrent: false.",
     )
     target_interval: PositiveInt = Field(
         10_000, description="Agent steps between copies into the target network."
@@ -79,24 +82,26 @@ class DqnTrainer(Model):
     )
     min_squared_gradient: PositiveFloat = Field(
         0.01,
-        description="Constant that is added to the variance of the gradient under the root, in "
-        "centred-rmsprop.",
+        description="Constant that is added to the variance of the gradient under the square root, "
+        "in centred-rmsprop.",
     )
     adam_epsilon: PositiveFloat = Field(
         1e-8,
-        description="Constant that is added to the root in Adam; the default is that of Kingma and "
-        "Ba 2015.",
+        description="Constant that is added to the square root in the denominator of Adam; the "
+        "default is that of Kingma and Ba 2015.",
     )
     max_gradient_norm: PositiveFloat | None = Field(
         None,
-        description=("Maximum norm to which the gradient is clipped, in Adam; null: no clipping."),
+        description="Maximum norm to which the gradient is clipped, in Adam; null: no clipping.",
     )
     exploration_initial: Probability = Field(
         1.0,
-        description="Probability of a random action when training starts; before that it is 1.",
+        description="Probability of a random action when training starts. Before that, every "
+        "action is random.",
     )
     exploration_final: Probability = Field(
-        0.1, description="Probability of a random action after exploration_steps."
+        0.1,
+        description="Probability of a random action from replay_start + exploration_steps on.",
     )
     exploration_steps: PositiveInt = Field(
         1_000_000,
@@ -110,8 +115,8 @@ class DqnTrainer(Model):
     )
     concurrent: bool = Field(
         True,
-        description="Whether the minibatch is drawn before the steps that precede its update, so "
-        "that acting and learning overlap under a fixed schedule.",
+        description="Whether the minibatch of an update is drawn before the update_interval steps "
+        "that precede the update, so that acting and learning overlap under a fixed schedule.",
     )
 
     @property
@@ -132,8 +137,8 @@ class DqnTrainer(Model):
             require_multiple(self, name, "update_interval")
         if self.concurrent and self.updates > 1:
             raise ValueError(
-                f"updates {self.updates} need concurrent: false, since only one minibatch can be "
-                "drawn before the steps"
+                f"updates {self.updates} requires concurrent: false, because only one minibatch "
+                "can be drawn before the steps"
             )
         require_at_most(self, "replay_start", "replay_capacity")
         if self.replay_start < self.batch_size:

@@ -22,7 +22,7 @@ from capsule.experiment.trainers.checks import require_micro_batches, require_no
 from capsule.experiment.trainers.layers import Layers, Module, Named, by_kind
 from capsule.experiment.trainers.population import DRAWN_BY_MEMBERS, PopulationSpec
 
-# What a schedule log has room for. The longest training of Espeholt et al. 2018, 10^10 frames with
+# The limits of a schedule log. The longest training of Espeholt et al. 2018, 10^10 frames with
 # every action repeated four times in unrolls of 100 steps, has 25 million unrolls.
 MAX_RECORDED_ACTORS = 1 << 16
 MAX_RECORDED_LAG = (1 << 16) - 1
@@ -30,36 +30,37 @@ MAX_RECORDED_UNROLLS = 1 << 25
 
 
 class LockstepSchedule(Model):
-    """Actors in turn, with a constant policy lag: a rule, so nothing needs to be recorded."""
+    """Actors take turns, with a constant policy lag. This is a rule, so nothing is recorded."""
 
     mode: Literal["lockstep"]
     policy_lag: NonNegativeInt = Field(
         1,
-        description="Parameter updates between the policy that acts and the policy that learns "
-        "from it. With 0, acting and learning alternate.",
+        description="Number of parameter updates by which the behaviour policy of an unroll is "
+        "older than the policy that learns from it. With 0, acting and learning alternate.",
     )
 
 
 class RecordedSchedule(Model):
-    """Actors at full speed. The order of their unrolls and the policy lags are recorded."""
+    """Actors run at full speed. The order of their unrolls and the policy lags are recorded."""
 
     mode: Literal["recorded"]
     policy_lag: PositiveInt = Field(
         8,
         le=MAX_RECORDED_LAG,
-        description="Maximum number of parameter updates between the policy that acts and the "
-        "policy that learns from it: the learner waits for unrolls that would become older.",
+        description="Maximum number of parameter updates by which the behaviour policy of an "
+        "unroll may be older than the policy that learns from it. The learner waits for unrolls "
+        "that would otherwise exceed it.",
     )
 
 
 class ActorInference(Model):
-    """Inference in the processes that play the actors."""
+    """The processes that play the actors also compute their actions."""
 
     mode: Literal["actor"]
 
 
 class ServerInference(Model):
-    """Inference in separate processes (section 3.1, "dynamic batching").
+    """Separate processes compute the actors' actions (section 3.1, "dynamic batching").
 
     Their number is an option of capsule run, because it does not affect the result.
     """
@@ -68,8 +69,8 @@ class ServerInference(Model):
     rows: PositiveInt = Field(
         16,
         le=1024,
-        description="Size of a batch; rows without a request are zeros. It matters only where the "
-        "maths libraries compute the layers (see docs/numerics.md).",
+        description="Size of a batch. Rows without a request are zeros. The size affects the "
+        "result only where the maths libraries compute the layers (see docs/numerics.md).",
     )
 
 
@@ -77,7 +78,9 @@ class LanguageSpec(Model):
     """The words of instructions, for the language channel (Espeholt et al. 2018, figure 3)."""
 
     vocabulary: Literal["babyai"] | Annotated[tuple[Word, ...], Field(min_length=1)] = Field(
-        "babyai", description="All words, in lower case; 'babyai': the 32 words of BabyAI."
+        "babyai",
+        description="All words of the instructions, in lower case; 'babyai': the 32 words of "
+        "BabyAI.",
     )
     longest: PositiveInt = Field(
         72,
@@ -112,7 +115,7 @@ class ImpalaTrainer(Model):
     The defaults are those of Espeholt et al. 2018, arXiv:1802.01561: of Table G.1, with total_steps
     of section 5.3.2, rho_bar, c_bar and correction_epsilon of section 5.2.2, and network and
     hidden_units of figure 3. The paper does not give actors for Atari, schedule, truncation,
-    initialization and rmsprop_decay.
+    initialization or rmsprop_decay.
     """
 
     algorithm: Literal["impala"]
@@ -134,12 +137,14 @@ class ImpalaTrainer(Model):
         absent="uniform",
         description="Distribution of the initial parameters. 'uniform': weights and biases from "
         "-1/sqrt(fan-in) to 1/sqrt(fan-in). 'truncated-normal': weights with the standard "
-        "deviation 1/sqrt(fan-in), none beyond two of it, and biases of 0, as in the authors' code "
-        "(but for their LSTM and their embedding of words). For the embedding, 20, its number of "
-        "units, takes the place of the fan-in.",
+        "deviation 1/sqrt(fan-in), none beyond two standard deviations, and biases of 0, as in "
+        "the authors' code (except for its LSTM and its embedding of words). For the embedding, "
+        "its number of units, 20, is used instead of the fan-in.",
     )
     language: LanguageSpec | None = Field(
-        None, description="How environment.instruction is read; null: there is no instruction."
+        None,
+        description="The language channel, which reads environment.instruction; null: there is no "
+        "instruction.",
     )
     actors: PositiveInt = Field(
         32,
@@ -147,7 +152,7 @@ class ImpalaTrainer(Model):
         "affect the result.",
     )
     unroll_length: PositiveInt = Field(20, description="Agent steps in an unroll.")
-    batch_size: PositiveInt = Field(32, description="Unrolls in a parameter update.")
+    batch_size: PositiveInt = Field(32, description="Number of unrolls in a parameter update.")
     replay: UnrollReplaySpec | None = Field(
         None, description="Experience replay; null: every unroll of a batch is new."
     )
@@ -164,8 +169,8 @@ class ImpalaTrainer(Model):
     discount: Probability = Field(0.99, description="Discount factor gamma.")
     truncation: Truncation = Field(
         "bootstrap",
-        description="When a time limit ends an episode: 'bootstrap' continues the return with the "
-        "value of the last frame, which takes one step of the unroll; 'terminal' ends the return, "
+        description="The return of an episode that a time limit ends: 'bootstrap' continues it "
+        "with the value of the last frame, which takes one step of the unroll; 'terminal' ends it, "
         "as the authors' code does.",
     )
     correction: Literal["v-trace", "one-step", "epsilon", "none"] = Field(
@@ -183,7 +188,7 @@ class ImpalaTrainer(Model):
     )
     trace_decay: Probability = Field(1.0, description="Parameter lambda of remark 2.")
     correction_epsilon: PositiveFloat = Field(
-        1e-6, description="Parameter epsilon of the correction 'epsilon'."
+        1e-6, description="Parameter epsilon of the correction 'epsilon' (section 5.2.2)."
     )
     action_values: Literal["targets", "baseline"] = Field(
         "targets",
@@ -201,13 +206,14 @@ class ImpalaTrainer(Model):
     annealing: bool | None = Field(
         None,
         description="Whether the learning rate decreases linearly to 0 over the whole training "
-        "(table G.1). Default: true; false with a population, because its members adapt the rate "
-        "(figure F.1).",
+        "(table G.1); null: true without a population, and false with one, because its members "
+        "adapt the rate (figure F.1).",
     )
     rmsprop_decay: Probability = Field(0.99, description="Decay rate of the mean squared gradient.")
     rmsprop_momentum: Probability = Field(0.0, description="Momentum of RMSProp.")
     rmsprop_epsilon: PositiveFloat = Field(
-        0.01, description="Constant that is added to the mean squared gradient under the root."
+        0.01,
+        description="Constant that is added to the mean squared gradient under the square root.",
     )
     max_gradient_norm: PositiveFloat | None = Field(
         40.0, description="Maximum norm to which the gradient is clipped; null: no clipping."

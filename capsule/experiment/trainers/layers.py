@@ -27,7 +27,9 @@ class LayersSpec(Model):
         (), description="Convolutional layers, for images."
     )
     dense: tuple[PositiveInt, ...] = Field(
-        (), description="Units of the dense layers that follow. Example: [256, 128]."
+        (),
+        description="Number of units of each dense layer after the convolutions. Example: [256, "
+        "128].",
     )
     activation: Activation = Field("relu", description="Activation function of every hidden layer.")
     scaled: bool = Field(True, description="Whether the values of images are divided by 255.")
@@ -40,17 +42,17 @@ class LayersSpec(Model):
 
 
 class ModuleSpec(Model):
-    """A module of torch that makes features of observations, and the layers that follow it."""
+    """A torch module that computes features of observations, and the dense layers after it."""
 
     module: Annotated[str, Field(pattern=_FUNCTION)] = Field(
         description="Function that returns a torch.nn.Module, as MODULE:FUNCTION, from the source "
         "tree 'code' or from a package in image.packages. Example: 'nets:make'."
     )
     dense: tuple[PositiveInt, ...] = Field(
-        (), description="Units of the dense layers that follow the module."
+        (), description="Number of units of each dense layer after the module."
     )
     activation: Activation = Field(
-        "relu", description="Activation function of each of these layers."
+        "relu", description="Activation function of each of these dense layers."
     )
 
 

@@ -36,9 +36,8 @@ class PopulationSpec(Model):
 
     The defaults are those of Espeholt et al. 2018, arXiv:1802.01561, appendix F.
 
-    All numbers of steps in a spec are those of one member, so the population plays as many times
-    more as it has members. Each member is a whole trainer with its own actors, seeds and replay
-    memory.
+    All numbers of steps in a spec are those of one member, so a population of N members plays N
+    times as many. Each member is a whole trainer with its own actors, seeds and replay memory.
     """
 
     members: int = Field(
@@ -47,25 +46,30 @@ class PopulationSpec(Model):
         le=64,
         description="Number of members. Each draws its own entropy_cost, learning_rate and "
         "rmsprop_epsilon (table D.1), starts with the max_gradient_norm of the spec, and changes "
-        "all four as it evolves.",
+        "all four as it evolves. A max_gradient_norm of null is not changed.",
     )
     burn_in: NonNegativeInt = Field(
         5_000_000,
-        description="Agent steps before a member evolves; 20 million frames on Atari.",
+        description="Agent steps at the start during which a member does not evolve. The default "
+        "is 20 million frames on Atari.",
     )
     episodes: PositiveInt = Field(
-        5_000, description="Episodes, after the burn-in, from one fitness evaluation to the next."
+        5_000,
+        description="Number of episodes of a member, after the burn-in, from one evaluation of its "
+        "fitness to the next.",
     )
     margin: NonNegativeFloat = Field(
         0.05,
-        description="Margin of fitness: a member copies another one only if the other's fitness is "
-        "higher by more than this.",
+        description="Margin of fitness: a member copies another member only if the fitness of that "
+        "member is higher by more than this.",
     )
     probability: Probability = Field(
-        0.33, description="Probability that a hyper-parameter changes."
+        0.33, description="Probability, each time a member evolves, that a hyper-parameter changes."
     )
     factor: Annotated[float, Field(gt=1)] = Field(
-        1.2, description="Factor by which a change multiplies or divides, with equal probability."
+        1.2,
+        description="Factor by which a change multiplies or divides a hyper-parameter, with equal "
+        "probability.",
     )
     references: dict[Word, ScoreReference] = Field(
         default_factory=dict,

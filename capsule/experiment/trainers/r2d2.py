@@ -28,8 +28,8 @@ class R2d2Trainer(Model):
     """Recurrent replay distributed DQN (R2D2).
 
     The defaults are those of Kapturowski et al. 2019, OpenReview r1lyTjAqYX, Table 2 and section
-    2.3. Other values are those of Ape-X (Horgan et al. 2018, arXiv:1803.00933), as the paper says,
-    except for update_interval, which gives the paper's replay ratio.
+    2.3. Other values are those of Ape-X (Horgan et al. 2018, arXiv:1803.00933), as the paper
+    states, except for update_interval, which gives the paper's replay ratio.
     """
 
     algorithm: Literal["r2d2"]
@@ -42,10 +42,14 @@ class R2d2Trainer(Model):
         "Alternatively, the hidden layers of your own network.",
     )
     recurrent_units: NonNegativeInt = Field(
-        512, description="Units of the LSTM; 0: the feed-forward variant."
+        512,
+        description="Units of the LSTM; 0: the feed-forward variant, with a dense layer of "
+        "hidden_units instead.",
     )
     hidden_units: PositiveInt = Field(
-        512, description="Units in the hidden layer of each dueling head."
+        512,
+        description="Units in the hidden layer of each dueling head, and in the hidden layer of "
+        "'mlp'.",
     )
     actors: PositiveInt = Field(
         256,
@@ -54,23 +58,28 @@ class R2d2Trainer(Model):
     )
     update_interval: PositiveInt = Field(
         25,
-        description="Steps of each actor between parameter updates. With 256 actors, the value 25 "
-        "makes each step train 0.8 times on average, or less often if episodes are shorter than "
-        "sequences.",
+        description="Agent steps of each actor between parameter updates. With 256 actors and the "
+        "value 25, each step is trained on 0.8 times on average, or less often if episodes are "
+        "shorter than sequences.",
     )
     actor_update_interval: PositiveInt = Field(
-        400, description="Steps of each actor between its copies of the parameters."
+        400, description="Agent steps of each actor between its copies of the parameters."
     )
     burn_in: NonNegativeInt = Field(
         40,
-        description="Steps at the start of a sequence that only warm up the recurrent state.",
+        description="Burn-in: agent steps at the start of a sequence that only update the "
+        "recurrent state.",
     )
-    sequence_length: PositiveInt = Field(80, description="Steps of a sequence that are trained on.")
+    sequence_length: PositiveInt = Field(
+        80, description="Agent steps of a sequence that are trained on, after the burn-in."
+    )
     sequence_stride: PositiveInt = Field(
-        40, description="Steps from the start of a sequence to the start of the next."
+        40, description="Agent steps from the start of a sequence to the start of the next."
     )
     recurrent_state: Literal["stored", "zero"] = Field(
-        "stored", description="Recurrent state at the start of a replayed sequence."
+        "stored",
+        description="Recurrent state at the start of a replayed sequence: 'stored' is the one "
+        "that the actor had there; 'zero' is all zeros.",
     )
     n_step: PositiveInt = Field(5, description="Length n of n-step returns.")
     discount: Probability = Field(0.997, description="Discount factor gamma.")
@@ -84,8 +93,8 @@ class R2d2Trainer(Model):
     )
     life_loss: Literal["roll", "reset"] = Field(
         "roll",
-        description="Whether the recurrent state is kept ('roll') or reset when a lost life ends "
-        "the return.",
+        description="Whether the recurrent state is kept ('roll') or reset ('reset') when a lost "
+        "life ends the return.",
     )
     replay_capacity: PositiveInt = Field(
         4_000_000, description="Maximum number of observations in the replay memory."
@@ -95,15 +104,18 @@ class R2d2Trainer(Model):
     )
     priority_exponent: Probability = Field(0.9, description="Exponent of the priorities.")
     priority_maximum_share: Probability = Field(
-        0.9, description="Parameter eta: weight of the maximum error against the mean error."
+        0.9,
+        description="Parameter eta of the priority of a sequence, eta times the maximum absolute "
+        "TD error plus (1 - eta) times the mean.",
     )
     importance_exponent: Probability = Field(
         0.6, description="Exponent of the importance sampling weights."
     )
-    batch_size: PositiveInt = Field(64, description="Sequences in a minibatch.")
+    batch_size: PositiveInt = Field(64, description="Number of sequences in a minibatch.")
     learning_rate: PositiveFloat = Field(1e-4, description="Learning rate.")
     adam_epsilon: PositiveFloat = Field(
-        1e-3, description="Constant that is added to the root in Adam."
+        1e-3,
+        description="Constant that is added to the square root in the denominator of Adam.",
     )
     max_gradient_norm: PositiveFloat | None = Field(
         40.0, description="Maximum norm to which the gradient is clipped; null: no clipping."
@@ -113,8 +125,9 @@ class R2d2Trainer(Model):
     )
     exploration_base: Probability = Field(
         0.4,
-        description="Base of the exploration rates: actor i acts randomly with the probability "
-        "base ** (1 + exponent * i / (actors - 1)).",
+        description="Base of the exploration rates: actor i, counted from 0, acts randomly with "
+        "the probability base ** (1 + exponent * i / (actors - 1)); a single actor, with the "
+        "probability base.",
     )
     exploration_exponent: NonNegativeFloat = Field(
         7.0, description="Exponent of the exploration rates; see exploration_base."
@@ -158,6 +171,6 @@ class R2d2Trainer(Model):
                 )
         if self.recurrent_units == 0 and self.recurrent_state == "stored":
             raise ValueError(
-                "recurrent_state 'stored' needs an LSTM: without recurrent_units, say 'zero'"
+                "recurrent_state 'stored' requires an LSTM: use 'zero' with recurrent_units 0"
             )
         return self

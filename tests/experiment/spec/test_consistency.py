@@ -122,8 +122,8 @@ def test_a_trace_record_names_only_so_many_unrolls():
     make_spec(IMPALA, recording=recording_every(room))
     message = refusal(IMPALA, recording=recording_every(room + 160))
     assert (
-        f"recording.trace_interval {room + 160} covers {(room + 160) // 20} unrolls, each of which "
-        f"a record names: at most {MAX_UNROLLS_OF_A_RECORD}"
+        f"recording.trace_interval {room + 160} covers {(room + 160) // 20} unrolls, but a trace "
+        f"record can name {MAX_UNROLLS_OF_A_RECORD} at most"
     ) in message
 
 
@@ -132,7 +132,7 @@ def test_a_trace_record_has_room_for_the_unrolls_of_all_members():
     room = MAX_UNROLLS_OF_A_RECORD // 64 * 20 // 160 * 160
     make_spec(IMPALA, trainer=members, recording=recording_every(room))
     message = refusal(IMPALA, trainer=members, recording=recording_every(room + 160))
-    assert f"at most {MAX_UNROLLS_OF_A_RECORD}" in message
+    assert f"can name {MAX_UNROLLS_OF_A_RECORD} at most" in message
 
 
 # ---- networks ----
@@ -335,8 +335,8 @@ def test_several_games_are_accepted_with_impala():
             {"environment": {"further_games": ["pong", "alien", "pong"]}},
             "a game is named twice in breakout, pong, alien, pong",
         ),
-        ({"environment": {"full_action_set": False}}, "need full_action_set: true"),
-        ({"evaluation": {"noop_max": 0}}, "need evaluation.noop_max, e.g. 30"),
+        ({"environment": {"full_action_set": False}}, "requires environment.full_action_set: true"),
+        ({"evaluation": {"noop_max": 0}}, "requires evaluation.noop_max greater than 0"),
         ({"trainer": {"actors": 17}}, "trainer.actors 17 is not a multiple of the 2 games"),
         ({"evaluation": {"starts": 3}}, "evaluation.starts 3 is not a multiple of the 2 games"),
     ],
@@ -351,7 +351,7 @@ def test_games_that_do_not_fit_are_rejected(changes, message):
 def test_only_impala_plays_several_games(algorithm):
     document = atari(algorithm, environment=GAMES["environment"])
     assert (
-        f"environment.further_games do not apply to trainer.algorithm '{algorithm}': remove them, "
+        f"environment.further_games does not apply to trainer.algorithm '{algorithm}': remove it, "
         "or use 'impala'"
     ) in refusal(document)
 
@@ -369,11 +369,11 @@ def test_an_instruction_and_its_reader_are_accepted_together():
         (DQN, {"environment": TOLD}, "'order' is not read by trainer.algorithm 'dqn': remove it"),
         (R2D2, {"environment": TOLD}, "'order' is not read by trainer.algorithm 'r2d2': remove it"),
         (IMPALA, {"environment": TOLD}, "'order' is not read: list its words in trainer.language"),
-        (IMPALA, {"trainer": WORDS}, "trainer.language has nothing to read: name in"),
+        (IMPALA, {"trainer": WORDS}, "trainer.language requires environment.instruction"),
         (
             atari("impala", "small-conv", environment=MINATAR),
             {"trainer": WORDS},
-            "trainer.language has nothing to read: name in environment.instruction the entry",
+            "trainer.language requires environment.instruction, the entry",
         ),
     ],
 )

@@ -33,7 +33,7 @@ def test_the_python_is_that_of_the_base(base, python):
 @pytest.mark.parametrize(("base", "python"), [("debian-12", "3.13"), ("debian-13", "3.11")])
 def test_another_python_is_rejected_with_that_of_the_base(base, python):
     message = refusal(ImageSpec, base=base, python=python)
-    assert f"image.python must be '{PYTHON[base]}', that of image.base '{base}'" in message
+    assert f"image.python must be '{PYTHON[base]}', the version of image.base '{base}'" in message
 
 
 def test_the_default_base_is_the_first_one():

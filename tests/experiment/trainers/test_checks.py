@@ -67,7 +67,7 @@ def test_a_named_network_may_have_other_units():
 def test_a_network_of_its_own_lists_its_units_itself(network):
     with pytest.raises(ValueError, match="hidden_units 3 is not used") as caught:
         require_no_units(Trainer(network=network, hidden_units=3))
-    assert "remove it, and list the units of its layers in network.dense" in str(caught.value)
+    assert "remove it, and list the units of its dense layers in network.dense" in str(caught.value)
 
 
 @given(positive, positive)

@@ -49,7 +49,7 @@ def test_a_program_needs_a_command_and_nothing_else():
         ("trainer.outputs=['!']", "trainer.outputs.0: has characters or a form"),
         ("trainer.output=['*']", "trainer.output is not a known key"),
         ("trainer.algorithm=dqn", "trainer.algorithm is not a known key"),
-        ("trainer.resumable=true", "trainer.resumable needs standard_output: false"),
+        ("trainer.resumable=true", "trainer.resumable requires standard_output: false"),
     ],
 )
 def test_what_does_not_apply_is_refused_and_named(override, message):

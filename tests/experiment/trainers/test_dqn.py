@@ -90,7 +90,7 @@ def test_what_fits_is_accepted_and_read_back(fields):
             {**ADAM, "min_squared_gradient": 0.1},
             "min_squared_gradient 0.1 is not used by optimizer 'adam': remove it",
         ),
-        ({"updates": 2}, "updates 2 need concurrent: false, since only one minibatch can be drawn"),
+        ({"updates": 2}, "updates 2 requires concurrent: false, because only one minibatch"),
         ({"total_steps": 1_001}, "total_steps 1001 is not a multiple of update_interval 4"),
         ({"replay_start": 50_001}, "replay_start 50001 is not a multiple of update_interval 4"),
         ({"target_interval": 10_002}, "target_interval 10002 is not a multiple of update_interval"),
@@ -101,10 +101,10 @@ def test_what_fits_is_accepted_and_read_back(fields):
             "exploration_final 0.1 exceeds exploration_initial 0.05",
         ),
         ({"batch_size": 33}, "micro_batches [20, 12] add up to 32, not to batch_size 33"),
-        ({"network": {"dense": [4]}, "hidden_units": 3}, "hidden_units 3 is not used by a network"),
+        ({"network": {"dense": [4]}, "hidden_units": 3}, "hidden_units 3 is not used by your own"),
         (
             {"network": {"module": "nets:make"}, "hidden_units": 3},
-            "hidden_units 3 is not used by a network of your own",
+            "hidden_units 3 is not used by your own network",
         ),
     ],
 )

@@ -31,7 +31,7 @@ def refused(*overrides):
         (["actor_update_interval=7"], "actor_update_interval 7 is not a multiple of"),
         (["replay_start=9000"], "replay_start 9000 exceeds replay_capacity 8000"),
         (["replay_start=200"], "gives each of 8 actors 25 steps, but a sequence needs 35"),
-        (["recurrent_units=0"], "recurrent_state 'stored' needs an LSTM"),
+        (["recurrent_units=0"], "recurrent_state 'stored' requires an LSTM"),
         (["burn_inn=3"], "trainer.burn_inn is not a known key"),
         (["algorithm=r2d3"], "must be one of 'dqn', 'r2d2', 'impala'"),
     ],

@@ -3,12 +3,12 @@
  *     capsule-enclose [options] -- PROGRAM ARGUMENTS…
  *
  * With --default-signals=FD it makes no namespaces. It closes FD, from which it was executed, and
- * executes the program in its place with the default action of every signal: bubblewrap, which has
- * started it, ignores some.
+ * replaces itself by the program, with the default action for every signal: bubblewrap, which
+ * starts it, ignores some signals.
  *
- * The program is the first process of its process id namespace: when it ends, however that happens,
- * nothing that it started is left. It ends with this process, and this one with the process that
- * started it. See docs/engines.md. */
+ * The program is the first process of its process id namespace: when it ends, for any reason, the
+ * kernel kills every process that it started. The program ends when this process ends, and this
+ * process ends when its own parent ends. See docs/engines.md. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -81,7 +81,7 @@ static _Noreturn void give_up(const char *format, ...) {
 
 static const struct option long_options[] = {
     {"temporary", required_argument, NULL, 't'}, /* size of /tmp, /var/tmp and /dev/shm in MiB */
-    {"read-only", required_argument, NULL, 'r'}, /* FROM=TO: what the program sees where */
+    {"read-only", required_argument, NULL, 'r'}, /* FROM=TO: a folder, and its path in the run */
     {"writable", required_argument, NULL, 'w'},  /* FROM=TO */
     {"probe", no_argument, NULL, 'p'},           /* execute nothing */
     {"default-signals", required_argument, NULL, 's'},
@@ -93,12 +93,12 @@ static _Noreturn void misused(const char *what) {
     exit(USAGE);
 }
 
-/* TO is one component below the root, the rest of which is the machine's; or it exists below a
- * folder that was given before. */
+/* TO is a folder in the root, whose other entries are those of the machine; or it exists below a
+ * folder that was given earlier. */
 static void add_bind(char *text, bool writable) {
-    char *separator = NULL; /* the last one: only FROM may hold others */
+    char *separator = NULL; /* the last one: only FROM may contain others */
     for (char *at = text; (at = strstr(at, "=/")); at++) separator = at;
-    if (!separator || text[0] != '/') misused("a folder is given as /FROM=/NAME");
+    if (!separator || text[0] != '/') misused("a folder must be given as /FROM=/NAME");
     if (options.bind_count == MAX_BINDS) misused("too many folders");
     *separator = 0;
     char *from = realpath(text, NULL);
@@ -118,7 +118,7 @@ static void read_options(int count, char **words) {
         }
     }
     options.program = words + optind;
-    if (!options.probe && optind == count) misused("no program is named");
+    if (!options.probe && optind == count) misused("no program is given");
 }
 
 /* ---- namespaces ---- */
@@ -132,30 +132,32 @@ static void write_file(const char *path, const char *format, ...) {
     int length = vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
     int file = open(path, O_WRONLY | O_CLOEXEC);
-    if (file < 0 || write(file, text, (size_t)length) != length) give_up("%s", path);
+    if (file < 0 || write(file, text, (size_t)length) != length)
+        give_up("%s cannot be written", path);
     close(file);
 }
 
-/* This needs a privilege, which any user has in a user namespace of their own. In it, user and
- * group keep their numbers. */
+/* Namespaces require a privilege that any user has in a new user namespace, in which the numbers of
+ * the user and the group stay the same. */
 static void enter_namespaces(void) {
     const int flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWNET;
     uid_t user = geteuid();
     gid_t group = getegid();
     if (unshare(flags) == 0) return;
-    if (unshare(flags | CLONE_NEWUSER) != 0) give_up("no namespaces");
-    /* Without a privilege the kernel takes a map of groups only after this (user_namespaces(7)). */
+    if (unshare(flags | CLONE_NEWUSER) != 0) give_up("namespaces cannot be created");
+    /* Without a privilege, the kernel accepts a map of groups only after this
+     * (user_namespaces(7)). */
     write_file("/proc/self/setgroups", "deny");
     write_file("/proc/self/uid_map", "%u %u 1", user, user);
     write_file("/proc/self/gid_map", "%u %u 1", group, group);
 }
 
-/* A namespace's own loopback interface is down at first. */
+/* The loopback interface of a new namespace is down at first. */
 static void raise_loopback(void) {
     struct ifreq request = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
     int descriptor = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (descriptor < 0 || ioctl(descriptor, SIOCSIFFLAGS, &request) != 0)
-        give_up("no loopback interface");
+        give_up("the loopback interface cannot be started");
     close(descriptor);
 }
 
@@ -166,10 +168,10 @@ static void bind_folder(const char *from, const char *to) {
     snprintf(path, sizeof path, MACHINE "%s", from);
     if ((mkdir(to, 0755) != 0 && errno != EEXIST) ||
         mount(path, to, NULL, MS_BIND | MS_REC, NULL) != 0)
-        give_up("%s cannot be shown at %s", from, to);
+        give_up("%s cannot be mounted at %s", from, to);
 }
 
-/* Whether the program sees something else there than the machine's. */
+/* Whether an entry of the root is not that of the machine. */
 static bool is_replaced(const char *name) {
     static const char *const own[] = {".", "..", "tmp", "proc", NULL};
     for (int i = 0; own[i]; i++)
@@ -179,7 +181,7 @@ static bool is_replaced(const char *name) {
     return false;
 }
 
-/* Show a folder or a link of the machine's root; nothing else is needed there. */
+/* Show a folder or a link of the machine's root; other kinds of files are not needed. */
 static void show_entry(const char *name) {
     char from[PATH_SIZE], target[PATH_SIZE];
     struct stat facts;
@@ -189,25 +191,26 @@ static void show_entry(const char *name) {
     if (!S_ISLNK(facts.st_mode)) return;
     ssize_t length = readlink(from, target, sizeof target - 1);
     target[length < 0 ? 0 : length] = 0;
-    if (symlink(target, from + strlen(MACHINE)) != 0) give_up("%s", from);
+    if (symlink(target, from + strlen(MACHINE)) != 0)
+        give_up("the link %s cannot be copied", from + strlen(MACHINE));
 }
 
 static void show_machine(void) {
     DIR *directory = opendir(MACHINE);
-    if (directory == NULL) give_up(MACHINE);
+    if (directory == NULL) give_up("the machine's root cannot be read");
     for (struct dirent *entry; (entry = readdir(directory));)
         if (!is_replaced(entry->d_name)) show_entry(entry->d_name);
     closedir(directory);
 }
 
-/* Read-only, with all that is mounted below. */
+/* Make a mount read-only or writable, together with all mounts below it. */
 static void set_read_only(const char *path, bool read_only) {
     /* mount_setattr(2), since Linux 5.12, changes a whole tree. A remount changes a single
      * mount. */
     struct mount_attr change = {.attr_set = read_only ? MOUNT_ATTR_RDONLY : 0,
                                 .attr_clr = read_only ? 0 : MOUNT_ATTR_RDONLY};
     if (syscall(SYS_mount_setattr, AT_FDCWD, path, AT_RECURSIVE, &change, sizeof change) != 0)
-        give_up("whether %s can be written cannot be set", path);
+        give_up("%s cannot be made %s", path, read_only ? "read-only" : "writable");
 }
 
 static void mount_temporary(const char *path) {
@@ -216,12 +219,12 @@ static void mount_temporary(const char *path) {
     if (lstat(path, &facts) != 0 || !S_ISDIR(facts.st_mode)) return;
     snprintf(data, sizeof data, "size=%sm,mode=1777", options.temporary);
     if (mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, data) != 0)
-        give_up("no file system for %s", path);
+        give_up("no file system can be mounted at %s", path);
 }
 
-/* A root in memory takes the place of the machine's, which moves below it. */
+/* Replace the machine's root by one in memory, below which the machine's root remains mounted. */
 static void replace_root(void) {
-    /* As a slave the tree shows no mount of this namespace to the machine. */
+    /* In a slave tree, the mounts of this namespace are not visible to the machine. */
     if (mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) != 0 ||
         mount("tmpfs", TEMPORARY, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=755") != 0 ||
         mkdir(TEMPORARY MACHINE, 0700) != 0 ||
@@ -234,18 +237,18 @@ static void build_root(void) {
     show_machine();
     for (int i = 0; i < options.bind_count; i++)
         bind_folder(options.binds[i].from, options.binds[i].to);
-    /* While the machine's /proc is still visible below MACHINE: in a user namespace the kernel
-     * mounts a new one only then. */
+    /* In a user namespace, the kernel mounts a new /proc only while the machine's /proc is still
+     * visible, here below MACHINE. */
     if (mkdir("/proc", 0555) != 0 || mkdir(TEMPORARY, 0755) != 0 ||
         mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL) != 0)
-        give_up("no /proc of its own");
+        give_up("no new /proc can be mounted");
     if (umount2(MACHINE, MNT_DETACH) != 0 || rmdir(MACHINE) != 0)
-        give_up("the machine's root cannot be left");
+        give_up("the machine's root cannot be unmounted");
     set_read_only("/", true);
     set_read_only("/proc", false);
     for (int i = 0; i < options.bind_count; i++)
         if (options.binds[i].writable) set_read_only(options.binds[i].to, false);
-    /* Mounted after the rest was made read-only, so these stay writable. */
+    /* These are mounted after the rest was made read-only, so they stay writable. */
     mount_temporary(TEMPORARY);
     mount_temporary("/var/tmp");
     mount_temporary("/dev/shm");
@@ -256,8 +259,8 @@ static void build_root(void) {
 /* Have the kernel end this process with its parent, which holds the other end of `alive`. */
 static void end_with_parent(int alive) {
     struct pollfd end = {.fd = alive};
-    /* The parent may have ended before this order. getppid() gives 0 here, as the parent is in
-     * another namespace, so the pipe is asked. */
+    /* The parent may have ended before this call. getppid() returns 0 here, because the parent is
+     * in another namespace, so the state of the pipe is used instead. */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (poll(&end, 1, 0) != 0) exit(REFUSED);
 }
@@ -266,8 +269,8 @@ static _Noreturn void execute_enclosed(int alive, const sigset_t *signals) {
     end_with_parent(alive);
     build_root();
     raise_loopback();
-    if (sethostname("capsule", strlen("capsule")) != 0) give_up("the host name");
-    if (chdir(TEMPORARY) != 0) give_up(TEMPORARY);
+    if (sethostname("capsule", strlen("capsule")) != 0) give_up("the host name cannot be set");
+    if (chdir(TEMPORARY) != 0) give_up("%s cannot be entered", TEMPORARY);
     if (options.probe) exit(0);
     sigprocmask(SIG_SETMASK, signals, NULL);
     execvp(options.program[0], options.program);
@@ -299,18 +302,18 @@ int main(int count, char **words) {
     read_options(count, words);
     if (options.signals) execute_with_default_signals();
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    /* It may have ended before that order was given. */
+    /* The parent may have ended before that call. */
     if (getppid() != parent) return REFUSED;
     setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || pipe2(alive, O_CLOEXEC) != 0)
-        give_up("this kernel");
+        give_up("the program cannot be restricted");
     sigemptyset(&taken);
     for (unsigned i = 0; i < sizeof passed_on / sizeof *passed_on; i++)
         sigaddset(&taken, passed_on[i]);
     sigprocmask(SIG_BLOCK, &taken, &before);
     enter_namespaces();
     pid_t program = fork();
-    if (program < 0) give_up("no process");
+    if (program < 0) give_up("no process can be started");
     close(alive[program == 0]);
     if (program == 0) execute_enclosed(alive[0], &before);
     wait_for_program(program, &taken);

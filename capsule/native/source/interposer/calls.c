@@ -13,14 +13,14 @@
 
 #define LEAST_CLONE3_SIZE 64 /* the kernel refuses less, by which programs find out what it has */
 
-/* Whether the kernel finds 8 bytes to read there. It reads a mask before it finds that there is
- * never such a way to change one. */
+/* Whether the kernel can read 8 bytes there. It reads a signal mask before it rejects an invalid
+ * way to change it. */
 static bool is_readable(const void *bytes) {
     return system_call(SYS_rt_sigprocmask, -1, (long)bytes, 0, 8, 0, 0) != -EFAULT;
 }
 
-/* Whether what is read of an argument below, before the kernel can test it, can be read. `size` is
- * less than a page, so one end of it is on each page that it is on. */
+/* Whether the bytes that are read here before the kernel tests the argument can be read. `size` is
+ * less than a page, so testing both ends tests every page. */
 static bool is_sound(long argument, size_t size) {
     const char *bytes = (const char *)argument;
     return !bytes || (is_readable(bytes) && is_readable(bytes + size - 8));
@@ -44,7 +44,8 @@ static bool has_sound_arguments(long number, const long a[6]) {
     }
 }
 
-/* A fork by number: the child must get a path. One that shares memory is left alone. */
+/* Whether a call is a fork, whose child must get a path. A fork that shares memory is not changed.
+ */
 static bool is_fork(long number, const long arguments[6]) {
     if (number == SYS_fork || number == SYS_vfork) return true;
     if (number == SYS_clone) return !(arguments[0] & CLONE_VM);
@@ -63,7 +64,7 @@ static long fork_by_number(long number, const long arguments[6]) {
     return checked(result);
 }
 
-/* The kernel answers first, because it tests where the answer is written; the functions do not. */
+/* The kernel answers first, because it tests the address of the answer; the functions do not. */
 static long told_by_number(long number, const long a[6]) {
     long answer = checked(system_call(number, a[0], a[1], a[2], 0, 0, 0));
     if (answer == -1) return answer;
@@ -75,10 +76,10 @@ static long told_by_number(long number, const long a[6]) {
     }
 }
 
-/* What the functions of the same names answer. Those of the kernel that take other arguments have a
- * function of their own. */
+/* Answer a call as the function of the same name does. Calls whose arguments differ from those of
+ * the function are answered by separate functions. */
 static long by_number(long number, const long a[6], const void *caller) {
-    /* The kernel says what is wrong with them. */
+    /* The kernel returns the error. */
     if (!has_sound_arguments(number, a))
         return checked(system_call(number, a[0], a[1], a[2], a[3], a[4], a[5]));
     switch (number) {
@@ -134,7 +135,8 @@ EXPORT long syscall(long number, ...) {
     long a[6];
     va_list arguments;
     va_start(arguments, number);
-    /* If the caller gave fewer, the rest is arbitrary, and the kernel does not read it. */
+    /* If the caller gave fewer arguments, the rest is arbitrary, and the kernel does not read it.
+     */
     for (int i = 0; i < 6; i++) a[i] = va_arg(arguments, long);
     va_end(arguments);
     return by_number(number, a, CALLER);

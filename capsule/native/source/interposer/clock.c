@@ -1,11 +1,12 @@
 /* The calendar clock, for programs whose results depend on the time of day.
  *
- * Fixed, it stands at START. Virtual, every thread has a clock of its own, which is a function of
- * what the thread does: each reading advances it by STEP, each sleep by its duration, and each wait
- * that runs to its time-out by that (waits.c). A new thread, process or program begins with the
- * clock of its creator, so that what it reads comes after what the creator had read. Within a step
- * each thread has a phase of its own, made from its paths: threads that read equally often do not
- * read the same time. The monotonic clocks, by which programs wait, are left alone. */
+ * A fixed clock always shows START. With a virtual clock, every thread has its own clock, which is
+ * a function of what the thread does: each reading advances it by STEP, each sleep by its duration,
+ * and each wait that runs to its time-out by the time-out (waits.c). A new thread, process or
+ * program begins with the clock of its creator, so that it reads later times than its creator had
+ * read. Within a step each thread has its own phase, derived from its paths, so that threads that
+ * read equally often do not read the same time. The monotonic clocks, by which programs wait, are
+ * not changed. */
 #include <dlfcn.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -80,8 +81,8 @@ EXPORT int clock_gettime(clockid_t clock, struct timespec *now) {
 }
 
 /* Python's semaphores between processes read the clock to compute a deadline, whether or not they
- * then wait. How often a program asks them depends on what arrived, in torch's DataLoader for one.
- * So this is not a reading of the program's. */
+ * then wait. How often a program calls them depends on the order of arrival, for example in torch's
+ * DataLoader. So this does not count as a reading of the program. */
 static bool is_semaphores(const void *caller) {
     static const char library[] = "_multiprocessing.";
     Dl_info info;
@@ -90,8 +91,9 @@ static bool is_semaphores(const void *caller) {
     return slash && strncmp(slash + 1, library, strlen(library)) == 0;
 }
 
-/* dladdr() compares an address with every symbol of its library, which takes a millisecond in
- * torch's, and oneDNN reads the time in each operation: the last few callers are remembered. */
+/* dladdr() compares an address with every symbol of its library, which takes a millisecond for
+ * torch's library, and oneDNN reads the time in each operation. So the last few callers are
+ * remembered. */
 static bool computes_deadline(const void *caller) {
     static __thread struct {
         const void *caller;

@@ -1,5 +1,5 @@
-/* The number of processors that programs are told, whichever of them this machine has and lets them
- * use. Threads may choose among these numbers, which then read back, and changes nothing else. */
+/* The number of processors that programs see, whatever this machine has and allows. A thread may
+ * set its affinity to some of these processors and reads it back; this has no other effect. */
 #include <limits.h>
 #include <sched.h>
 #include <signal.h>
@@ -28,7 +28,7 @@ EXPORT int get_nprocs_conf(void) { return (int)sysconf(_SC_NPROCESSORS_CONF); }
 
 /* ---- which of them a thread may use ---- */
 
-/* A size in bytes of a set for all of them: whole words, as the kernel has it. */
+/* The size in bytes of a set of all processors: whole words, as in the kernel. */
 static size_t set_size(void) { return (settings.cores + 63) / 64 * sizeof(uint64_t); }
 
 static bool is_own(pid_t id) {
@@ -40,8 +40,8 @@ static void all_cores(cpu_set_t *set) {
     for (unsigned i = 0; i < settings.cores; i++) CPU_SET(i, set);
 }
 
-/* Whether whole words can be written, as the kernel finds when it copies a signal mask to them. It
- * does not try to at address 0. */
+/* Whether whole words can be written. The kernel tests this when it copies a signal mask to them,
+ * except at address 0. */
 static bool is_writable(uint64_t *words, size_t size) {
     if (!words) return false;
     for (size_t i = 0; i < size / sizeof *words; i++)
@@ -50,7 +50,7 @@ static bool is_writable(uint64_t *words, size_t size) {
     return true;
 }
 
-/* Give what the calling thread chose; what others chose is not known. */
+/* Return the set that the calling thread chose; the choices of other threads are not known. */
 static long give(bool own, size_t size, void *out) {
     cpu_set_t set = this_thread()->affinity;
     if (!own || CPU_COUNT(&set) == 0) all_cores(&set);
@@ -61,7 +61,7 @@ static long give(bool own, size_t size, void *out) {
     return (long)set_size();
 }
 
-/* The kernel is asked for its errors only: there may be no such process. */
+/* The kernel is called for its errors only: the process may not exist. */
 static long ask_kernel(pid_t id) {
     cpu_set_t set;
     return system_call(SYS_sched_getaffinity, id, sizeof set, (long)&set, 0, 0, 0);
@@ -74,7 +74,7 @@ static long get_affinity(pid_t id, size_t size, void *out) {
 
 static long set_affinity(pid_t id, size_t size, const void *wanted) {
     cpu_set_t set, all;
-    /* The kernel reads the set before it finds that there is never such a process. */
+    /* The kernel reads the set before it finds that the process does not exist. */
     long readable = system_call(SYS_sched_setaffinity, INT_MAX, (long)size, (long)wanted, 0, 0, 0);
     if (readable == -EFAULT) return readable;
     long found = ask_kernel(id);
@@ -99,7 +99,7 @@ static long by_number(long number, pid_t id, size_t size, const void *set) {
     return affinity_by_number(number, (long[]){id, (long)size, (long)set, 0, 0, 0});
 }
 
-/* What the kernel does not write of a set is empty in the C library's. */
+/* Clear the part of a set that the kernel does not write, as the C library does. */
 static long emptied(long filled, size_t size, cpu_set_t *set) {
     if (filled >= 0) memset((char *)set + filled, 0, size - (size_t)filled);
     return filled < 0 ? filled : 0;
@@ -126,7 +126,7 @@ EXPORT int pthread_setaffinity_np(pthread_t thread, size_t size, const cpu_set_t
     return own ? (int)-by_number(SYS_sched_setaffinity, 0, size, set) : 0;
 }
 
-/* A processor that this machine lacks would be an error when the thread is made. */
+/* If this machine does not have the processor, the creation of the thread would fail. */
 EXPORT int pthread_attr_setaffinity_np(pthread_attr_t *attributes, size_t size,
                                        const cpu_set_t *set) {
     attach();

@@ -1,17 +1,17 @@
 /* The random devices as files.
  *
- * Opening one gives a descriptor of /dev/null that carries a mark: a real descriptor, which select,
- * poll, dup, fork, exec and SCM_RIGHTS treat as they should, which swallows what is written to it,
- * and which gives nothing at all, rather than unnoticed fresh randomness, to whoever reads it
- * around this library. The mark is O_SYNC, which nobody else asks for on /dev/null and which no
- * call can take away. A real descriptor of a device (handed over by a process outside) is
- * recognised, too.
+ * Opening a random device returns a descriptor of /dev/null with a mark. It is a real descriptor,
+ * with which select, poll, dup, fork, exec and SCM_RIGHTS work as usual. It discards written bytes,
+ * and a read that bypasses this library gets no bytes instead of unnoticed fresh randomness. The
+ * mark is O_SYNC, which no other program requests for /dev/null and which no call can remove. A
+ * real descriptor of a device (inherited from a process outside) is recognised, too.
  *
- * read() must not ask the kernel each time what a descriptor is. `kinds` remembers those that are
- * something else until the number is closed; a random device is checked at every read, because a
- * number closed without our notice may have become a file; and so is whatever else gives no bytes,
- * because it may have become a device. A read draws from the reading thread's stream, so that
- * threads and processes that share a descriptor do not depend on each other.
+ * read() must not ask the kernel for the kind of a descriptor each time. `kinds` remembers the
+ * descriptors of other files until their numbers are closed. A random device is checked at every
+ * read, because its number may have been closed without our notice and reused for a file. A file
+ * that gives no bytes is checked, too, because its number may have been reused for a device. A read
+ * draws from the reading thread's stream, so that threads and processes that share a descriptor do
+ * not depend on each other.
  */
 #include <fcntl.h>
 #include <stdarg.h>
@@ -29,7 +29,7 @@
 
 enum kind { KIND_UNKNOWN, KIND_OTHER, KIND_DEVICE };
 
-/* Descriptors with higher numbers are inspected at each read. */
+/* Descriptors with numbers beyond this array are inspected at each read. */
 static uint8_t kinds[1 << 16];
 
 void forget_device(int fd) {
@@ -105,7 +105,7 @@ EXPORT int open64(const char *path, int flags, ...) { OPEN_WITH_MODE(AT_FDCWD, p
 EXPORT int openat(int at, const char *path, int flags, ...) { OPEN_WITH_MODE(at, path, flags); }
 EXPORT int openat64(int at, const char *path, int flags, ...) { OPEN_WITH_MODE(at, path, flags); }
 
-/* What the compiler makes of them when it fortifies a program. */
+/* The compiler replaces the functions above by these when it fortifies a program. */
 EXPORT int __open_2(const char *path, int flags) { return open_any(AT_FDCWD, path, flags, 0); }
 EXPORT int __open64_2(const char *path, int flags) { return open_any(AT_FDCWD, path, flags, 0); }
 EXPORT int __openat_2(int at, const char *path, int flags) { return open_any(at, path, flags, 0); }
@@ -133,7 +133,7 @@ EXPORT void closefrom(int first) {
     real.closefrom(first);
 }
 
-/* A number that was closed inside the C library may be given to a device under another name. */
+/* A number that was closed inside the C library may be reused for a device. */
 EXPORT int dup(int fd) {
     int made = (int)checked(system_call(SYS_dup, fd, 0, 0, 0, 0, 0));
     forget_device(made);
@@ -148,7 +148,7 @@ static int control(int fd, int command, long argument) {
     return result;
 }
 
-/* If the caller gave no argument, this one is arbitrary, and the kernel does not read it. */
+/* If the caller gave no argument, this argument is arbitrary, and the kernel does not read it. */
 #define CONTROL(fd, command)                                                                       \
     va_list arguments;                                                                             \
     va_start(arguments, command);                                                                  \
@@ -175,7 +175,7 @@ static ssize_t read_device(void *buffer, size_t size, const void *caller) {
     return draw_checked(SOURCE_DEVICE, buffer, size, caller);
 }
 
-/* Whether what gave no bytes is a device that took the number of a file closed without notice. */
+/* Whether a file that gave no bytes is a device that reuses a number closed without our notice. */
 static bool is_late_device(int fd, ssize_t got) { return got == 0 && inspect(fd); }
 
 static ssize_t read_any(int fd, void *buffer, size_t size, const void *caller) {
@@ -229,7 +229,7 @@ EXPORT ssize_t preadv64(int fd, const struct iovec *parts, int count, off64_t of
     return is_late_device(fd, got) ? read_parts(parts, count, CALLER) : got;
 }
 
-/* Unlike preadv, it reads at the descriptor's own position if the offset is -1. */
+/* Unlike preadv, preadv2 reads at the descriptor's position if the offset is -1. */
 EXPORT ssize_t preadv2(int fd, const struct iovec *parts, int count, off_t offset, int flags) {
     ssize_t got = is_device(fd) ? 0 : real.preadv2(fd, parts, count, offset, flags);
     return is_late_device(fd, got) ? read_parts(parts, count, CALLER) : got;
@@ -268,7 +268,8 @@ EXPORT ssize_t __pread64_chk(int fd, void *buffer, size_t size, off_t offset, si
 
 /* ---- standard input and output, which reads inside the C library ---- */
 
-/* Closed ones stay in the list, to be used again, so that threads can follow it at any time. */
+/* Closed streams stay in the list and are reused, so that threads can follow the list at any time.
+ */
 static struct stream {
     struct stream *next;
     FILE *file;
@@ -338,7 +339,7 @@ static FILE *open_stream(const char *mode, const void *caller) {
     return file;
 }
 
-/* Its reads are counted as the program's. */
+/* Reads of standard input count as requests of the program. */
 void open_standard_input(void) {
     if (settings.mode == MODE_SYSTEM || !is_readable_device(STDIN_FILENO)) return;
     FILE *file = stream_of(STDIN_FILENO, "r", (const void *)getauxval(AT_ENTRY));
@@ -359,7 +360,7 @@ EXPORT FILE *fdopen(int fd, const char *mode) {
     return is_device(fd) ? stream_of(fd, mode, CALLER) : real.fdopen(fd, mode);
 }
 
-/* A stream of ours has no descriptor that the C library knows; libstdc++ asks for it. */
+/* One of our streams has no descriptor in the C library, but libstdc++ requests it. */
 static int descriptor_of(FILE *file) {
     for (struct stream *stream = streams; stream; stream = stream->next)
         if (stream->file == file) return stream->fd;

@@ -1,8 +1,8 @@
 /* The environment: children stay under the interposer, whatever environment they are given.
  *
- * A program's own environment names its path with a '?' at the end: what is started from it without
- * any of the functions of lineage.c (by the C library itself, or by a raw system call) has no
- * number, and must not be taken for its parent.
+ * In a program's own environment, its path has a '?' at the end: a process that is started from it
+ * without a function of lineage.c (by the C library itself, or by a raw system call) has no number,
+ * and must not be mistaken for its parent.
  */
 #include "environment.h"
 
@@ -41,12 +41,12 @@ static bool same_name(const char *a, const char *b) {
     return strncmp(a, b, length) == 0;
 }
 
-/* Memory for `size` bytes that is not the program's heap, whose addresses must not depend on how
- * long our settings are. */
+/* Memory of `size` bytes outside the program's heap, because addresses in the heap must not depend
+ * on the length of our settings. */
 static void *block(size_t size) {
     void *made = mmap(NULL, (size + BLOCK - 1) / BLOCK * BLOCK, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (made == MAP_FAILED) refuse("no memory for the settings: %s", strerror(errno));
+    if (made == MAP_FAILED) refuse("no memory is available for the settings: %s", strerror(errno));
     return made;
 }
 
@@ -64,7 +64,7 @@ static bool is_ours(const char *entry) {
             !starts_with(entry, PATH_NAME) && !starts_with(entry, CLOCK_NAME));
 }
 
-/* Copies: programs write over the memory that their environment came in. */
+/* The settings are copied, because programs overwrite the memory of their environment. */
 void keep_environment(void) {
     size_t count = 0, size = 1;
     for (char **entry = environ; entry && *entry; entry++) {
@@ -112,7 +112,7 @@ size_t environment_text_size(char *const given[]) {
     return sizeof kept.clock + sizeof PATH_NAME + CAPSULE_PATH_SIZE + ours + theirs + 1;
 }
 
-/* Our libraries, and then whatever else the program wants to preload. */
+/* Our libraries, and then the libraries that the program preloads. */
 static char *merge_preload(char *text, const char *given) {
     const char *ours = kept.preload + strlen(PRELOAD_NAME);
     const char *theirs = given ? given + strlen(PRELOAD_NAME) : "";
@@ -129,7 +129,7 @@ void make_environment(char *made[], char *text, char *const given[], const char 
                         (kept.preload && starts_with(given[i], PRELOAD_NAME));
         if (!replaced) made[count++] = given[i];
     }
-    /* What the program set to another value keeps it; what it left out is put back. */
+    /* A setting that the program changed keeps its value; one that it removed is put back. */
     for (size_t i = 0; i < kept.count; i++)
         if (!find_entry(given, kept.entries[i])) made[count++] = kept.entries[i];
     made[count++] = clock_entry(text);
@@ -217,7 +217,8 @@ void take_environment_back(void) {
 
 void own_environment(void) {
     /* If this thread lends, an older C library forks, and the child executes the shell. If another
-     * one does, its assignments are not this child's, and setenv()'s own array is left alone. */
+     * thread lends, its assignments do not belong to this child, and setenv()'s own array is not
+     * changed. */
     if (lent.active && !lending) {
         if (environ == lent.sent) environ = lent.given;
         lent.active = false;

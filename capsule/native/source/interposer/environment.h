@@ -10,17 +10,17 @@ void keep_environment(void);
 /* Name a process path, and the calling thread's clock, in the program's own environment. */
 void name_in_environment(const char *path);
 
-/* How many pointers, and bytes of text, make_environment needs. */
+/* The number of pointers and of bytes of text that make_environment needs. */
 size_t environment_room(char *const given[]);
 size_t environment_text_size(char *const given[]);
 
-/* `given`, with our settings put back, and process path and clock set. `made` and `text` are on a
- * caller's stack, because the child of a fork cannot allocate. */
+/* Copy `given`, put our settings back, and set the process path and the clock. `made` and `text`
+ * are on a caller's stack, because the child of a fork cannot allocate memory. */
 void make_environment(char *made[], char *text, char *const given[], const char *path);
 
-/* For a function of the C library that starts a program with the program's own environment: name
- * the path there, and give it our settings, which the program may have removed, until it is taken
- * back. Only one thread at a time gets past the first of the two. */
+/* For a function of the C library that starts a program with the program's own environment: put the
+ * path and our settings, which the program may have removed, into this environment until it is
+ * taken back. Only one thread at a time gets past the first of the two functions. */
 void lend_environment(const char *path);
 void take_environment_back(void);
 

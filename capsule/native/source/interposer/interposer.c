@@ -20,7 +20,7 @@ static __thread struct thread thread;
 
 void end_whole_run(void) {
     if (settings.launcher == 0) kill(0, SIGKILL); /* no launcher: end the process group */
-    /* Not to be woken up. By number, because attach() may not have found any of `real` yet. */
+    /* Sleep without being woken up; by number, because attach() may not have set `real` yet. */
     const struct timespec pause = {.tv_sec = 10};
     if (kill(settings.launcher, CAPSULE_MISMATCH_SIGNAL) == 0)
         system_call(SYS_nanosleep, (long)&pause, 0, 0, 0, 0, 0);
@@ -48,7 +48,7 @@ static _Noreturn void fail_with(enum journal_failure failure) {
 
 static struct journal_told *_Atomic told;
 
-/* Two threads may make one at the same time; the second stays empty. */
+/* Two threads may make a record at the same time; the second one stays empty. */
 static struct journal_told *begin_telling(void) {
     struct journal_told *made = journal_claim(settings.journal, JOURNAL_TOLD, sizeof *made);
     struct journal_told *none = NULL;
@@ -71,7 +71,7 @@ void stop_telling(void) { atomic_store(&told, NULL); }
 
 /* ---- settings ---- */
 
-/* The launcher pads what differs between a run and its replay to one length. */
+/* The launcher pads values that differ between a run and its replay to the same length. */
 static bool matches(const char *value, const char *word) {
     size_t length = strlen(word);
     if (strncmp(value, word, length) != 0) return false;
@@ -84,7 +84,7 @@ static int choice(const char *name, int otherwise, const char *const *words) {
     if (!value) return otherwise;
     for (int i = 0; words[i]; i++)
         if (matches(value, words[i])) return i;
-    refuse("%s is '%s', which is not one of its values", name, value);
+    refuse("'%s' is not a value of %s", value, name);
 }
 
 static void open_journal(void) {
@@ -93,8 +93,8 @@ static void open_journal(void) {
     if (directory) settings.journal = journal_open(directory);
     if (!settings.journal && needed)
         refuse("the journal in %s cannot be opened: %s",
-               directory ? directory : "CAPSULE_ENTROPY_DIRECTORY (not set)",
-               directory ? strerror(errno) : "no directory");
+               directory ? directory : "CAPSULE_ENTROPY_DIRECTORY",
+               directory ? strerror(errno) : "the variable is not set");
     if (settings.journal && atomic_load(&settings.journal->failed)) end_whole_run();
 }
 
@@ -139,7 +139,7 @@ static void read_settings(void) {
     if (settings.mode == MODE_REPLAY) open_recording();
 }
 
-/* In the place of what this C library lacks. */
+/* The replacement for a function that this C library does not have. */
 static long lacking(void) {
     errno = ENOSYS;
     return -1;
@@ -168,8 +168,8 @@ void attach(void) {
     open_standard_input();
 }
 
-/* Let the launcher look at what is mapped here before the program can end. Without a supervisor,
- * nothing else says when to look. */
+/* Let the launcher check the libraries that are mapped here before the program can end. Without a
+ * supervisor, the launcher gets no other notification of this moment. */
 static void await_launcher(void) {
     const uint64_t answer = UINT64_C(1) << (CAPSULE_LOADED_SIGNAL - 1);
     const long size = sizeof answer;
@@ -233,7 +233,7 @@ void become(const char *process, const char *path) {
 static void *record(enum journal_type type, size_t size) {
     if (!settings.journal) return NULL;
     void *claimed = journal_claim(settings.journal, type, size);
-    /* Counts may stop at a full journal; a recording with holes would be worthless. */
+    /* Counts may be incomplete if the journal is full, but a recording must be complete. */
     if (!claimed && (settings.mode == MODE_RECORD || settings.mode == MODE_REPLAY))
         fail_with(JOURNAL_IS_FULL);
     return claimed;
@@ -279,7 +279,7 @@ static struct journal_counter *find_counter(struct thread *self, enum source sou
     return counter;
 }
 
-/* The counter of a call; looking a library up is slow, so the last few callers are remembered. */
+/* The counter of a call. Finding a library is slow, so the last few callers are remembered. */
 static struct journal_counter *counter_of(struct thread *self, enum source source,
                                           const void *caller) {
     size_t place = ((uintptr_t)caller >> 2 ^ (size_t)source) % CALLERS;
@@ -345,9 +345,10 @@ static _Noreturn void mismatch(const struct thread *self, enum source source, si
     fail_with(JOURNAL_HOLDS_MISMATCH);
 }
 
-/* Give what was recorded; false when the profile does not fit and the settings allow to go on. */
+/* Give the recorded bytes; false when the profile does not fit and the settings allow derived ones.
+ */
 static bool replay(struct thread *self, enum source source, void *buffer, size_t size) {
-    /* Another process may have found a mismatch, and then no answer may follow. */
+    /* If another process has found a mismatch, no answer may follow. */
     if (atomic_load_explicit(&settings.journal->failed, memory_order_relaxed)) end_whole_run();
     if (self->exhausted) return false;
     struct recorded_call call;
@@ -381,7 +382,7 @@ void draw(enum source source, void *buffer, size_t size, const void *caller) {
     count(self, counter, size);
 }
 
-/* How many of `size` bytes can be written, as the kernel finds when it fills one of each page. */
+/* The number of bytes, of `size`, that can be written; the kernel tests one byte of each page. */
 static size_t writable_size(const uint8_t *buffer, size_t size) {
     const uintptr_t page = 4096;
     size_t fits = 0;

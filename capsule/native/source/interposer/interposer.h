@@ -1,24 +1,24 @@
 /* The interposer: a preloaded library between a program and the operating system's randomness.
  *
- *   interposer.c  settings, threads, and where the bytes of a call come from
- *   journal.c     what was asked for (and, when recording, given) is written down
- *   recording.c   what is replayed
- *   sources.c     the functions that give randomness
+ *   interposer.c  settings, threads, and the source of the bytes of a call
+ *   journal.c     the record of requests (and, when recording, of the answers)
+ *   recording.c   the recording that is replayed
+ *   sources.c     the functions that return random bytes
  *   devices.c     /dev/urandom and /dev/random as files
- *   lineage.c     processes and threads get their paths
- *   environment.c children get the environment
- *   scopes.c      pieces of work with paths of their own, whichever thread does them
+ *   lineage.c     the paths of processes and threads
+ *   environment.c the environment of children
+ *   scopes.c      pieces of work with their own paths, whichever thread executes them
  *   clock.c       the calendar clock
- *   waits.c       waits until a date, and what waiting does to that clock
+ *   waits.c       waits until a date, and the effect of waiting on that clock
  *   names.c       names of temporary files
- *   listings.c    folders are listed in order
+ *   listings.c    listings of folders in order
  *   cores.c       the number of processors
- *   calls.c       system calls by number, which the others answer
+ *   calls.c       system calls by number, which the other files answer
  *
- * Any exported function may be the first thing that happens in a process, before the constructor of
- * this library: another library's constructor may call it. So every one of them begins with
- * attach(), and attach() prepares every file: interposer.c and the others need each other. Separate
- * constructors would not do, because they might all come too late.
+ * Any exported function may be called before the constructor of this library has run, because the
+ * constructor of another library may call it. So each of them begins with attach(), which prepares
+ * every file; this is why interposer.c and the other files depend on each other. Separate
+ * constructors would not help, because all of them might run too late.
  */
 #ifndef CAPSULE_INTERPOSER_H
 #define CAPSULE_INTERPOSER_H
@@ -44,7 +44,7 @@
 enum clock { CLOCK_SYSTEM, CLOCK_FIXED, CLOCK_VIRTUAL };
 enum listings { LISTINGS_SYSTEM, LISTINGS_SORTED };
 
-/* How randomness was asked for; the numbers are in the journal and in profiles. */
+/* The way in which randomness was requested; the numbers are in the journal and in profiles. */
 enum source {
     SOURCE_GETRANDOM = 1,
     SOURCE_GETENTROPY,
@@ -55,7 +55,8 @@ enum source {
     SOURCE_NAME,
 };
 
-/* Of the process; set once, before it can have a second thread, but for `process` after a fork. */
+/* Settings of the process. They are set once, before it can have a second thread, except that
+ * `process` changes after a fork. */
 struct settings {
     bool attached;
     enum mode mode;
@@ -67,7 +68,7 @@ struct settings {
     pid_t launcher; /* 0 without one */
     uint8_t key[CAPSULE_KEY_SIZE];
     char process[CAPSULE_PATH_SIZE];
-    struct journal_header *journal; /* NULL: nothing is written down */
+    struct journal_header *journal; /* NULL: nothing is recorded */
 };
 
 #define CALLERS 16 /* a power of two */
@@ -100,53 +101,54 @@ struct thread {
 
 extern struct settings settings;
 
-/* Read the settings; before any wrapper does anything, and once. */
+/* Read the settings, once, before any wrapper does anything else. */
 void attach(void);
 
-/* The calling thread, with its paths known. */
+/* The calling thread, with its paths. */
 struct thread *this_thread(void);
 
-/* Describe a thread of these paths, which has asked for nothing yet. */
+/* Describe a thread of these paths that has made no request yet. */
 void describe_thread(struct thread *thread, const char *process, const char *path);
 
-/* Make the calling thread the one of these paths, which has asked for nothing yet. */
+/* Give the calling thread these paths, as a thread that has made no request yet. */
 void become(const char *process, const char *path);
 
-/* Fill `buffer`, as the settings say; `caller` is an address in the library that asked. */
+/* Fill `buffer` according to the settings; `caller` is an address in the requesting library. */
 void draw(enum source source, void *buffer, size_t size, const void *caller);
 
 /* The same with the kernel's limits: at most MOST_BYTES, and only up to the first page that cannot
- * be written. The number of bytes, or -1 and errno if that is the first one. */
+ * be written. Return the number of bytes, or -1 and errno if no byte can be written. */
 ssize_t draw_checked(enum source source, void *buffer, size_t size, const void *caller);
 
-/* Say on standard error what is wrong with the settings, and end the run. */
+/* Report an error in the settings on standard error, and end the run. */
 _Noreturn void refuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* End the whole run, not only this process: a worker pool would start another worker. */
 _Noreturn void end_whole_run(void);
 
-/* What this process was told in place of what the machine would have said: a record in the journal.
- * `count` is the place of a number in it; nothing happens without a journal. */
+/* Count an answer to this process that replaces the machine's answer. The counts are a record in
+ * the journal, and `count` is the offset of one of them; nothing happens without a journal. */
 void tell_once_more(size_t count);
 void stop_telling(void); /* for a process that was forked: it has its own */
 #define COUNT(member) tell_once_more(offsetof(struct journal_told, member))
 
-/* clock.c: the calendar clock as the calling thread sees it, without reading it; the step that a
- * reading is; and how it goes on. Times are nanoseconds since 1970. */
+/* clock.c: the date that the calling thread sees, without a reading; and functions that advance its
+ * clock. Times are nanoseconds since 1970. */
 int64_t shown_date(void);
 void advance_clock(int64_t nanoseconds);
 void advance_clock_to(int64_t date);
 
-/* clock.c: gettimeofday, of which programs may ask for the zone alone. The name in C has an
- * attribute that says that they do not, by which the compiler would remove the test. */
+/* clock.c: gettimeofday, from which programs may request the zone alone. In C, its declaration has
+ * an attribute that they do not, because of which the compiler would remove the test. */
 int time_of_day(struct timeval *restrict now, void *restrict zone) __asm__("gettimeofday");
 
-/* waits.c: the least number of one digit and zeros that is not less: as long as a wait counts that
- * ran to its time-out. */
+/* waits.c: round up to a number of one digit followed by zeros: the duration that is counted for a
+ * wait that ran to its time-out. */
 int64_t one_digit(int64_t number);
 
-/* waits.c: whether a futex system call has a deadline, which may be a date; answer one; one that
- * waits, and has other arguments than the function; and one that sets a timer. */
+/* waits.c: whether a futex system call has a deadline, which may be a date; answer such a call; a
+ * system call that waits and whose arguments differ from those of the function; and one that sets a
+ * timer. */
 bool waits_until(const long futex[6]);
 long futex_by_number(const long arguments[6]);
 long wait_by_number(long number, const long arguments[6]);
@@ -155,7 +157,7 @@ long timer_by_number(long number, const long arguments[6]);
 /* cores.c: answer the system calls of that name. */
 long affinity_by_number(long number, const long arguments[6]);
 
-/* lineage.c: give every fork a number. */
+/* lineage.c: number every fork. */
 void watch_forks(void);
 void number_child(char child[CAPSULE_PATH_SIZE]);
 void become_process(const char *process);
@@ -165,8 +167,8 @@ bool was_forked_unseen(void);
 ssize_t checked_getrandom(enum source source, void *buffer, size_t size, unsigned flags,
                           const void *caller);
 
-/* devices.c: let the program read a device that it was given as its standard input; a descriptor
- * is about to be closed; answer a system call that reads. */
+/* devices.c: let the program read a device that is its standard input; note that a descriptor is
+ * about to be closed; answer a system call that reads. */
 void open_standard_input(void);
 void forget_device(int fd);
 long read_by_number(long number, const long arguments[6], const void *caller);
@@ -183,7 +185,7 @@ static inline long system_call(long number, long a, long b, long c, long d, long
     return result;
 }
 
-/* A kernel's result as the C library gives it. */
+/* A result of the kernel in the form of the C library: -1 and errno for an error. */
 static inline long checked(long result) {
     if (result >= -4095 && result < 0) {
         errno = (int)-result;

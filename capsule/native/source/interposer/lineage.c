@@ -1,5 +1,5 @@
 /* Lineage: the path of a process or thread follows from its creator and the order of creation,
- * never from which of them asks for randomness first. Children are given it in their environment
+ * never from the order of requests for randomness. Children get it in their environment
  * (environment.c). */
 #include <fcntl.h>
 #include <sched.h>
@@ -96,7 +96,7 @@ EXPORT int execle(const char *file, const char *first, ...) {
 
 /* ---- fork: the child is the parent's n-th ---- */
 
-/* All calls of system() under way: the first one saves what the last one restores. */
+/* All active calls of system(): the first one saves the signal handlers, the last restores them. */
 static struct {
     pthread_mutex_t lock;
     unsigned calls;
@@ -105,12 +105,12 @@ static struct {
 
 void number_child(char child[CAPSULE_PATH_SIZE]) {
     struct thread *self = this_thread();
-    /* A pool that forks workers until one succeeds must not outlive a failed replay. */
+    /* A pool that starts workers again and again must not outlive a failed replay. */
     if (settings.journal && atomic_load(&settings.journal->failed)) end_whole_run();
     capsule_path_child(child, self->process, self->path, ++self->forks);
 }
 
-/* What is started by other means has no number. */
+/* A program that is started by other means has no number. */
 static void name_unnumbered(void) {
     char path[CAPSULE_PATH_SIZE];
     capsule_path_unnumbered(path, settings.process);
@@ -123,7 +123,8 @@ static volatile bool *seen;
 bool was_forked_unseen(void) { return seen && !*seen; }
 
 void become_process(const char *process) {
-    /* First: this_thread() below would take the process for an unseen one, and begin again. */
+    /* This comes first: otherwise this_thread() would treat the process as one that was forked
+     * unseen, and begin again. */
     if (seen) *seen = true;
     strcpy(settings.process, process);
     become(process, CAPSULE_ROOT_PATH);
@@ -140,7 +141,7 @@ static __thread char forked[CAPSULE_PATH_SIZE];
 static void before_fork(void) { number_child(forked); }
 static void in_forked_child(void) { become_process(forked); }
 
-/* Handlers, because daemon() and forkpty() fork inside the C library. */
+/* Handlers are used because daemon() and forkpty() fork inside the C library. */
 void watch_forks(void) {
     pthread_atfork(before_fork, NULL, in_forked_child);
     void *page = mmap(NULL, 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -206,8 +207,8 @@ __attribute__((used)) static int after_vfork(long result) {
     return (int)checked(result);
 }
 
-/* The return address waits in a register, which the child cannot touch: it will have written over
- * this stack by the time that the parent goes on. */
+/* The return address is kept in a register, which the child cannot change: the child will have
+ * overwritten this stack when the parent continues. */
 __asm__(".globl vfork\n"
         ".type vfork, @function\n"
         "vfork:\n"
@@ -285,7 +286,8 @@ static void restore_interrupts(void) {
     pthread_mutex_unlock(&shells.lock);
 }
 
-/* As POSIX describes it, but for cancellation: the C library's own starts the shell unseen. */
+/* The function of POSIX, without cancellation. The shell that the C library's own function starts
+ * would not be numbered. */
 EXPORT int system(const char *command) {
     char *argv[] = {"sh", "-c", (char *)(uintptr_t)command, NULL};
     if (!command) return system("exit 0") == 0;
@@ -322,7 +324,7 @@ EXPORT FILE *popen(const char *command, const char *mode) {
     return file;
 }
 
-/* Its shells, if it starts any, have no numbers. */
+/* The shells that wordexp() starts have no numbers. */
 EXPORT int wordexp(const char *restrict words, wordexp_t *restrict expanded, int flags) {
     char path[CAPSULE_PATH_SIZE];
     this_thread(); /* a child that was forked unseen has another path from now on */

@@ -1,8 +1,8 @@
-/* Folders are listed in the order of their names, which is that of no file system.
+/* Folders are listed in the order of names, whatever the order of the file system is.
  *
- * An open folder is a `struct listing` of ours around the C library's. The first reading reads all
- * of it and sorts the names by their bytes, after "." and "..". What is made in the folder or taken
- * from it after that shows when it is rewound, as POSIX allows. */
+ * An open folder is a `struct listing` that contains the C library's structure. The first read
+ * reads all entries and sorts the names by their bytes, after "." and "..". Entries that are added
+ * or removed later become visible when the folder is rewound, as POSIX allows. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,7 +20,7 @@ struct listing {
     size_t count, next;
 };
 
-/* NULL of a folder that was opened past this library. */
+/* Return the listing of a folder; NULL if the folder was opened without this library. */
 static struct listing *listing_of(DIR *folder) {
     struct listing *listing = (struct listing *)folder;
     return listing && listing->mark == MARK ? listing : NULL;
@@ -185,8 +185,8 @@ EXPORT int dirfd(DIR *folder) {
     return real.dirfd(listing ? listing->folder : folder);
 }
 
-/* closedir, which makes NULL an error. The name in C has an attribute that says that there is a
- * folder, by which the compiler would remove the tests. */
+/* closedir, for which NULL is an error. In C, its declaration has an attribute that the argument is
+ * not NULL, because of which the compiler would remove the tests. */
 int close_folder(DIR *folder) __asm__("closedir");
 
 EXPORT int close_folder(DIR *folder) {
@@ -206,7 +206,7 @@ EXPORT int close_folder(DIR *folder) {
 
 static __thread compare *chosen;
 
-/* What the caller's order leaves open is decided by the bytes of the names. */
+/* If the caller's order does not distinguish two names, their bytes decide. */
 static int by_choice(const struct dirent64 **one, const struct dirent64 **other) {
     int order = chosen ? chosen(one, other) : 0;
     return order ? order : by_name(one, other);

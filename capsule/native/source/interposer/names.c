@@ -1,5 +1,5 @@
-/* Names of temporary files. The C library makes them from the monotonic clock and an address,
- * without asking for randomness, so that no two runs would choose the same. Here they are drawn. */
+/* Names of temporary files. The C library derives them from the monotonic clock and an address,
+ * without requesting randomness, so they would differ between any two runs. Here they are drawn. */
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,7 @@
 #define DRAWN 6                       /* letters of a name */
 #define ATTEMPTS (BASE * BASE * BASE) /* as many as the C library makes */
 
-/* What is made under a name: at least 0, or -1 and errno. */
+/* A function that makes a file of a name: it returns at least 0, or -1 and errno. */
 typedef int maker(const char *path, int flags);
 
 static int make_file(const char *path, int flags) {
@@ -25,7 +25,7 @@ static int make_folder(const char *path, int flags) {
     return mkdir(path, S_IRWXU);
 }
 
-/* Only find that nothing has the name. */
+/* Only check that no file has the name. */
 static int make_nothing(const char *path, int flags) {
     struct stat facts;
     (void)flags;

@@ -1,4 +1,4 @@
-/* The functions of the C library that wrappers pass on to. */
+/* The functions of the C library that the wrappers call. */
 #ifndef CAPSULE_REAL_H
 #define CAPSULE_REAL_H
 

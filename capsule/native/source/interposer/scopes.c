@@ -1,9 +1,9 @@
 /* Scopes: pieces of work whose randomness does not depend on the thread or process that does them.
  *
- * A pool gives a task to whichever worker is ready, and an event loop resumes whichever coroutine
- * can go on. A scope has the path of the thread that submitted the work, and a number; while work
- * is done in it, the worker draws, forks and creates threads under that path instead of its own.
- * capsule/training/arrivals/scopes.py calls these functions. */
+ * A pool gives a task to any worker that is ready, and an event loop resumes any coroutine that can
+ * continue. A scope has the path of the thread that submitted the work, and a number. While a
+ * worker executes this work, it draws, forks and creates threads under that path instead of its
+ * own. capsule/training/arrivals/scopes.py calls these functions. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,16 +35,17 @@ EXPORT void *capsule_scope_open(const char *process, const char *thread, uint32_
     return scope;
 }
 
-/* Enter a scope, or leave it: the calling thread and the scope change places. */
+/* Enter or leave a scope: the states of the calling thread and of the scope are exchanged. */
 EXPORT void capsule_scope_switch(void *scope) {
     struct thread *self = this_thread(), before = *self;
     *self = *(struct thread *)scope;
     *(struct thread *)scope = before;
 }
 
-/* How far the calling thread's calendar clock has gone on. If `begun` is not negative, it is set
- * first: to a wait that began there and ran to its time-out, after `duration`. A run that is
- * repeated does not wait for what never came, and then its clock must show the same. */
+/* Return how far the calling thread's calendar clock has advanced. If `begun` is not negative, the
+ * clock is set first, to the end of a wait that began there and ran to its time-out after
+ * `duration`. A repeated run does not wait for a message that never arrived, but its clock must
+ * show the same time. */
 EXPORT int64_t capsule_scope_clock(int64_t begun, int64_t duration) {
     struct thread *self = this_thread();
     if (begun >= 0) {

@@ -1,14 +1,14 @@
 /* Waits, under a calendar clock that is not the machine's.
  *
- * A wait until a date is given the date on the machine's clock that is as far away. A sleep
- * advances the thread's clock by its duration; so does a wait that runs to its time-out. A wait
- * that ends before, because what it waited for came, does not: how long it took is the machine's
- * affair.
+ * A wait until a date becomes a wait until the date on the machine's clock that is equally far
+ * away. A sleep advances the thread's clock by its duration, and so does a wait that runs to its
+ * time-out. A wait that ends earlier, because its event occurred, does not advance the clock,
+ * because its duration depends on the machine.
  *
- * Programs often wait for what is left of a duration, and how much that is depends on how busy the
- * machine was. So the time-out of a wait counts rounded up to one digit: 97 ms as 100 ms. A sleep
- * counts exactly. A sleep until a monotonic time is taken to last from the thread's last reading of
- * the monotonic clock, which is how the program computed it. */
+ * Programs often wait for the rest of a duration, which depends on the load of the machine. So the
+ * time-out of a wait is rounded up to one digit: 97 ms count as 100 ms. A sleep counts exactly. A
+ * sleep until a monotonic time counts from the thread's last reading of the monotonic clock, from
+ * which the program computed it. */
 #include <linux/futex.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -27,14 +27,14 @@ static int64_t nanoseconds(const struct timespec *time) {
     return overflows ? INT64_MAX : sum;
 }
 
-/* No machine has been up for thirty years: a deadline beyond is on the calendar clock, whatever
- * clock a condition variable has. */
+/* No machine has been up for thirty years. So a later deadline is a date of the calendar clock,
+ * whatever clock a condition variable has. */
 static bool is_date(const struct timespec *deadline) {
     return settings.clock != CLOCK_SYSTEM && deadline && deadline->tv_sec >= 1000000000;
 }
 
-/* The machine's date that is as far away as `date` is on the thread's clock; the same if it is
- * none. */
+/* The date on the machine's clock that is as far away as `date` is on the thread's clock; `date`
+ * itself if it is not one of the calendar clock. */
 static const struct timespec *real_date(const struct timespec *date, struct timespec *translated) {
     struct timespec now;
     int64_t there;
@@ -53,7 +53,7 @@ int64_t one_digit(int64_t number) {
     return (number + unit - 1) / unit * unit;
 }
 
-/* From the thread's last reading of the monotonic clock; zero without one. */
+/* The duration from the thread's last reading of the monotonic clock; zero without a reading. */
 static int64_t until_monotonic(const struct timespec *deadline) {
     int64_t since = this_thread()->monotonic;
     return since ? nanoseconds(deadline) - since : 0;
@@ -104,7 +104,7 @@ EXPORT int thrd_sleep(const struct timespec *duration, struct timespec *left) {
 
 /* ---- waits for descriptors and signals; without any they are sleeps ---- */
 
-/* `result` of a wait; it was for nothing if `nothing`. */
+/* Account for a wait with this `result`; `nothing` means that it could only run to its time-out. */
 static int waited(int result, bool nothing, int64_t duration) {
     if (result == 0 && duration > 0) advance_clock(nothing ? duration : one_digit(duration));
     return result;
@@ -141,7 +141,7 @@ EXPORT int __ppoll_chk(struct pollfd *waiting, nfds_t count, const struct timesp
 EXPORT int select(int count, fd_set *restrict readable, fd_set *restrict writable,
                   fd_set *restrict exceptional, struct timeval *restrict duration) {
     attach();
-    /* The kernel writes what is left of it. */
+    /* The kernel writes the rest of the duration. */
     int64_t given = duration ? duration->tv_sec * NANOSECONDS + duration->tv_usec * 1000 : 0;
     return waited(real.select(count, readable, writable, exceptional, duration), count == 0, given);
 }
@@ -210,15 +210,15 @@ static void waited_until(const struct timespec *deadline, long result) {
     if (ran_out(result) && is_date(deadline)) advance_clock_to(nanoseconds(deadline));
 }
 
-/* On the clock that the caller names. */
+/* Account for a wait on the clock that the caller names. */
 static void waited_on(clockid_t clock, const struct timespec *deadline, long result) {
     waited_until(deadline, result);
     if (ran_out(result) && clock == CLOCK_MONOTONIC) waited(0, false, until_monotonic(deadline));
 }
 
-/* Define a function of the C library that has the parameter `deadline`. One that is not told the
- * clock may be on the monotonic one, and then its time-outs do not count: by such waits CPython
- * passes its lock from thread to thread every few milliseconds. */
+/* Define a function of the C library that has the parameter `deadline`. If the function has no
+ * parameter for the clock, the clock may be the monotonic one, and then its time-outs do not count:
+ * with such waits, CPython passes its lock from thread to thread every few milliseconds. */
 #define WAIT_UNTIL(type, name, parameters, arguments)                                              \
     EXPORT type name parameters {                                                                  \
         const struct timespec *given = deadline;                                                   \

@@ -1,4 +1,4 @@
-/* What the supervisor did, for each program that a process executed. */
+/* The answers of the supervisor, counted for each program that a process executed. */
 #ifndef CAPSULE_ACCOUNT_H
 #define CAPSULE_ACCOUNT_H
 
@@ -17,8 +17,8 @@ struct program {
     char *process;            /* path */
     char *executable;         /* NULL when it cannot be read */
     const char *linkage;      /* "glibc", "other" (dynamic), "static", "unknown" */
-    bool forked;              /* it goes on with its creator's program */
-    bool started;             /* its loader, if any, is done */
+    bool forked;              /* it continues its creator's program */
+    bool started;             /* its loader, if any, has finished */
     bool preloaded;           /* every preload is mapped */
     bool start_bytes_derived; /* AT_RANDOM */
     struct tally getrandom;   /* answered */
@@ -27,15 +27,15 @@ struct program {
     uint64_t unanswered;      /* opens of other random files, let through */
 };
 
-/* A new row, in the order in which processes began and programs were executed. A process that was
- * forked goes on with the program of its creator; otherwise `like` is NULL. */
+/* Add a row; the rows are in the order in which processes began and programs were executed. `like`
+ * is the row of the creator if the process was forked and continues its program, or else NULL. */
 struct program *account_program(const char *process, const struct program *like);
 
-/* The row of the run's first program; NULL when it was not executed. */
+/* The row of the run's first program; NULL if the program was not executed. */
 const struct program *account_first(void);
 
-/* How many processes there were; and what they executed, as a JSON array. Processes that neither
- * executed a program nor asked for anything are left out. */
+/* The number of processes; and the programs that they executed, as a JSON array, without processes
+ * that neither executed a program nor made a request. */
 uint64_t account_processes(void);
 void account_write(FILE *file);
 

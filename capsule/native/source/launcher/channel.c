@@ -16,8 +16,8 @@ static struct recording recording;
 static struct journal_header *journal;
 static bool mismatched;
 
-/* The program can shorten the files that are mapped here, and a sparse one may find no room on the
- * disk. No other code of the launcher is interrupted, so it may fail as usual. */
+/* The program can shorten the files that are mapped here, and the disk may have no room for a page
+ * of a sparse file. Only an access to these files is interrupted here, so fail() can be called. */
 static void file_is_shorter(int number, siginfo_t *cause, void *context) {
     (void)number, (void)context;
     if (cause->si_code > 0) /* not sent by a process */
@@ -32,7 +32,8 @@ void channels_begin(const struct options *given) {
     if (options->key) capsule_key_parse(root_key, options->key); /* was checked */
     journal = journal_open(options->directory);
     if (journal == NULL)
-        fail("CAP-R103", "no journal can be kept in %s: %s", options->directory, strerror(errno));
+        fail("CAP-R103", "no journal can be created in %s: %s", options->directory,
+             strerror(errno));
     if (options->mode == MODE_REPLAY && !recording_open(&recording, options->directory))
         fail("CAP-R111", "%s/%s is not an intact profile of this version and architecture",
              options->directory, RECORDING_NAME);
@@ -70,7 +71,7 @@ void channel_open(struct channel *channel, enum channel_kind kind, const char *p
 
 bool channels_mismatch(void) { return mismatched; }
 
-/* The reason stands in the journal: capsule.entropy.journal reads and explains it. */
+/* The journal contains the reason; capsule.entropy.journal reads and explains it. */
 static void channel_mismatch(const struct channel *channel, size_t size,
                              const struct recorded_call *recorded) {
     struct journal_mismatch *entry = claim(JOURNAL_MISMATCH, sizeof *entry);
@@ -90,9 +91,9 @@ static void channel_mismatch(const struct channel *channel, size_t size,
 
 static bool may_derive(void) { return strcmp(options->exhaustion, "virtual") == 0; }
 
-/* What was recorded; then, when that is less or nothing, derived bytes. A call must be the recorded
- * one, unless the spec says what to give instead. A device is filled again when it was read: each
- * filling was recorded, the last one as far as it was read. */
+/* Give the recorded bytes, and derived bytes when the recording has ended. A call must equal the
+ * recorded one, unless the spec allows derived bytes instead. A device is filled again when it was
+ * read: each filling was recorded, the last one as far as it was read. */
 static bool channel_replay(struct channel *channel, uint8_t *out, size_t size) {
     struct recorded_call call;
     bool is_call = channel->kind == CHANNEL_CALLS;
@@ -115,7 +116,7 @@ static void read_fresh(uint8_t *out, size_t size) {
     for (size_t done = 0; done < size;) {
         ssize_t length = getrandom(out + done, size - done, 0);
         if (length < 0 && errno != EINTR)
-            fail("CAP-R110", "the kernel gives no random bytes: %s", strerror(errno));
+            fail("CAP-R110", "the kernel returns no random bytes: %s", strerror(errno));
         if (length > 0) done += (size_t)length;
     }
 }
@@ -133,7 +134,7 @@ bool channel_read(struct channel *channel, uint8_t *out, size_t size) {
 
 /* ---- what was used ---- */
 
-/* Of a device's filling a part may be used that is short enough to be kept as it is. */
+/* The used part of a device's filling may be short enough to be kept unchanged. */
 static void record_call(const struct channel *channel, const uint8_t *bytes, size_t size) {
     size_t kept = capsule_kept_size(size);
     struct journal_call *call = claim(JOURNAL_CALL, sizeof *call + kept);
@@ -143,7 +144,8 @@ static void record_call(const struct channel *channel, const uint8_t *bytes, siz
     journal_publish(&call->record);
 }
 
-/* A device is filled ahead; only when it was read is it known whether more than was recorded. */
+/* A device is filled in advance. Whether the program read more than was recorded is known only
+ * after it has read. */
 static bool count_derived(struct channel *channel, size_t size) {
     struct recorded_call recorded = {.source = channel->kind, .size = channel->recorded_part};
     if (!may_derive()) {

@@ -1,5 +1,5 @@
-/* Where the supervisor's random bytes come from: a key, the kernel while it is recorded, or a
- * recording. A channel is one stream of them, and has a record of its own in the journal. */
+/* The source of the supervisor's random bytes: a key, the kernel (when recording), or a recording.
+ * A channel is one stream of these bytes, and has its own record in the journal. */
 #ifndef CAPSULE_CHANNEL_H
 #define CAPSULE_CHANNEL_H
 
@@ -12,11 +12,11 @@
 #include "../shared/recording.h"
 #include "options.h"
 
-/* What a channel is read by; the numbers of the same sources in the interposer's journal. */
+/* The way in which a channel is read; the numbers are those of the interposer's sources. */
 enum channel_kind { CHANNEL_CALLS = 4, CHANNEL_DEVICE = 5 };
 
-/* A copy reads the same bytes again: an answer that was not delivered is undone by going back to
- * the copy that was made before. */
+/* A copy gives the same bytes again: an answer that was not delivered is undone by restoring the
+ * copy that was made before. */
 struct channel {
     bool open;
     enum channel_kind kind;
@@ -24,7 +24,7 @@ struct channel {
     struct capsule_stream derived;
     struct recorded_thread recorded;
     bool known; /* in the recording */
-    /* Of the last read: how much of it was recorded, or what is kept of it when it is. */
+    /* About the last read: the number of recorded bytes, or the bytes that a recording keeps. */
     size_t recorded_part;
     uint8_t kept[CAPSULE_KEPT_SIZE];
     uint64_t calls, bytes;         /* that were used */
@@ -40,15 +40,15 @@ void channels_begin(const struct options *options);
 void channel_open(struct channel *channel, enum channel_kind kind, const char *process,
                   const char *thread, const char *label);
 
-/* Read the next bytes; false when a replayed call asks for what was not recorded. */
+/* Read the next bytes; false when a replayed call requests bytes that were not recorded. */
 bool channel_read(struct channel *channel, uint8_t *out, size_t size);
 
-/* `size` bytes of the last read came to be used: they count, and they are recorded. Only now is it
- * known whether a device gave more than was recorded. */
+/* `size` bytes of the last read were used, so they are counted and recorded. Only now is it known
+ * whether a device gave more than was recorded. */
 void channel_used(struct channel *channel, const uint8_t *bytes, size_t size);
 
-/* Whether a replay asked for what was not recorded. The journal says what it was, and the run must
- * end with CAPSULE_MISMATCH_STATUS. */
+/* Whether a replay requested bytes that were not recorded. The journal describes the request, and
+ * the run must end with CAPSULE_MISMATCH_STATUS. */
 bool channels_mismatch(void);
 
 #endif

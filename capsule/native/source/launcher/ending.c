@@ -25,9 +25,9 @@ static bool kill_children(void) {
     return any;
 }
 
-/* Each becomes a child of this process, which is their subreaper, when its own parent has ended.
- * One that another process traces can be waited for only when the tracer has ended, too, which may
- * become a child only now. So no single one is waited for. */
+/* Each descendant becomes a child of this process, its subreaper, when its own parent has ended. A
+ * process that is traced can be waited for only after its tracer, which may itself become a child
+ * only now, has ended. So the loop does not wait for a particular process. */
 int kill_descendants(void) {
     const struct timespec pause = {0, POLL_NANOSECONDS};
     int count = 0;
@@ -76,7 +76,7 @@ void fail(const char *code, const char *format, ...) {
     va_start(arguments, format);
     vsnprintf(message, sizeof message, format, arguments);
     va_end(arguments);
-    /* First, so that no process of the run can delay the rest or change the files. */
+    /* This comes first, so that no process of the run can delay the rest or change the files. */
     kill_descendants();
     fprintf(stderr, "capsule-launch: %s %s\n", code, message);
     if (begin_document(&document, FAILURE_NAME)) {

@@ -1,4 +1,4 @@
-/* How the launcher ends when it fails, and what it writes about a run. */
+/* The end of a launcher that fails, and the documents that it writes about a run. */
 #ifndef CAPSULE_ENDING_H
 #define CAPSULE_ENDING_H
 
@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <sys/types.h>
 
-#define FAILURE_STATUS 87 /* of a launcher that could not do what it was asked */
+#define FAILURE_STATUS 87 /* of a launcher that failed */
 
 /* Files of the run's directory. */
 #define REPORT_NAME "launch-report.json"
@@ -15,7 +15,7 @@
 
 /* The run, as far as it has begun. */
 struct run {
-    const char *directory; /* NULL until it is known to be one that can be written */
+    const char *directory; /* NULL until the directory has been checked */
     pid_t root;            /* the program; 0 before it is started */
 };
 
@@ -36,15 +36,15 @@ _Noreturn void fail(const char *code, const char *format, ...)
 int kill_descendants(void);
 
 /* Begin a file of the run's directory; false with errno set when that is not possible. The program
- * can write to this directory. So the file is always a new one: it replaces whatever has its name,
- * and no link or pipe is opened. */
+ * can write to this directory. So the file is always new: it replaces any file of its name, and no
+ * link or pipe is opened. */
 bool begin_document(struct document *document, const char *name);
 
 /* Give the file its name; false with errno set, and without the file, when it is incomplete. */
 bool end_document(struct document *document);
 
-/* Write a JSON string, with its quotes. Bytes of UTF-8 stand for themselves; the reader replaces
- * what is not UTF-8, which a file name may hold. */
+/* Write a JSON string, with its quotes. UTF-8 is written unchanged. A file name may contain bytes
+ * that are not UTF-8, which the reader replaces. */
 void json_string(FILE *file, const char *text);
 
 #endif

@@ -12,7 +12,7 @@ static int epoll;
 
 void events_begin(void) {
     epoll = epoll_create1(EPOLL_CLOEXEC);
-    if (epoll < 0) fail("CAP-R110", "this kernel lacks epoll: %s", strerror(errno));
+    if (epoll < 0) fail("CAP-R110", "epoll is not available: %s", strerror(errno));
 }
 
 void events_watch(int descriptor, uint32_t events, struct watch *watch) {
@@ -22,7 +22,7 @@ void events_watch(int descriptor, uint32_t events, struct watch *watch) {
 }
 
 void events_handle_next(void) {
-    /* Only one is taken, because handling it may close the descriptor of another. */
+    /* Only one event is taken, because handling it may close the descriptor of another one. */
     struct epoll_event ready;
     int count = epoll_wait(epoll, &ready, 1, -1);
     if (count < 0 && errno != EINTR)

@@ -14,8 +14,7 @@
 #include "../shared/entropy.h"
 
 #define X32_BIT 0x40000000
-#define SIGN_BIT                                                                                   \
-    0x80000000 /* the kernel has no such number: syscall(-1) is an error as any other */
+#define SIGN_BIT 0x80000000 /* no system call has this number: syscall(-1) is an error */
 #define ARCH_SET_FS 0x1002
 #define MAP_TYPE_BITS 0x0f
 /* Since Linux 6.11. It is a type of mapping and not a flag, so other bits are masked out. */
@@ -32,11 +31,12 @@
 #define NOTIFY BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_USER_NOTIF)
 #define ALLOW BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
 
-/* Each block either returns or goes on with the number of the system call still loaded. */
+/* Each block either returns or continues with the number of the system call still loaded. */
 #define WHEN_CALLED(number, size) IF_EQUAL((number), 0, (size))
 #define NOTIFY_WHEN_CALLED(number) WHEN_CALLED(number, 1), NOTIFY
 
-/* A random device is opened for reading and is no directory; that spares most other opens. */
+/* A random device is opened for reading and is not a directory. This condition excludes many other
+ * opens. */
 #define NOTIFY_WHEN_OPENED(number, flags_argument)                                                 \
     WHEN_CALLED(number, 6), LOAD_ARGUMENT(flags_argument), IF_ANY_BIT(O_DIRECTORY | O_PATH, 2, 0), \
         AND(O_ACCMODE), IF_EQUAL(O_WRONLY, 0, 1), ALLOW, NOTIFY
@@ -55,8 +55,8 @@ static const struct sock_filter program[] = {
     NOTIFY_WHEN_OPENED(SYS_open, 1),
     NOTIFY_WHEN_CALLED(SYS_openat2),
 
-    /* Memory in which the C library would make random bytes without a system call. An old kernel
-     * refuses it, too; glibc asks again each time, so this is not worth a notification. */
+    /* The C library would generate random bytes in this memory without a system call. Old kernels
+     * reject it, too. glibc repeats the request each time, so no notification is made. */
     WHEN_CALLED(SYS_mmap, 5),
     LOAD_ARGUMENT(3),
     AND(MAP_TYPE_BITS),
@@ -95,7 +95,7 @@ static const struct sock_filter program[] = {
 int filter_install(void) {
     const struct sock_fprog code = {sizeof program / sizeof *program,
                                     (struct sock_filter *)program};
-    /* Once the supervisor has a notification, only a fatal signal takes it back (Linux 5.19). */
+    /* Once the supervisor has a notification, only a fatal signal withdraws it (Linux 5.19). */
     unsigned killable = SECCOMP_FILTER_FLAG_NEW_LISTENER | SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
     long descriptor = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, killable, &code);
     if (descriptor < 0 && errno == EINVAL)

@@ -60,8 +60,8 @@ static void write_report(int status, int outlived) {
         fail("CAP-R103", "%s cannot be written: %s", document.path, strerror(errno));
 }
 
-/* End the launcher with `status`, or with that of a mismatch. As when a container's first process
- * ends, nothing of the run outlives the program. */
+/* End the launcher with `status`, or with the status of a mismatch. As when a container's first
+ * process ends, no process of the run outlives the program. */
 static _Noreturn void end_run(int status) {
     int outlived = kill_descendants();
     supervisor_end();
@@ -95,7 +95,7 @@ static void mask_processor(void) {
 
 static void prepare_environment(void) {
     char launcher[16], mode[16];
-    /* Always as long: the environment's size moves the stack. */
+    /* The value has a fixed length, because the size of the environment moves the stack. */
     snprintf(launcher, sizeof launcher, "%010d", getpid());
     snprintf(mode, sizeof mode, "%-7s", options->mode_name);
     set_variable("CAPSULE_ENTROPY", mode);
@@ -122,7 +122,7 @@ static void fix_addresses(void) {
 
 /* ---- starting the program ---- */
 
-/* What the child says before it becomes the program; then its end of the channel is closed. */
+/* The message of the child before it executes the program, which closes its end of the channel. */
 struct start_message {
     enum start_step { FILTER_INSTALLED, FILTER_FAILED, EXECUTION_FAILED } step;
     int error;
@@ -145,7 +145,7 @@ static void tell(enum start_step step, int error, int descriptor) {
     if (sendmsg(start_channel, &header, MSG_NOSIGNAL) < 0) _exit(FAILURE_STATUS);
 }
 
-/* The next message; false when there is none because the program was executed. */
+/* Read the next message; false when there is none because the program was executed. */
 static bool hear(struct start_message *message, int *descriptor) {
     struct iovec part = {message, sizeof *message};
     _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof *descriptor)];
@@ -154,7 +154,9 @@ static bool hear(struct start_message *message, int *descriptor) {
                             .msg_control = control,
                             .msg_controllen = sizeof control};
     ssize_t length = recvmsg(start_channel, &header, MSG_CMSG_CLOEXEC);
-    if (length < 0) fail("CAP-R110", "the program's process is silent: %s", strerror(errno));
+    if (length < 0)
+        fail("CAP-R110", "no message from the program's process can be received: %s",
+             strerror(errno));
     struct cmsghdr *rights = CMSG_FIRSTHDR(&header);
     if (rights) memcpy(descriptor, CMSG_DATA(rights), sizeof *descriptor);
     return length == sizeof *message;
@@ -175,11 +177,11 @@ static _Noreturn void become_program(const sigset_t *signals, pid_t launcher) {
     prctl(PR_SET_DUMPABLE, 1); /* it was the launcher's */
     /* The kernel ends the program with the launcher, however that ends. */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    /* It may have ended before that order was given. */
+    /* The launcher may have ended before that call. */
     if (getppid() != launcher) _exit(FAILURE_STATUS);
     if (own_numbers) setsid(); /* programs see the numbers of their session and group, too */
     sigprocmask(SIG_SETMASK, signals, NULL);
-    /* Last, because from here on this process's own calls wait for the supervisor. */
+    /* This comes last, because from here on the calls of this process wait for the supervisor. */
     if (options->supervised) install_filter();
     execvp(options->program[0], options->program);
     tell(EXECUTION_FAILED, errno, -1);
@@ -200,13 +202,14 @@ static void start_channel_ready(struct watch *watch, uint32_t ready) {
 static void begin_supervision(void) {
     struct start_message message;
     int listener = -1;
-    if (!hear(&message, &listener)) fail("CAP-R110", "the program's process ended at its start");
+    if (!hear(&message, &listener))
+        fail("CAP-R110", "the program's process ended before it executed the program");
     if (message.step == FILTER_FAILED)
         fail("CAP-R104", "system calls cannot be supervised here: %s", strerror(message.error));
     supervisor_begin(options, listener, run.root);
 }
 
-/* Each random device that is open in any program is one here. */
+/* Each random device that is open in any program needs a descriptor of the launcher. */
 static void allow_descriptors(void) {
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -219,15 +222,16 @@ static void start_program(const sigset_t *signals) {
     int ends[2];
     pid_t launcher = getpid();
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
-        fail("CAP-R110", "no channel to the program's process: %s", strerror(errno));
+        fail("CAP-R110", "no channel to the program's process can be opened: %s", strerror(errno));
     own_numbers = numbers_are_own();
     if (own_numbers) numbers_advance(CAPSULE_FIRST_PROCESS);
     run.root = fork();
-    if (run.root < 0) fail("CAP-R110", "no process for the program: %s", strerror(errno));
+    if (run.root < 0)
+        fail("CAP-R110", "no process can be started for the program: %s", strerror(errno));
     start_channel = ends[run.root == 0];
     close(ends[run.root != 0]);
     if (run.root == 0) become_program(signals, launcher);
-    /* After the fork, so that the program keeps the limit that it was given. */
+    /* This comes after the fork, so that the limit of the program does not change. */
     allow_descriptors();
     if (options->supervised) begin_supervision();
     events_watch(start_channel, EPOLLIN, &watch);
@@ -237,13 +241,13 @@ static void start_program(const sigset_t *signals) {
 
 static int signal_descriptor;
 
-/* Orphans are adopted and reaped here; the program's end is the end of the run. */
+/* Orphans are adopted and reaped here. The run ends when the program ends. */
 static void reap(void) {
     int status, end = 0;
     bool ended = false;
     tasks_reaping();
-    /* One signal may stand for the ends of several children. Those that ended before the program,
-     * or with it, are all reaped before what outlived it is counted. */
+    /* One signal may announce the end of several children. All those that ended before the program,
+     * or with it, are reaped before the processes that outlived it are counted. */
     for (pid_t child; (child = waitpid(-1, &status, WNOHANG)) > 0;) {
         if (child != run.root) continue;
         ended = true;
@@ -255,7 +259,7 @@ static void reap(void) {
     end_run(WIFSIGNALED(end) ? 128 + WTERMSIG(end) : WEXITSTATUS(end));
 }
 
-/* The first process is about to start the user's program, and has no other task to start. */
+/* The first process is about to start the user's program, and will start no other task. */
 static void prepare_numbers(void) {
     static bool prepared;
     if (prepared) return;
@@ -264,10 +268,10 @@ static void prepare_numbers(void) {
     kill(run.root, CAPSULE_NUMBERS_SIGNAL);
 }
 
-/* The interposer waits in the first process until its preloads have been seen. */
+/* The interposer of the first process waits until the launcher has checked the preloads. */
 static void answer_loaded(const struct signalfd_siginfo *signal) {
     if (start_channel >= 0) start_channel_ready(NULL, 0);
-    /* A sender can state any number with sigqueue(3), and none if the kernel lacks memory. */
+    /* A sender can state any process id with sigqueue(3), and none if the kernel lacks memory. */
     bool known = signal->ssi_code == SI_USER && signal->ssi_pid;
     kill(known ? (pid_t)signal->ssi_pid : run.root, CAPSULE_LOADED_SIGNAL);
 }
@@ -283,7 +287,7 @@ static void signal_ready(struct watch *watch, uint32_t ready) {
     else kill(run.root, (int)signal.ssi_signo);
 }
 
-/* Block what is handled here; `before` receives what the program gets back. */
+/* Block the signals that are handled here; `before` receives the mask that the program gets. */
 static void take_signals(sigset_t *before) {
     static struct watch watch = {signal_ready};
     sigset_t taken;
@@ -298,22 +302,23 @@ static void take_signals(sigset_t *before) {
     sigaddset(&blocked, SIGPIPE); /* a device's pipe may lose its reader while it is filled */
     sigprocmask(SIG_BLOCK, &blocked, before);
     signal_descriptor = signalfd(-1, &taken, SFD_CLOEXEC);
-    if (signal_descriptor < 0) fail("CAP-R110", "no signal descriptor: %s", strerror(errno));
+    if (signal_descriptor < 0)
+        fail("CAP-R110", "no signal descriptor can be opened: %s", strerror(errno));
     events_watch(signal_descriptor, EPOLLIN, &watch);
 }
 
 static void time_is_up(struct watch *watch, uint32_t ready) {
     (void)watch, (void)ready;
-    fail("CAP-R114", "the run went on for more than %" PRId64 " seconds", options->time_limit);
+    fail("CAP-R114", "the run took longer than %" PRId64 " seconds", options->time_limit);
 }
 
-/* Capsule ends a run earlier. This is for a run whose Capsule was killed. */
+/* Capsule ends a run earlier. This limit is for a run whose Capsule process was killed. */
 static void limit_time(void) {
     static struct watch watch = {time_is_up};
     struct itimerspec limit = {.it_value.tv_sec = options->time_limit};
     int timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC);
     if (timer < 0 || timerfd_settime(timer, 0, &limit, NULL) != 0)
-        fail("CAP-R110", "the time cannot be limited: %s", strerror(errno));
+        fail("CAP-R110", "the time limit cannot be set: %s", strerror(errno));
     events_watch(timer, EPOLLIN, &watch);
 }
 
@@ -324,7 +329,7 @@ int main(int count, char **words) {
     if (options->supervised) channels_begin(options);
     if (options->fixed_addresses) fix_addresses();
     if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0)
-        fail("CAP-R110", "this kernel lacks subreapers: %s", strerror(errno));
+        fail("CAP-R110", "the launcher cannot become a subreaper: %s", strerror(errno));
     events_begin();
     take_signals(&signals);
     prctl(PR_SET_DUMPABLE, 0); /* the program cannot stop or change the process that limits it */

@@ -1,7 +1,8 @@
-/* The kernel gives out process and thread numbers in ascending order in each namespace. Starting a
- * container takes a few, how many depends on timing; from a number that is always the same, all
- * that follow are a function of what the program starts. Setting the counter needs a privilege
- * that containers do not have, so tasks that end at once use the numbers up. */
+/* The kernel assigns process and thread numbers in ascending order in each namespace. Starting a
+ * container takes a few numbers, and how many depends on timing. If the program always begins with
+ * the same number, all later numbers depend only on the tasks that it starts. Setting the counter
+ * requires a privilege that containers do not have, so tasks that end at once use up the numbers.
+ */
 #define _GNU_SOURCE
 #include "numbers.h"
 
@@ -41,8 +42,8 @@ static int end_at_once(void *unused) {
     return 0;
 }
 
-/* It shares everything and sends no signal when it ends, so that it costs little and is not taken
- * for a process of the run. */
+/* The task shares everything and sends no signal when it ends, so that it costs little and is not
+ * mistaken for a process of the run. */
 static pid_t take_number(void) {
     static _Alignas(16) char stack[4096];
     int shared = CLONE_VM | CLONE_VFORK | CLONE_FS | CLONE_FILES | CLONE_SIGHAND;

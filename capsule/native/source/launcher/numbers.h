@@ -5,12 +5,12 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-/* Whether the process id namespace holds nothing but this process and its ancestors, so that only
- * its descendants will take numbers from now on. */
+/* Whether the process id namespace contains only this process and its ancestors, so that from now
+ * on only its descendants take numbers. */
 bool numbers_are_own(void);
 
-/* Let tasks that end at once take the numbers before `next`. Numbers are given out in ascending
- * order, so the next task gets `next`, unless the namespace is already past it. */
+/* Let tasks that end at once take the numbers before `next`. The kernel assigns numbers in
+ * ascending order, so the next task gets `next`, unless the namespace is already past it. */
 void numbers_advance(pid_t next);
 
 #endif

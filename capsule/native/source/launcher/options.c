@@ -33,11 +33,11 @@ static const struct option long_options[] = {
     {NULL, 0, NULL, 0},
 };
 
-/* The place of `value` in a list; anything else is a mistake of the caller. */
+/* Return the position of `value` in a list; any other value is an error of the caller. */
 static int choose(const char *option, const char *value, const char *const *choices) {
     for (int i = 0; choices[i]; i++)
         if (strcmp(value, choices[i]) == 0) return i;
-    fail("CAP-R101", "--%s cannot be '%s'", option, value);
+    fail("CAP-R101", "'%s' is not a value of --%s", value, option);
 }
 
 static void add_preload(const char *path) {
@@ -51,16 +51,19 @@ static void add_preload(const char *path) {
         header.e_type != ET_DYN || header.e_machine != EM_X86_64)
         fail("CAP-R102", "%s is not a shared library for x86-64", path);
     if (strpbrk(resolved, " :\n"))
-        fail("CAP-R102", "%s has a character that a list of preloaded libraries cannot hold", path);
-    if (options.preload_count == MAX_PRELOADS) fail("CAP-R101", "too many --preload");
+        fail("CAP-R102",
+             "%s contains a space, a colon or a line feed, which LD_PRELOAD does not support",
+             path);
+    if (options.preload_count == MAX_PRELOADS) fail("CAP-R101", "--preload is given too often");
     options.preloads[options.preload_count++] = resolved;
 }
 
-/* A number of processors, as text: programs are told it. */
+/* Check a number of processors; it stays text, because programs get it in a variable. */
 static const char *number_of_cores(const char *text) {
     char *end;
     long number = strtol(text, &end, 10);
-    if (*end || number < 1 || number > MAX_CORES) fail("CAP-R101", "--cores cannot be '%s'", text);
+    if (*end || number < 1 || number > MAX_CORES)
+        fail("CAP-R101", "'%s' is not a value of --cores", text);
     return text;
 }
 
@@ -68,7 +71,7 @@ static int64_t parse_seconds(const char *text) {
     char *end;
     long long seconds = strtoll(text, &end, 10);
     if (end == text || *end || seconds < 1 || seconds > MAX_TIME_LIMIT)
-        fail("CAP-R101", "--time-limit cannot be '%s'", text);
+        fail("CAP-R101", "'%s' is not a value of --time-limit", text);
     return seconds;
 }
 
@@ -97,21 +100,21 @@ static void set_option(int option) {
     case 't': options.time_limit = parse_seconds(optarg); return;
     case 's': options.supervised = false; return;
     case 'a': options.fixed_addresses = false; return;
-    default: fail("CAP-R101", "unknown option, or one without its value");
+    default: fail("CAP-R101", "an option is unknown, or its value is missing");
     }
 }
 
-/* What an earlier run left would be taken for this one's. */
+/* Files of an earlier run would be mistaken for those of this run. */
 static void refuse_earlier_run(const char *directory) {
     static const char *const names[] = {JOURNAL_NAME, REPORT_NAME, FAILURE_NAME};
     for (unsigned i = 0; i < sizeof names / sizeof *names; i++) {
         char path[PATH_MAX];
         snprintf(path, sizeof path, "%s/%s", directory, names[i]);
-        if (access(path, F_OK) == 0) fail("CAP-R103", "%s is of another run", path);
+        if (access(path, F_OK) == 0) fail("CAP-R103", "%s belongs to another run", path);
     }
 }
 
-/* The directory that --directory names, so that every later failure can be written there. */
+/* Find the directory that --directory names first, so that every later failure is written there. */
 static const char *find_directory(int count, char **words) {
     const char *directory = NULL;
     opterr = 0;
@@ -140,7 +143,7 @@ const struct options *options_read(int count, char **words) {
     options.mode_name = options.clock = options.listings = "system";
     options.mode = MODE_SYSTEM;
     options.exhaustion = "fail";
-    /* The "+" ends the options at the program, whose own options are not for the launcher. */
+    /* With "+", the options of the launcher end at the program, which may have its own options. */
     optind = 0; /* begin again */
     for (int option; (option = getopt_long(count, words, "+", long_options, NULL)) != -1;)
         set_option(option);
@@ -148,7 +151,7 @@ const struct options *options_read(int count, char **words) {
                      (options.mode == MODE_REPLAY && strcmp(options.exhaustion, "virtual") == 0);
     if (needs_key && (options.key == NULL || !capsule_key_parse(key, options.key)))
         fail("CAP-R101", "--key is missing or not 64 lower-case hexadecimal digits");
-    if (optind == count) fail("CAP-R101", "no program is named");
+    if (optind == count) fail("CAP-R101", "no program is given");
     options.program = words + optind;
     options.supervised = options.supervised && options.mode != MODE_SYSTEM;
     return &options;

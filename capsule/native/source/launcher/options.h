@@ -1,4 +1,4 @@
-/* What the launcher was asked to do. See docs/launcher.md. */
+/* The options of the launcher. See docs/launcher.md. */
 #ifndef CAPSULE_OPTIONS_H
 #define CAPSULE_OPTIONS_H
 
@@ -19,7 +19,7 @@ struct options {
     char **program;
 };
 
-/* Read the command line, and ready the directory of the run for what is written there. */
+/* Read the command line, and prepare the directory of the run. */
 const struct options *options_read(int count, char **words);
 
 #endif

@@ -29,7 +29,7 @@ bool proc_stat(pid_t id, struct proc_stat *stat) {
     char text[1024];
     unsigned flags;
     if (read_file(id, "stat", text, sizeof text) <= 0) return false;
-    /* The name, in parentheses, may hold anything, parentheses included. */
+    /* The name, in parentheses, may contain any characters, including parentheses. */
     const char *rest = strrchr(text, ')');
     if (rest == NULL) return false;
     int fields = sscanf(rest + 1,
@@ -44,7 +44,7 @@ bool proc_may_be_creating(pid_t id) {
     char text[256];
     struct proc_stat stat;
     if (!proc_stat(id, &stat) || strchr("TtZXx", stat.state)) return false;
-    /* Unknown counts as possible: settle_creation() asks again, for a limited time. */
+    /* An unknown state counts as possible: settle_creation() asks again, for a limited time. */
     if (read_file(id, "syscall", text, sizeof text) <= 0) return true;
     if (strncmp(text, "running", 7) == 0) return true;
     long number = strtol(text, NULL, 10);

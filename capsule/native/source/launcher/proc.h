@@ -1,5 +1,5 @@
-/* What /proc tells about other processes. process_vm_readv would be simpler, but container engines
- * forbid it by default; /proc/<id>/mem needs no more than the same user. */
+/* Facts of /proc about other processes. process_vm_readv would be simpler, but container engines
+ * do not allow it by default; /proc/<id>/mem requires only the same user. */
 #ifndef CAPSULE_PROC_H
 #define CAPSULE_PROC_H
 
@@ -18,7 +18,7 @@ struct proc_stat {
 /* False when the task is gone. */
 bool proc_stat(pid_t id, struct proc_stat *stat);
 
-/* Whether the task may still be inside a clone or fork. A task that runs may be anywhere. */
+/* Whether the task may still be inside a clone or fork. The state of a running task is unknown. */
 bool proc_may_be_creating(pid_t id);
 
 /* An entry of the auxiliary vector; 0 when there is none or it cannot be read. */
@@ -33,7 +33,7 @@ char *proc_executable(pid_t process);
 /* The path of the file that is mapped at an address, allocated, or NULL. */
 char *proc_mapped_at(pid_t process, uint64_t address);
 
-/* Whether a file is mapped; `wanted` is a whole path or only a name. */
+/* Whether a file is mapped; `wanted` is a full path or only a file name. */
 bool proc_is_mapped(pid_t process, const char *wanted);
 
 #endif

@@ -16,7 +16,7 @@ static bool is_glibc_loader(const char *path) {
     return name && strncmp(name + 1, "ld-linux", 8) == 0;
 }
 
-/* A loader that was started itself, with the program as its argument, counts as that program. */
+/* A loader that was executed with the program as its argument counts as that program. */
 static const char *linkage_of(pid_t process, const char *executable) {
     uint64_t loader = proc_auxiliary(process, AT_BASE);
     if (loader == 0) return is_glibc_loader(executable) ? "glibc" : "static";
@@ -61,7 +61,7 @@ void program_check_end(const struct program *program, const struct options *opti
 /* Whether /proc shows the new program's memory; before, it shows the launcher's or nothing. */
 static bool is_executed(pid_t process) { return proc_auxiliary(process, AT_ENTRY) != 0; }
 
-/* A loader maps preloads first, then what the program itself needs. */
+/* A loader maps the preloads first, and then the libraries of the program. */
 void program_await_preloads(pid_t process, const struct options *options) {
     const struct timespec pause = {0, POLL_NANOSECONDS};
     struct program *program = account_program(CAPSULE_ROOT_PATH, NULL);
@@ -69,7 +69,7 @@ void program_await_preloads(pid_t process, const struct options *options) {
     if (options->preload_count == 0) return;
     do {
         if (!proc_stat(process, &stat) || strchr("ZX", stat.state))
-            fail("CAP-R107", "the program ended before it was seen whether it loaded %s",
+            fail("CAP-R107", "the program ended before the launcher could check that it loaded %s",
                  options->preloads[0]);
         nanosleep(&pause, NULL);
         program_describe(program, process);

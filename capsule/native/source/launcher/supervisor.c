@@ -48,23 +48,25 @@ static int control(unsigned long request, void *argument) {
     return result;
 }
 
-/* Send; false when the caller was killed, or interrupted before Linux 5.19 and will ask again. */
+/* Send an answer; false when the caller was killed, or (before Linux 5.19) was interrupted and will
+ * repeat the call. */
 static bool respond(uint64_t id, int64_t value, int error, uint32_t flags) {
     struct seccomp_notif_resp *response = allocate(response_size);
     *response = (struct seccomp_notif_resp){id, value, error, flags};
     int failed = control(SECCOMP_IOCTL_NOTIF_SEND, response);
     free(response);
     if (failed && errno != ENOENT)
-        fail("CAP-R104", "this kernel does not take the supervisor's answers: %s", strerror(errno));
+        fail("CAP-R104", "this kernel does not accept the supervisor's answers: %s",
+             strerror(errno));
     return !failed;
 }
 
 static bool let_through(uint64_t id) { return respond(id, 0, 0, SECCOMP_USER_NOTIF_FLAG_CONTINUE); }
 
-/* Whether the caller still waits: only then is its id its own, and its memory what it was. */
+/* Whether the caller still waits. Otherwise its id may be that of another task. */
 static bool still_waits(uint64_t id) { return control(SECCOMP_IOCTL_NOTIF_ID_VALID, &id) == 0; }
 
-/* The caller's memory, or -1 when it was killed. */
+/* Open the caller's memory; -1 when the caller was killed. */
 static int open_memory(const struct seccomp_notif *call, int mode) {
     int memory = proc_open_memory((pid_t)call->pid, mode);
     int error = errno;
@@ -72,7 +74,7 @@ static int open_memory(const struct seccomp_notif *call, int mode) {
     if (memory >= 0) close(memory);
     else if (still_waits(call->id)) {
         char *executable = proc_executable((pid_t)call->pid);
-        fail("CAP-R108", "the memory of %s cannot be reached: %s",
+        fail("CAP-R108", "the memory of %s cannot be accessed: %s",
              executable ? executable : "a process", strerror(error));
     }
     return -1;
@@ -80,8 +82,8 @@ static int open_memory(const struct seccomp_notif *call, int mode) {
 
 /* ---- getrandom ---- */
 
-/* glibc's malloc (once for a program) and its temporary names ask like this, by no function that a
- * library could replace. */
+/* glibc's malloc (once for a program) and its temporary names make this call without a function
+ * that a library could replace. */
 static bool is_inside_libc(const struct task *caller, size_t size, unsigned flags) {
     return caller->program->preloaded && size == 8 && flags == GRND_NONBLOCK;
 }
@@ -91,7 +93,7 @@ static bool flags_are_valid(unsigned flags) {
     return !both && !(flags & ~(GRND_NONBLOCK | GRND_RANDOM | GRND_INSECURE));
 }
 
-/* Write to the caller's buffer and respond; false when that was of no use to the caller. */
+/* Write to the caller's buffer and respond; false when the caller did not get the bytes. */
 static bool deliver(const struct seccomp_notif *call, const uint8_t *bytes, size_t size) {
     int memory = open_memory(call, O_WRONLY);
     if (memory < 0) return false;
@@ -131,8 +133,8 @@ static void answer_getrandom(const struct seccomp_notif *call, struct task *call
 
 /* ---- random devices ---- */
 
-/* What a program reads from instead of a random device: a pipe with room for one chunk, filled
- * again whenever it is empty. So where a read is cut short does not depend on time. */
+/* The replacement for a random device: a pipe with room for one chunk, filled again whenever it is
+ * empty. So the positions at which a read returns less than requested do not depend on time. */
 struct device {
     struct watch watch;
     struct device *next, **link; /* of `devices` */
@@ -149,7 +151,7 @@ static bool device_fill(struct device *device) {
     channel_read(&device->channel, device->chunk, CHUNK);
     ssize_t written = write(device->pipe, device->chunk, CHUNK);
     if (written != CHUNK && !(written < 0 && errno == EPIPE))
-        fail("CAP-R110", "the pipe for a random device is not as it was made");
+        fail("CAP-R110", "a process changed the pipe that replaces a random device");
     return written == CHUNK;
 }
 
@@ -168,7 +170,7 @@ static void device_free(struct device *device) {
     free(device);
 }
 
-/* Its reading end is closed; what is left in the pipe was never read. */
+/* The reading end is closed; the bytes that are left in the pipe were never read. */
 static void device_close(struct device *device) {
     int unread = CHUNK;
     device_unlink(device);
@@ -195,7 +197,7 @@ static struct device *device_open(struct task *caller, int *readable) {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0 || fcntl(ends[1], F_SETPIPE_SZ, CHUNK) < 0 ||
         fcntl(ends[1], F_SETFL, O_NONBLOCK) < 0)
-        fail("CAP-R110", "no pipe for a random device: %s", strerror(errno));
+        fail("CAP-R110", "no pipe can be opened to replace a random device: %s", strerror(errno));
     snprintf(label, sizeof label, "kernel:device:%u", caller->devices + 1);
     channel_open(&device->channel, CHANNEL_DEVICE, caller->process, caller->thread, label);
     device->watch.ready = device_ready;
@@ -210,12 +212,12 @@ static struct device *device_open(struct task *caller, int *readable) {
     return device;
 }
 
-/* Put the pipe's end into the caller as what its open returns. */
+/* Put the reading end of the pipe into the caller, as the result of its open. */
 static bool hand_over(const struct seccomp_notif *call, int descriptor, uint32_t flags) {
     struct seccomp_notif_addfd given = {
         .id = call->id,
-        /* In one step with the answer (Linux 5.14): between two steps a signal could leave the
-         * caller with a descriptor that it does not know. */
+        /* Descriptor and answer in one step (Linux 5.14): between two steps, a signal could leave
+         * the caller with a descriptor that was never returned to it. */
         .flags = SECCOMP_ADDFD_FLAG_SEND,
         .srcfd = (uint32_t)descriptor,
         .newfd_flags = flags & O_CLOEXEC,
@@ -224,7 +226,7 @@ static bool hand_over(const struct seccomp_notif *call, int descriptor, uint32_t
     if (number >= 0) return true;
     if (errno == EMFILE || errno == ENFILE) respond(call->id, 0, -errno, 0);
     else if (errno != ENOENT)
-        fail("CAP-R104", "this kernel does not take the supervisor's descriptors: %s",
+        fail("CAP-R104", "this kernel does not accept the supervisor's descriptors: %s",
              strerror(errno));
     return false;
 }
@@ -245,8 +247,8 @@ static void answer_device(const struct seccomp_notif *call, struct task *caller,
 
 enum opened { ORDINARY, RANDOM_DEVICE, RANDOM_FILE, CALLER_GONE };
 
-/* What the path in the caller's memory names. It could be changed after it was read; this finds
- * programs that ask for randomness, not programs that hide it. */
+/* Find out what the path in the caller's memory names. A program could change the path after it was
+ * read here: this finds programs that request randomness, not programs that hide their requests. */
 static enum opened classify(const struct seccomp_notif *call, uint64_t address) {
     char path[sizeof "/proc/sys/kernel/random/uuid"] = "";
     int memory = open_memory(call, O_RDONLY);
@@ -270,7 +272,7 @@ static uint32_t open_flags(const struct seccomp_notif *call) {
     return (uint32_t)flags;
 }
 
-/* What the filter lets through of open and openat. */
+/* Whether an open is one for reading, of which the filter notifies. */
 static bool is_read(uint32_t flags) {
     return (flags & O_ACCMODE) != O_WRONLY && !(flags & (O_DIRECTORY | O_PATH));
 }
@@ -342,7 +344,7 @@ static void answer(const struct seccomp_notif *call) {
     int number = call->data.nr;
     if (call->data.arch != AUDIT_ARCH_X86_64 || number >= X32_BIT) {
         char *executable = proc_executable((pid_t)call->pid);
-        fail("CAP-R109", "%s uses the system calls of another ABI than x86-64",
+        fail("CAP-R109", "%s makes system calls of an ABI other than x86-64",
              executable ? executable : "a program");
     }
     if (number == SYS_open || number == SYS_openat || number == SYS_openat2) {
@@ -390,11 +392,14 @@ void supervisor_begin(const struct options *given, int descriptor, pid_t root) {
     options = given;
     listener = descriptor;
     if (syscall(SYS_seccomp, SECCOMP_GET_NOTIF_SIZES, 0, &sizes) != 0)
-        fail("CAP-R104", "this kernel has no system call notification: %s", strerror(errno));
-    /* A newer kernel writes more than this header knows, and an older one less. */
+        fail("CAP-R104", "this kernel does not support system call notification: %s",
+             strerror(errno));
+    /* The structure of a newer kernel can be larger than that of this header, and that of an older
+     * kernel smaller. */
     notification_size = larger(sizes.seccomp_notif, sizeof(struct seccomp_notif));
     response_size = larger(sizes.seccomp_notif_resp, sizeof(struct seccomp_notif_resp));
-    /* Answers come sooner when both run on one processor (Linux 6.6); nothing depends on it. */
+    /* Answers arrive earlier when both processes run on one processor (Linux 6.6). This is an
+     * optimisation only, so an error is ignored. */
     ioctl(listener, SECCOMP_IOCTL_NOTIF_SET_FLAGS, SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP);
     tasks_begin(root);
     events_watch(listener, EPOLLIN, &watch);

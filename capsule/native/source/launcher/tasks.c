@@ -49,8 +49,8 @@ static void forget_task(pid_t id) {
     }
 }
 
-/* Forget what has ended. Not earlier: what is still in /proc must not look like a new task.
- * `sweep_at` keeps the cost constant for each task. */
+/* Forget the tasks that have left /proc. A task that is still there must not be mistaken for a new
+ * one. `sweep_at` keeps the cost per task constant. */
 static void sweep(void) {
     for (unsigned i = 0; i < BUCKETS; i++) {
         for (struct task *task = buckets[i], *next; task; task = next) {
@@ -65,7 +65,7 @@ static void sweep(void) {
 static struct task *remember(pid_t id, uint64_t start, pid_t process_id, const char *process,
                              const char *thread, struct program *program) {
     if (task_count >= sweep_at) sweep();
-    /* The id may have been that of a task that ended, and was given again. */
+    /* The kernel may have assigned the id of a task that ended to a new task. */
     forget_task(id);
     struct task *task = calloc(1, sizeof *task);
     if (task == NULL) fail("CAP-R110", "the supervisor is out of memory");
@@ -81,7 +81,8 @@ static struct task *remember(pid_t id, uint64_t start, pid_t process_id, const c
     return task;
 }
 
-/* Thoroughly, an id that was given to a new task after the known one had ended is not known. */
+/* With `thorough`, an id is not known if the kernel assigned it to a new task after the known task
+ * had ended. */
 static bool is_known(pid_t id, bool thorough) {
     struct task *task = find_task(id);
     struct proc_stat stat;
@@ -135,8 +136,8 @@ static bool adopt_among_threads(pid_t process, bool children, bool thorough) {
     return found;
 }
 
-/* A child belongs to the thread that made it; with CLONE_PARENT to that one's parent; and to
- * another thread, or to the launcher, when the thread or the process ended meanwhile. */
+/* A new task is a child of the thread that created it; with CLONE_PARENT, of that thread's parent;
+ * and of another thread, or of the launcher, if the creator or its process has ended meanwhile. */
 static bool adopt_created(bool thorough) {
     if (creation.thread) return adopt_among_threads(creation.creator_process, false, thorough);
     return adopt_child_of(creation.creator_process, creation.creator, thorough) ||
@@ -145,7 +146,7 @@ static bool adopt_created(bool thorough) {
            adopt_among_threads(getpid(), true, thorough);
 }
 
-/* It failed, or a signal interrupted it and it will be asked for again. */
+/* The creation failed, or a signal interrupted it and the call will be repeated. */
 static void withdraw_creation(void) {
     struct task *creator = find_task(creation.creator);
     creation.open = false;
@@ -154,8 +155,8 @@ static void withdraw_creation(void) {
     else creator->forks--;
 }
 
-/* Find out what became of the creation that is open; its creator's call has returned, or that is
- * waited for. */
+/* Determine the result of the open creation. If the call of its creator has not returned yet, wait
+ * for it. */
 static void settle_creation(bool returned) {
     const struct timespec pause = {0, POLL_NANOSECONDS};
     for (int polls = 0; creation.open; polls++) {
@@ -180,7 +181,8 @@ void tasks_creation(struct task *creator, bool thread) {
     creation.open = true;
 }
 
-/* A child that a signal killed has asked for nothing: this is the last time to see it. */
+/* A child that was killed by a signal may have made no call. It can be seen here for the last
+ * time. */
 void tasks_wait(struct task *caller) {
     pid_t process = caller->process_id;
     if (!creation.open) return;
@@ -188,14 +190,15 @@ void tasks_wait(struct task *caller) {
         settle_creation(false);
 }
 
-/* Likewise of a child that became the launcher's own. */
+/* The same applies to a child that the launcher has adopted. */
 void tasks_reaping(void) {
     if (creation.open) adopt_created(true);
 }
 
 /* ---- execution ---- */
 
-/* By the thread that calls: the first one of its process may have ended, and has no memory then. */
+/* The memory is read through the calling thread, because the first thread of the process may have
+ * ended, after which it has no memory. */
 static void read_image(pid_t thread, struct image *image) {
     memset(image, 0, sizeof *image);
     image->address = proc_auxiliary(thread, AT_RANDOM);
@@ -213,7 +216,7 @@ void tasks_execution(struct task *caller) {
     read_image(caller->id, &leader->image);
 }
 
-/* Only a program that was executed has other start bytes: the kernel makes them for each. */
+/* The start bytes differ only after a program was executed: the kernel makes new ones for each. */
 static bool has_executed(const struct task *leader, pid_t caller) {
     struct image now;
     if (!leader->executing) return false;
@@ -221,7 +224,7 @@ static bool has_executed(const struct task *leader, pid_t caller) {
     return memcmp(&now, &leader->image, sizeof now) != 0;
 }
 
-/* Only the first thread goes on. The launcher's own first program is the root itself. */
+/* Only the first thread survives an execution. The first program of the run is the root itself. */
 static void become_image(struct task *leader) {
     bool first = leader->program == NULL;
     if (!first) capsule_path_exec(leader->process, leader->process);
@@ -246,7 +249,8 @@ static struct task *known_caller(pid_t id) {
     if (creation.open && creation.creator == id) settle_creation(true);
     struct task *task = find_task(id);
     if (task && task->start == stat.start) return task;
-    if (!creation.open) fail("CAP-R110", "task %d came without the supervisor's knowledge", id);
+    if (!creation.open)
+        fail("CAP-R110", "task %d was created without a notification to the supervisor", id);
     return adopt(id, stat.start);
 }
 

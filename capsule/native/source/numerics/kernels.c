@@ -1,8 +1,8 @@
-/* Fused loops of the training side.
+/* Fused loops for the training side.
  *
- * Every result is one IEEE 754 operation after another, on binary32 unless it says otherwise, in
- * the order written, never contracted: the same bits at every vector width, and the same as numpy's
- * one by one. */
+ * Every result is computed by IEEE 754 operations in the written order, in binary32 unless stated
+ * otherwise, and never contracted. So the bits are the same at every vector width, and equal those
+ * of numpy's operations, one after another. */
 
 #include <float.h>
 #include <stdint.h>
@@ -12,8 +12,8 @@
 
 enum { BLOCK = 1024 }; /* elements that stay in the first-level cache */
 
-/* Zero instead of a subnormal number. What nothing is added to any more decays towards zero for
- * ever (units that are dead), and processors are slow where products are subnormal. */
+/* Zero instead of a subnormal number. A moment of a dead unit, to which nothing is added any more,
+ * decays towards zero, and processors are slow when products are subnormal. */
 INLINE float normal(float value) { return __builtin_fabsf(value) < FLT_MIN ? 0.0f : value; }
 
 INLINE void rmsprop(float *restrict w, float *restrict m, float *restrict v,
@@ -136,7 +136,8 @@ DISPATCH(capsule_interleave, interleave,
           int64_t channel_stride, int64_t pixels, float scale, float *restrict out),
          (frames, rows, row_stride, channels, channel_stride, pixels, scale, out))
 
-/* e^x in binary64, within 1e-14 of it; x is taken as -700 or 700 where it is beyond. */
+/* e^x in binary64, with a relative error below 1e-14; x is limited to the range from -700 to 700.
+ */
 INLINE double exponential(double x) {
     const double shift = 0x1.8p52; /* brings an integer into the low bits, rounded to nearest */
     x = x < -700 ? -700 : x > 700 ? 700 : x;
@@ -226,8 +227,8 @@ INLINE void lstm_backward(const float *restrict active, const float *restrict be
     }
 }
 
-/* The gradient back through capsule_lstm. d_cell is that of the cell after the step, and becomes
- * that of the cell before it. */
+/* The backward pass of capsule_lstm. d_cell is the gradient of the cell after the step, and becomes
+ * that of the cell before the step. */
 DISPATCH(capsule_lstm_backward, lstm_backward,
          (const float *restrict active, const float *restrict before,
           const float *restrict squashed, const float *restrict d_hidden, float *restrict d_cell,
@@ -242,12 +243,14 @@ INLINE void exponentiate(const float *restrict x, float *restrict out, int64_t s
 DISPATCH(capsule_exponentiate, exponentiate,
          (const float *restrict x, float *restrict out, int64_t size), (x, out, size))
 
-/* The natural logarithm in binary64, to within 1e-14, of a number that is at least 1, or NaN. */
+/* The natural logarithm in binary64, with an error below 1e-14, of a number that is at least 1, or
+ * NaN. */
 static double logarithm(double x) {
     if (x != x) return x;
     uint64_t bits;
     memcpy(&bits, &x, sizeof bits);
-    /* Less the bits of sqrt(1/2), the exponent is what leaves a rest from there to sqrt(2). */
+    /* With the bits of sqrt(1/2) subtracted, the exponent leaves a rest from sqrt(1/2) to sqrt(2).
+     */
     uint64_t shift = (bits - 0x3fe6a09e667f3bcd) & 0x7ffull << 52;
     bits -= shift;
     double rest;

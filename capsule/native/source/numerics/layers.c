@@ -1,4 +1,4 @@
-/* Convolutions and dense layers, forwards and backwards, by way of `multiply`.
+/* Convolutions and dense layers, forwards and backwards, based on `multiply`.
  *
  * Images are channels-last, [rows, height, width, channels]; filters are [filters, size, size,
  * channels], as `capsule.training.networks.feedforward.Parameters` keeps them. */
@@ -8,13 +8,13 @@
 #include "processor.h"
 #include "products.h"
 
-/* Sizes of the images, of the filters, and of what comes out. */
+/* Sizes of the images, of the filters, and of the outputs. */
 struct convolution {
     int64_t rows, height, width, channels, filters, size, stride, down, across;
 };
 
-/* A [rows, columns] matrix, transposed block by block into [columns, stride]; what is beyond `rows`
- * becomes zero. */
+/* Transpose a [rows, columns] matrix block by block into [columns, stride]; the elements beyond
+ * `rows` become zero. */
 static void transpose(const float *from, int64_t rows, int64_t columns, float *to, int64_t stride) {
     enum { BLOCK = 16 };
     for (int64_t r = 0; r < stride; r += BLOCK)
@@ -93,7 +93,7 @@ DISPATCH(capsule_relu_backward, relu_backward,
           int64_t rows, int64_t columns),
          (dy, y, dx, db, rows, columns))
 
-/* Adds to dw what x and dy give. */
+/* Adds the gradient that follows from x and dy to dw. */
 EXPORT void capsule_conv2d_weight_grad(const struct convolution *k, const float *x, const float *dy,
                                        float *dw) {
     int64_t line = k->width * k->channels, run = k->size * k->channels;

@@ -1,15 +1,16 @@
-/* Preloaded under the portable numerics profiles: what of oneMKL no environment variable pins.
+/* Preloaded under the portable numerics profiles: replacements for functions of oneMKL that no
+ * environment variable pins.
  *
- * libtorch_cpu.so carries oneMKL and calls it through its own exported symbols, so a preloaded
- * library can stand in for single functions of it.
+ * libtorch_cpu.so contains oneMKL and calls it through its own exported symbols, so a preloaded
+ * library can replace single functions of oneMKL.
  *
- * 1. oneMKL takes MKL_CBWR only on processors that say "GenuineIntel"; on all others every branch
- *    becomes AUTO. The two functions that ask for the vendor answer yes here.
+ * 1. oneMKL accepts MKL_CBWR only on processors with the vendor "GenuineIntel"; on all others every
+ *    branch becomes AUTO. The two functions that test the vendor return true here.
  * 2. Some vector functions start from RCPPS or RSQRTPS, whose results Intel and AMD define
  *    differently (within 1.5 * 2^-12; Intel SDM volume 2, AMD APM volume 4), and that shows in the
  *    last bit. They are replaced. In the AVX2 and the SSE branch these are the square root, the
- *    logarithms, the inverse trigonometric functions and the tangent, except the natural logarithm
- *    in binary32, which is as fast as it is exact about its steps and stays.
+ *    logarithms, the inverse trigonometric functions and the tangent. The natural logarithm in
+ *    binary32 does not use these instructions and is not replaced.
  *
  * A replacement is one correctly rounded or one C library operation per element, so that neither
  * the split of an array among threads nor its alignment shows. */
@@ -28,8 +29,8 @@ EXPORT int mkl_serv_intel_cpu(void) { return 1; }
 #define DOUBLE(function, x) function(x)
 
 /* The vector function `name` of oneMKL's interface vm[sd]: n elements from `a` to `r`, which may be
- * the same array. `mode` (accuracy, denormals, error handling) only asks for what is done here
- * anyway.
+ * the same array. `mode` (accuracy, denormals, error handling) is ignored, because it can request
+ * only what these functions do anyway.
  */
 #define VECTOR(name, type, apply, function)                                                        \
     EXPORT void name(int n, const type *a, type *r, long long mode) {                              \

@@ -25,7 +25,7 @@ int instruction_set(void) {
 
 EXPORT int capsule_instruction_set(void) { return instruction_set(); }
 
-/* Use no more than `most` from here on; returns what is used. */
+/* Limit the instruction set to `most` from now on; return the set that is used. */
 EXPORT int capsule_limit_instruction_set(int most) {
     int set = best();
     if (most < set) set = most;

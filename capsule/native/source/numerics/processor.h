@@ -1,4 +1,4 @@
-/* Which vector instructions this CPU has, and functions compiled for them. */
+/* The vector instructions of this CPU, and functions compiled for them. */
 
 #ifndef CAPSULE_PROCESSOR_H
 #define CAPSULE_PROCESSOR_H
@@ -9,8 +9,8 @@
 #define EXPORT __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
 
-/* Defines `name` as `body`, compiled for AVX2 and for any CPU. Only for what the compiler may turn
- * into vector code without changing a bit: no sums across elements. */
+/* Defines `name` as `body`, compiled for AVX2 and for any CPU. It is only for code that the
+ * compiler can turn into vector code without changing a bit: no sums across elements. */
 #define DISPATCH(name, body, parameters, arguments)                                                \
     AVX2 static void body##_avx2 parameters { body arguments; }                                    \
     static void body##_plain parameters { body arguments; }                                        \

@@ -8,19 +8,19 @@ typedef float v4 __attribute__((ext_vector_type(4)));
 typedef float v8 __attribute__((ext_vector_type(8)));
 typedef float v16 __attribute__((ext_vector_type(16)));
 
-/* Counts `i` up to a constant, without a loop in what is compiled. */
+/* Counts `i` up to a constant, without a loop in the compiled code. */
 #define UNROLLED(i, count) _Pragma("clang loop unroll(full)") for (int i = 0; i < count; i++)
 
 enum {
     MOST_ROWS = 12, /* of a tile */
     NARROW = 64,    /* columns */
-    FEW = 64,       /* rows, for which to copy b does not pay */
+    FEW = 64,       /* rows, for which copying b costs more than it saves */
     FEW_STEPS = 64, /* rows of a wide b, not copied, whose pages and lines the first level knows */
     /* A panel of b with a tile of a stays in the first level, a block of a in the second. */
     BLOCK_STEPS = 192,
     BLOCK_ROWS = 252, /* full tiles of any height */
     BLOCK_COLUMNS = 1600,
-    /* Not powers of two: else rows or steps would drive each other from the cache. */
+    /* Not powers of two: otherwise rows or steps would evict each other from the cache. */
     ROWS_APART = BLOCK_STEPS + 16,
     STEPS_APART = BLOCK_ROWS + 16,
 };
@@ -169,7 +169,8 @@ static void pack_b(struct product *block, float *to) {
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* In blocks. A chain may be put down and taken up again: the result holds every bit of it. */
+/* In blocks. A chain can be interrupted and continued, because the result contains every bit of
+ * it. */
 static void multiply_blocks(const struct product *p) {
     static _Thread_local _Alignas(64) float a[BLOCK_ROWS * ROWS_APART],
         b[BLOCK_STEPS * BLOCK_COLUMNS];
@@ -196,8 +197,8 @@ static void multiply_blocks(const struct product *p) {
 
 void multiply(const struct product *product) {
     int narrow = product->columns <= NARROW && !product->turned;
-    /* Blocks cut the steps of one segment. With several, that would change the order of a chain,
-     * which goes through a segment before it begins the next. */
+    /* Blocks divide the steps of one segment. With several segments, this would change the order of
+     * a chain, which completes a segment before it begins the next one. */
     if (product->segments > 1 || narrow) multiply_cached(product);
     else multiply_blocks(product);
 }

@@ -1,8 +1,8 @@
 /* Sums of products, the arithmetic of every convolution and dense layer.
  *
  * Each element of a result is one chain of fused multiply-adds (IEEE 754 binary32), in the order of
- * (segment, step). Nothing else has a say: not the width of the CPU's vectors, not the number of
- * rows or columns computed beside it, not their place. So the bits are those of the loop
+ * (segment, step). Neither the width of the CPU's vectors nor the number or the position of the
+ * rows and columns that are computed together has an effect. So the bits are those of the loop
  *
  *   for row, column: sum = continues ? c[row][column] : 0
  *     for segment, step: sum = fma(a[row][segment][step], b[segment][step][column], sum)

@@ -265,7 +265,7 @@ void capsule_path_child(char out[CAPSULE_PATH_SIZE], const char *parent, const c
     finish(out, &text);
 }
 
-/* Three parts one after the other. */
+/* Join three parts. */
 static void join(char out[CAPSULE_PATH_SIZE], const char *one, const char *two, const char *three) {
     struct text text = {0};
     append(&text, one);

@@ -1,14 +1,14 @@
-/* Derived randomness: what the preloaded interposer and the static launcher must agree on.
+/* Derived randomness: the definitions that the interposer and the launcher share.
  *
  * A stream is named by the process, the thread and a label. Its key is
  *     BLAKE2s-256(key = root key, data = process path || 00 || thread path || 00 || label)
  * (RFC 7693) and its bytes are the ChaCha20 key stream under that key (RFC 8439 section 2.3, with a
  * 64-bit block counter from zero and a zero nonce).
  *
- * Of a recorded call of more than CAPSULE_KEPT_SIZE bytes only as many are kept, which the kernel
- * made; the call is given the key stream under BLAKE2s-256(key = kept bytes, data =
- * CAPSULE_EXPANSION). Nothing here calls anything but memcpy, memset, strlen and strcmp. See
- * docs/random-profiles.md.
+ * If a recorded call requests more than CAPSULE_KEPT_SIZE bytes, only that many bytes of the kernel
+ * are kept, and the call gets the key stream under BLAKE2s-256(key = kept bytes, data =
+ * CAPSULE_EXPANSION). The only functions that are called here are memcpy, memset, strlen and
+ * strcmp. See docs/random-profiles.md.
  */
 #ifndef CAPSULE_ENTROPY_H
 #define CAPSULE_ENTROPY_H
@@ -17,7 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Where the randomness of a run comes from; --entropy and CAPSULE_ENTROPY have the names. */
+/* The source of a run's randomness; --entropy and CAPSULE_ENTROPY have the names. */
 enum mode { MODE_SYSTEM, MODE_VIRTUAL, MODE_RECORD, MODE_REPLAY };
 
 #define CAPSULE_KEY_SIZE 32
@@ -32,26 +32,28 @@ enum mode { MODE_SYSTEM, MODE_VIRTUAL, MODE_RECORD, MODE_REPLAY };
  * a system call filter can tell them from a program's: "CAPSULE", little-endian. */
 #define CAPSULE_OWN_CALL UINT64_C(0x00454c5553504143)
 
-/* Exit status of a run whose random profile did not fit, and the signal that asks the launcher
- * (whose process id is in CAPSULE_LAUNCHER_PID) to end the run with it. Programs send the signals
- * with names to their process group, in which the launcher may be. */
+/* The exit status of a run whose random profile did not fit, and the signal with which a process
+ * requests that the launcher (whose process id is in CAPSULE_LAUNCHER_PID) ends the run with it.
+ * The signal has no name, because programs send the signals with names to their process group,
+ * which may include the launcher. */
 #define CAPSULE_MISMATCH_STATUS 86
 #define CAPSULE_MISMATCH_SIGNAL 42
 
-/* Numbers of the run's first process and of the user's program that this one starts, where the
- * launcher has a process id namespace of its own; and the signal with which the first process asks
- * for the second number, and gets it back when it is next. capsule/entropy/launch.py has them. */
+/* The numbers of the run's first process and of the user's program that this process starts, if the
+ * launcher has its own process id namespace; and the signal with which the first process requests
+ * the second number. The launcher sends the signal back when this number is the next one.
+ * capsule/entropy/launch.py contains the same numbers. */
 #define CAPSULE_FIRST_PROCESS 500
 #define CAPSULE_PROGRAM_PROCESS 1000
 #define CAPSULE_NUMBERS_SIGNAL 40 /* real-time, and not used by any C library */
 
-/* The signal by which the interposer says in the run's first process that its loader has mapped
- * every library, and that it gets back when the launcher has looked at them. */
+/* The signal with which the interposer of the run's first process reports that the loader has
+ * mapped every library. The launcher sends it back when it has checked them. */
 #define CAPSULE_LOADED_SIGNAL 41
 
-/* Entries of the environment. By these, libraries that would rather ask the processor (RDRAND,
- * RDSEED) are told that it has no answer. Bit 62 of OpenSSL's first word is RDRAND, and bit 18 of
- * its second RDSEED (OPENSSL_ia32cap(3)). */
+/* Variables with which libraries that would use RDRAND or RDSEED treat the processor as one without
+ * these instructions. Bit 62 of OpenSSL's first word is RDRAND, and bit 18 of its second word is
+ * RDSEED (OPENSSL_ia32cap(3)). */
 #define CAPSULE_PROCESSOR_MASKS                                                                    \
     {"OPENSSL_ia32cap=~0x4000000000000000:~0x40000", "QT_NO_CPU_FEATURE=rdrand", "SYSTEMD_RDRAND=0"}
 
@@ -77,17 +79,17 @@ void capsule_stream_open(struct capsule_stream *stream, const uint8_t root[CAPSU
                          const char *process, const char *thread, const char *label);
 void capsule_stream_read(struct capsule_stream *stream, void *out, size_t size);
 
-/* How many bytes are kept of a recorded call for `size`. */
+/* The number of bytes that are kept of a recorded call for `size` bytes. */
 size_t capsule_kept_size(size_t size);
 
-/* What a call is given, made from the capsule_kept_size(size) bytes that were kept of it. */
+/* The bytes that a call gets, computed from the capsule_kept_size(size) bytes that were kept. */
 void capsule_expand(void *out, size_t size, const uint8_t *kept);
 
 /* Read 64 hexadecimal digits; false when `text` is anything else. */
 bool capsule_key_parse(uint8_t key[CAPSULE_KEY_SIZE], const char *text);
 
-/* Paths. `out` may be the path it is made from. One that would not fit is replaced by '#' and the
- * hexadecimal BLAKE2s-256 of what it would have been.
+/* Paths. `out` may be the path from which it is made. A path that would not fit is replaced by '#'
+ * and the hexadecimal BLAKE2s-256 of the whole path.
  *   child:  "<parent>.<n>", or "<parent>.<thread>:<n>" when another thread than the main one forks
  *   exec:   "<path>x"
  *   thread: "<parent>-<n>"

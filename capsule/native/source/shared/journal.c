@@ -17,14 +17,14 @@
 /* Size of this process's mapping. Programs can write to the header, and so to its capacity. */
 static uint64_t mapped;
 
-/* Bytes that the caller may make a file of: asking for more is answered with a deadly signal. */
+/* The maximum size of a file of the caller: a larger file would cause a fatal signal. */
 static uint64_t capacity_allowed(void) {
     struct rlimit limit;
     if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur > CAPACITY) return CAPACITY;
     return limit.rlim_cur;
 }
 
-/* The first process of a run gets here before it has a child, so no other is creating the file. */
+/* The first process of a run calls this before it has a child, so no other process creates it. */
 static uint64_t prepare_file(int fd) {
     struct stat status;
     if (fstat(fd, &status) != 0) return 0;
@@ -34,7 +34,7 @@ static uint64_t prepare_file(int fd) {
         errno = EFBIG;
         return 0;
     }
-    /* Other users too: a program may drop its privileges and then exec. */
+    /* Other users can write, too: a program may drop its privileges and then exec. */
     if (fchmod(fd, 0666) != 0 || ftruncate(fd, (off_t)capacity) != 0) return 0;
     return capacity;
 }
@@ -50,7 +50,7 @@ static struct journal_header *map_file(int fd) {
         journal->version = JOURNAL_VERSION;
         journal->machine = EM_X86_64;
         journal->capacity = capacity;
-        /* Last, because zero stands for a header that is not complete. */
+        /* This is set last, because zero means that the header is not complete. */
         atomic_store(&journal->used, sizeof *journal);
     }
     mapped = capacity;
@@ -80,8 +80,9 @@ struct journal_header *journal_open(const char *directory) {
 #endif
 #define PAGE 4096
 
-/* Whether the disk has room for the pages that begin within a record. Without room, a write to one
- * raises a deadly signal. An older kernel does not know this request, and so nothing is known. */
+/* Whether the disk has room for the pages that begin within a record. Without room, a write to such
+ * a page would cause a fatal signal. On older kernels, which do not support this test, the result
+ * is true. */
 static bool has_pages(const struct journal_header *journal, uint64_t at, uint64_t length) {
     uint64_t first = (at + PAGE - 1) / PAGE * PAGE;
     if (first >= at + length) return true;
@@ -92,7 +93,7 @@ static bool has_pages(const struct journal_header *journal, uint64_t at, uint64_
     return has;
 }
 
-/* Whether a record of `length` bytes fits at `at`, both of which a program may have written. */
+/* Whether a record of `length` bytes fits at `at`. A program may have written both numbers. */
 static bool has_room(uint64_t at, uint64_t length) {
     return at >= sizeof(struct journal_header) && at % 8 == 0 && at <= mapped &&
            length >= sizeof(struct journal_record) && length <= mapped - at;
@@ -101,7 +102,7 @@ static bool has_room(uint64_t at, uint64_t length) {
 void *journal_claim(struct journal_header *journal, enum journal_type type, size_t size) {
     uint64_t length = (size + 7) & ~UINT64_C(7);
     uint64_t at = atomic_load(&journal->used);
-    /* `used` is read only once: a program could set it back as often as claims are passed. */
+    /* `used` is read only once, because a program could set it back again and again. */
     while (has_room(at, length) && has_pages(journal, at, length)) {
         struct journal_record *record = journal_at(journal, at);
         uint64_t claim = 0;
@@ -110,7 +111,7 @@ void *journal_claim(struct journal_header *journal, enum journal_type type, size
         uint64_t passed = ours ? length : (uint32_t)claim;
         if (!has_room(at, passed)) return NULL;
         uint64_t used = at;
-        /* Fails if another process has moved it already, which comes to the same. */
+        /* This fails if another process has moved it already, which has the same effect. */
         atomic_compare_exchange_strong(&journal->used, &used, at + passed);
         if (ours) return record;
         at += passed;

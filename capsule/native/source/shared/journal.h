@@ -1,13 +1,15 @@
-/* The journal: one file for a whole run, which every process of it maps and appends to.
+/* The journal: one file for a whole run, to which every process of the run appends through a
+ * mapping.
  *
- * A mapping needs no descriptor, no path and no privilege once it exists: it outlives a program
- * that closes all its descriptors, forks, changes directory or drops privileges, and what was
- * written survives SIGKILL. Only an exec opens the file again.
+ * Once a mapping exists, it requires no descriptor, path or privilege: it remains if the program
+ * closes all its descriptors, forks, changes its directory or drops privileges, and the written
+ * data survive SIGKILL. Only an exec opens the file again.
  *
  * The file is sparse and of fixed size: a header, then records, each a multiple of eight bytes.
- * Space is claimed without locks: the process that turns the word at `used` from zero into a
+ * Space is claimed without locks: the process that changes the word at `used` from zero to a
  * record's claim owns that space, and every process moves `used` past a claim that it finds there,
- * so that one that is killed in between stops no other. A record counts once `ready` is set.
+ * so that a process that is killed in between does not block others. A record is valid once `ready`
+ * is set.
  * capsule/entropy/journal.py reads it.
  */
 #ifndef CAPSULE_JOURNAL_H
@@ -25,8 +27,8 @@
 #define JOURNAL_VERSION 3
 #define JOURNAL_CALLER_SIZE 64
 
-/* Where it is mapped, in every mode: far from everything that the kernel chooses an address for, so
- * that no address of the program depends on the journal's size or presence. */
+/* The address at which it is mapped, in every mode: far from every address that the kernel chooses,
+ * so that no address of the program depends on the journal's size or presence. */
 #define JOURNAL_ADDRESS ((void *)0x200000000000)
 
 enum journal_type {
@@ -55,7 +57,7 @@ struct journal_record {
     uint32_t reserved;
 };
 
-/* A thread that asked for randomness; written by that thread alone. */
+/* A thread that requested randomness; only that thread writes the record. */
 struct journal_thread {
     struct journal_record record;
     uint64_t calls, bytes;
@@ -64,7 +66,7 @@ struct journal_thread {
     char thread[CAPSULE_PATH_SIZE];
 };
 
-/* What a thread asked one source for, on behalf of one library. */
+/* The requests of a thread to one source, made by one library. */
 struct journal_counter {
     struct journal_record record;
     uint64_t thread; /* offset of its record */
@@ -84,23 +86,23 @@ struct journal_call {
 
 enum journal_reason { MISMATCH_THREAD = 1, MISMATCH_MORE, MISMATCH_OTHER };
 
-/* A replayed thread asked for what was not recorded. */
+/* A replayed thread requested bytes that were not recorded. */
 struct journal_mismatch {
     struct journal_record record;
     uint32_t reason;
     uint32_t requested_source, recorded_source;
     uint32_t reserved;
-    uint64_t call, offset; /* how many calls and bytes of the thread came before */
+    uint64_t call, offset; /* calls and bytes of the thread before this request */
     uint64_t requested_size, recorded_size;
     char process[CAPSULE_PATH_SIZE];
     char thread[CAPSULE_PATH_SIZE];
 };
 
-/* What a process was told in place of what the machine would have said, and how often. */
+/* The answers to a process that replace those of the machine, and their numbers. */
 struct journal_told {
     struct journal_record record;
     _Atomic uint64_t readings; /* of the calendar clock */
-    _Atomic uint64_t waits;    /* that advanced it */
+    _Atomic uint64_t waits;    /* that advanced the clock */
     _Atomic uint64_t listings; /* of folders, sorted */
     _Atomic uint64_t cores;    /* questions for the number of processors */
     uint32_t clock;            /* enum clock of interposer.h */
@@ -113,8 +115,8 @@ struct journal_told {
 /* Map the journal in `directory`, creating it if it does not exist; NULL with errno set. */
 struct journal_header *journal_open(const char *directory);
 
-/* Claim a record of `size` bytes, zeroed but for its claim; NULL when the journal is full or
- * damaged. */
+/* Claim a record of `size` bytes, which are zero except for the claim; NULL when the journal is
+ * full or damaged. */
 void *journal_claim(struct journal_header *journal, enum journal_type type, size_t size);
 void journal_publish(struct journal_record *record);
 

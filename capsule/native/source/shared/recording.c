@@ -38,7 +38,7 @@ bool recording_open(struct recording *recording, const char *directory) {
     return true;
 }
 
-/* A number of seven bits a byte, lowest first. */
+/* Read a number with seven bits in each byte, the lowest bits first. */
 static uint64_t read_number(const struct recording *recording, const uint8_t **at) {
     uint64_t number = 0;
     for (int shift = 0; shift < 64 && *at < recording->end; shift += 7) {
@@ -49,7 +49,7 @@ static uint64_t read_number(const struct recording *recording, const uint8_t **a
     return number;
 }
 
-/* No size leads past the end, whatever the file states. */
+/* Skip bytes; a size in the file cannot lead past its end. */
 static const uint8_t *skip(const struct recording *recording, const uint8_t *at, uint64_t size) {
     return size < (uint64_t)(recording->end - at) ? at + size : recording->end;
 }
@@ -64,7 +64,7 @@ static bool read_matches(const struct recording *recording, const uint8_t **at, 
 bool recording_find(const struct recording *recording, const char *process, const char *thread,
                     struct recorded_thread *found) {
     const uint8_t *at = recording->data + HEADER_SIZE;
-    /* A program may write other counts to the file while it is mapped: both lists end with it. */
+    /* A program may change the counts while the file is mapped, so both loops end with the file. */
     for (uint64_t libraries = read_number(recording, &at); libraries > 0 && at < recording->end;
          libraries--) {
         uint64_t size = read_number(recording, &at);

@@ -1,5 +1,5 @@
-/* A random profile that was recorded: what each thread asked for, and was given. The format is that
- * of docs/random-profiles.md; capsule.entropy.profile has checked the contents. */
+/* A recorded random profile: the requests of each thread, and the bytes that it got. The format is
+ * that of docs/random-profiles.md; capsule.entropy.profile has checked the contents. */
 #ifndef CAPSULE_RECORDING_H
 #define CAPSULE_RECORDING_H
 
@@ -9,8 +9,8 @@
 
 #define RECORDING_NAME "replayed.profile" /* in the folder of the journal */
 
-/* Where it is mapped: far from everything that the kernel chooses an address for, so that a replay
- * has the addresses of the recorded run, which mapped nothing. */
+/* The address at which it is mapped: far from every address that the kernel chooses, so that a
+ * replay has the addresses of the recorded run, in which no recording was mapped. */
 #define RECORDING_ADDRESS ((void *)0x210000000000)
 
 struct recording {
@@ -18,7 +18,7 @@ struct recording {
         *end; /* mapped, without its checksum; past `end` everything reads as zero */
 };
 
-/* What is left of a thread's recording. */
+/* The rest of a thread's recording. */
 struct recorded_thread {
     uint64_t calls_left;
     const uint8_t *next_call, *next_byte, *end; /* `end` is that of the bytes that were kept */
@@ -34,11 +34,11 @@ struct recorded_call {
  * of this version and machine. */
 bool recording_open(struct recording *recording, const char *directory);
 
-/* False when nothing was recorded for the thread. */
+/* Find the recording of a thread; false when there is none. */
 bool recording_find(const struct recording *recording, const char *process, const char *thread,
                     struct recorded_thread *found);
 
-/* Go past the next call of the thread; false when there is none. */
+/* Move past the next call of the thread; false when there is none. */
 bool recording_next(const struct recording *recording, struct recorded_thread *thread,
                     struct recorded_call *call);
 
