@@ -86,9 +86,8 @@ def command(
         _show(pruning, err=as_json)
     deleted = _agreed() if asks else bool(pruning.rows) and not dry_run
     if deleted:
-        with (
-            cache.exclusive() if exists else nullcontext()
-        ):  # not while the user was asked: other commands would have to wait
+        # The cache was not held while the user was asked: other commands would have had to wait.
+        with cache.exclusive() if exists else nullcontext():
             pruning.delete(lambda message: typer.echo(message, err=True))
     if as_json:
         print_json({"schema": "capsule/pruned/v1", "deleted": deleted, **pruning.document()})
