@@ -60,7 +60,7 @@ class LocalEngine:
         self._path = f"{site}:{PACKAGE.parent}"
         self._project = project
 
-    def run(self, task, on_poll=None):
+    def run(self, task, on_poll=lambda: None):
         environment = {
             **task.environment,
             "PATH": f"{Path(sys.executable).parent}:{os.defpath}",

@@ -25,8 +25,10 @@ ROOT = DOCS.parent
 TRAINER = MICRO.replace("checkpoint_interval: 200", "checkpoint_interval: 100")
 TRAINER = TRAINER.replace("starts: 2", "starts: 4")
 TRAINER += "image: {debian: [ed]}\n"
-# Pages whose commands are about a trainer: its starts, segments, games, seeds and operators.
-OF_TRAINERS = {"diagnose.md", "diff.md", "dqn.md", "grades.md", "replay.md", "verify.md"}
+# Pages whose commands are about a trainer: starts, segments, games, seeds, scores, operators.
+OF_TRAINERS = {
+    "diagnose.md", "diff.md", "dqn.md", "grades.md", "replay.md", "study.md", "verify.md",
+}  # fmt: skip
 # On the other pages, the experiment is a program, whose image has no torch to import.
 PROGRAM = """\
 schema: capsule/spec/v1

@@ -458,7 +458,7 @@ def refused(interposed, **options):
 
 
 def test_settings_that_cannot_be_right_stop_the_program(interposed, asked, tmp_path):
-    assert "CAPSULE_ENTROPY is 'fresh'" in refused(interposed, mode="fresh")
+    assert "'fresh' is not a value of CAPSULE_ENTROPY" in refused(interposed, mode="fresh")
     assert "CAPSULE_ENTROPY_KEY is not a key" in refused(interposed, entropy_key="12")
     assert "CAPSULE_ENTROPY_PATH is too long" in refused(interposed, entropy_path="0" * 300)
     assert "cannot be opened" in refused(

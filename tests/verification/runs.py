@@ -143,7 +143,7 @@ class Machine:
     def prepare(self, *_arguments, **_options):
         pass
 
-    def run(self, task, on_poll=None):
+    def run(self, task, on_poll=lambda: None):
         command = replace(task, native=NATIVE).command(
             run_directory=str(task.run_directory), prefix=""
         )

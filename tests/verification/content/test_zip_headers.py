@@ -166,7 +166,7 @@ def test_sizes_that_follow_the_member_may_have_eight_bytes(method):
     other, _ = streamed(method, zip64=True, year=2025)
     found = compare(data, other)
     assert (found.format, found.nature) == ("zip", "date")
-    assert stated(moved(data, place, 4)).version == 45
+    assert stated(moved(data, place, 4)) == stated(data)
     with pytest.raises(NotComparableError, match="bytes of no member"):
         stated(moved(data, place, 24))  # without the descriptor
 
