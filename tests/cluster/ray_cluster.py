@@ -14,8 +14,8 @@ import pytest
 from tests.conftest import free_port
 
 SECONDS = 600  # in which a part of a cluster begins, or its end is noticed, on a busy machine
-# In which a process of a node begins on a busy machine. Ray waits as long for one that has died, and
-# starts another one after that.
+# In which a process of a node begins on a busy machine. Ray waits this long for one that has died,
+# too, before it starts another one.
 PROCESS_SECONDS = 180
 
 # A head without what no test reads: the dashboard, the autoscaler, and the copies of logs.
