@@ -93,7 +93,7 @@ class Pair:
     Attributes:
         first: The target; in C3 the recorded run.
         second: The reproduction; in C3 the replay.
-        profile_bytes: Size of the random profile in bytes; 0 if there is none.
+        profile_bytes: Size of the random profile in bytes; 0 without a profile.
     """
 
     first: Run

@@ -29,7 +29,7 @@ def serve(measure: Callable[[], float]) -> None:
 
 
 def segment(process: subprocess.Popen[str]) -> float:
-    """Let one contender run its next segment; return its measurement."""
+    """Run the next segment of one contender, and return its measurement."""
     stdin, stdout = process.stdin, process.stdout
     if stdin is None or stdout is None:
         raise ValueError("the process was started without pipes")

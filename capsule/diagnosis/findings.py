@@ -204,7 +204,9 @@ class Finding(Model):
         None, description="Line of the program; null if it is not known."
     )
     text: str = Field("", description="Text of that line.")
-    operator: str | None = Field(None, description="The torch operator; null if there is none.")
+    operator: str | None = Field(
+        None, description="The torch operator; null if the finding names no operator."
+    )
     mitigation: str
     patch: dict[str, Setting] = Field(description="Fields of the spec that --apply sets.")
 

@@ -241,8 +241,8 @@ class OperatorInvocation(Model):
         description="Name of the operator with its namespace and overload, e.g. 'aten::add.Tensor'."
     )
     where: str | None = Field(
-        description="Innermost line of the program in the call stack, as FILE:LINE; null if there "
-        "is none."
+        description="Innermost line of the program in the call stack, as FILE:LINE; null if the "
+        "call stack has no line of the program."
     )
     arguments: dict[str, str] = Field(description="Numbers among the arguments, by position.")
 
