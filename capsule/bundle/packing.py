@@ -170,7 +170,7 @@ def _run_files(run: FinishedRun, claims: TrainingClaims | ProgramClaims, scratch
     files: Sources = {member: run.directory / name for member, name in _RUN_FILES.items()}
     if isinstance(claims, ProgramClaims):
         # A symbolic link is in the listing only.
-        for path, name in run_bundle.claimed_outputs(claims).items():
+        for path, name in run_bundle.claimed_outputs(claims.outputs).items():
             files[name] = _written(run.directory / contract.WORKSPACE, path)
         return files
     _require_trace(run.directory, claims)
@@ -218,7 +218,7 @@ def _claimed_digests(claims: Claims) -> dict[str, str]:
     """Return the SHA-256 that the claims state of what a program wrote, by member."""
     if not isinstance(claims, ProgramClaims):
         return {}
-    outputs = run_bundle.claimed_outputs(claims).items()
+    outputs = run_bundle.claimed_outputs(claims.outputs).items()
     found = {name: claims.outputs[path] for path, name in outputs}
     if claims.standard_output is not None:
         found[run_bundle.STANDARD_OUTPUT] = claims.standard_output

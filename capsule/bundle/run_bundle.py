@@ -7,7 +7,7 @@ bundle. :mod:`capsule.bundle.packing` writes them.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Self
@@ -188,7 +188,7 @@ def _program_members(claims: ProgramClaims) -> Iterator[tuple[str, Kind]]:
         yield ARRIVALS, ("profile", _JSON)
     if claims.standard_output is not None:
         yield STANDARD_OUTPUT, ("run", _TEXT)
-    for name in claimed_outputs(claims).values():
+    for name in claimed_outputs(claims.outputs).values():
         yield name, ("output", _BINARY)
 
 
@@ -217,10 +217,11 @@ def checkpoint_member(step: int) -> str:
     return f"{CHECKPOINT}{contract.checkpoint_name(step)}.safetensors"
 
 
-def claimed_outputs(claims: ProgramClaims) -> dict[str, str]:
-    """Return the member of each claimed output but links, by path in the working folder."""
-    files = {path: output.sha256 for path, output in claims.outputs.items() if not output.target}
-    return output_members(files.items())
+def claimed_outputs(outputs: Mapping[str, contract.Output]) -> dict[str, str]:
+    """Return the member of each output but links, by path in the working folder."""
+    return output_members(
+        (path, output.sha256) for path, output in outputs.items() if not output.target
+    )
 
 
 def state_members(step: int) -> tuple[str, str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from capsule.host.wording import agreeing, counted
+from capsule.report.outputs import output_rows
 from capsule.report.text import print_line, printable
 from capsule.verification.verdict import (
     Bisection,
@@ -41,6 +42,8 @@ def show_lines(lines: Iterable[tuple[str, str]], console: Console) -> None:
 def divergence_lines(found: Divergence) -> Iterator[tuple[str, str]]:
     """Yield the lines of an analysis, the most important ones first."""
     yield from _place(found)
+    if found.outputs is not None:
+        yield from output_rows(found.outputs)
     for cause in found.causes:
         yield "cause", cause.shown
         for sentence in cause.evidence:

@@ -363,7 +363,7 @@ class JsonLines:
 
 def recorded_lines(bundle: OpenedBundle, claims: ProgramClaims, name: str) -> JsonLines:
     """Return the lines of a file that the recorder wrote to any folder of a program's outputs."""
-    members = run_bundle.claimed_outputs(claims)
+    members = run_bundle.claimed_outputs(claims.outputs)
     found = first_named(members, name)
     if found is None:
         return JsonLines(None)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from capsule.host.wording import counted
 from capsule.outcome import PROGRAM_FAILED, SHOWN_LINES
 from capsule.report.divergence import divergence_lines, show_lines
+from capsule.report.outputs import listed_paths, output_rows
 from capsule.report.returns import returns_rows
 from capsule.report.text import print_line, printable
 from capsule.verification.verdict import (
-    OutputComparison,
     OutputDifference,
     Report,
     TraceDifference,
@@ -43,9 +43,6 @@ FEW_ROWS = 3  # where there is an analysis to be read
 MAX_CELL = 28
 GAPS = 6  # characters between the four columns
 MAX_DIFFERENCES = 2
-MAX_PATHS = 3
-MAX_FILES = 3
-MAX_PARTS = 2
 
 
 def show_report(report: Report, console: Console) -> None:
@@ -90,7 +87,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         ("image", _image(report)),
         ("packages", _packages(report)),
         ("training code", _yes(report.own_code, "Capsule's", "NOT Capsule's")),
-        ("not checked", _listed(report.unchecked)),
+        ("not checked", listed_paths(report.unchecked)),
         ("claims", report.claimed),
         ("relaxations", ", ".join(report.relaxations) or None),
         ("not controlled", _open_sources(report)),
@@ -107,37 +104,10 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         rows.append(("", f"claimed {first.claimed}"))
         rows.append(("", f"found   {first.found}"))
     if report.outputs is not None:
-        rows += _output_rows(report.outputs)
+        rows += output_rows(report.outputs)
     if report.statistics is not None:
         rows += returns_rows(report.statistics)
     return [(label, value) for label, value in rows if value is not None]
-
-
-def _output_rows(outputs: OutputComparison) -> Iterator[tuple[str, str]]:
-    """Yield the differing parts of outputs, with the names of equal ones."""
-    for file in outputs.files[:MAX_FILES]:
-        yield "output", _output(file)
-        if file.content is None:
-            continue
-        for part in file.content.parts[:MAX_PARTS]:
-            yield "", f"{part.where or 'file'} ({part.nature}): {part.claimed} / {part.found}"
-        if file.content.count > MAX_PARTS:
-            yield "", f"and {counted(file.content.count - MAX_PARTS, 'more part')}"
-    if outputs.count > MAX_FILES:
-        more = counted(outputs.count - MAX_FILES, "more output differs", "more outputs differ")
-        yield "", f"and {more}"
-
-
-def _output(file: OutputDifference) -> str:
-    name = file.path if file.found_path is None else f"{file.path} / {file.found_path}"
-    if file.content is None:
-        return f"{name}: {file.claimed} / {file.found}"
-    equal = file.content.equal
-    same = f"; equal: {_listed(equal)}" if equal else ""
-    what = {"date": "only dates differ", "packaging": "only its packaging differs"}
-    parts = counted(file.content.count, "part differs", "parts differ")
-    how = what.get(file.nature, parts)
-    return f"{name} ({file.content.format}): {how}{same}"
 
 
 def _differences(report: Report) -> Iterator[tuple[str, str]]:
@@ -198,11 +168,6 @@ def place_of(first: TraceDifference | OutputDifference) -> str:
     if isinstance(first, OutputDifference):
         return first.path + (f", {first.where}" if first.where is not None else "")
     return f"step {first.step}, {first.component}" + (f", {first.name}" if first.name else "")
-
-
-def _listed(paths: tuple[str, ...]) -> str | None:
-    more = f" and {len(paths) - MAX_PATHS} more" if len(paths) > MAX_PATHS else ""
-    return ", ".join(paths[:MAX_PATHS]) + more or None
 
 
 def _yes(fact: bool | None, yes: str, no: str) -> str | None:

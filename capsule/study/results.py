@@ -95,7 +95,7 @@ def _from_bundle(lock: StudyLock, name: str, path: Path) -> MemberResult:
         identity = MemberIdentity(name=name, claim_id=claims.claim_id(), bundle=sha256_file(path))
 
         def read(claims: ProgramClaims, path: str) -> bytes:
-            return bundle.content(claimed_outputs(claims)[path])
+            return bundle.content(claimed_outputs(claims.outputs)[path])
 
         return member_result(lock, identity, claims, read)
 

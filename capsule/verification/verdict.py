@@ -311,6 +311,12 @@ class Divergence(Model):
     differences: tuple[ComponentDifference, ...] = Field(
         (), description="Results that differ: streams, checkpoints, evaluation, outputs."
     )
+    outputs: OutputComparison | None = added(
+        absent=None,
+        description="The outputs of two runs of a program that differ, compared by content; "
+        "'claimed' is the value of a, 'found' that of b. Null if none differs, and in a report of "
+        "'capsule verify', whose own field 'outputs' contains them.",
+    )
     numbers: tuple[NumberDifference, ...] = ()
     checkpoint: int | None = Field(
         None,

@@ -1,22 +1,30 @@
 """``capsule diff``: from bundles, runs and dense records to a report, with bisection on demand."""
 
+import io
 import json
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from capsule import execution
+from capsule.bundle import run_bundle
+from capsule.bundle.bundle import open_bundle
 from capsule.engine.containers import ContainerEngine
 from capsule.experiment import contract
-from capsule.experiment.canonical import canonical_json
-from capsule.experiment.contract import Outputs
+from capsule.experiment.canonical import canonical_json, sha256_hex
+from capsule.experiment.contract import Output, Outputs
 from capsule.experiment.dense import read_header, read_updates
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.states import RESUME
 from capsule.image.cache import Cache
+from capsule.report.divergence import divergence_lines
 from capsule.report.progress import SilentReporter
 from capsule.verification import diff as diff_module
 from capsule.verification.diff import DiffRequest, diff
+from tests.hostile import genuine
+from tests.hostile.genuine import edit_json
 from tests.verification.runs import CARTPOLE, Machine, bundled, make_lock, merged, train
 
 pytestmark = pytest.mark.xdist_group("verification")  # they share runs
@@ -165,6 +173,96 @@ def test_what_is_no_run_is_refused(honest, differ, tmp_path):
     outputs = Outputs(files={}, standard_output=None).model_dump(mode="json", by_alias=True)
     (program.directory / contract.OUTPUTS).write_bytes(canonical_json(outputs))
     assert refused(differ, program.folder, honest.folder) == ("CAP-V073", 2)
+
+
+def program_bundle(path, written):
+    """Bundle a run of a program whose outputs have these contents, in place of its own."""
+
+    def write(files):
+        entries = {name: Output(size=len(each), sha256=sha256_hex(each)) for name, each in data}
+        listed = {name: entry.model_dump(mode="json") for name, entry in entries.items()}
+        files.update({run_bundle.WORKSPACE + name: each for name, each in data})
+        listing = run_bundle.RUN + contract.OUTPUTS
+        edit_json(files, listing, lambda outputs: outputs["files"].update(listed))
+        edit_json(files, run_bundle.CLAIMS, lambda claims: claims["outputs"].update(listed))
+        digest = sha256_hex(files[listing])
+        edit_json(files, genuine.RESULT, lambda result: result.update(outputs=digest))
+
+    data = written.items()
+    return genuine.packed(genuine.program(), path, write)
+
+
+def numbers(*values):
+    """Return a file of numpy."""
+    stream = io.BytesIO()
+    np.save(stream, np.array(values, np.float32))
+    return stream.getvalue()
+
+
+def in_folder(bundle, folder):
+    """Unpack the run directory of a program's bundle."""
+    with open_bundle(bundle, []) as opened:
+        files = {name.removeprefix(run_bundle.RUN): opened.content(name) for name in opened.files}
+    files[contract.JOB] = files.pop(run_bundle.JOB)
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
+
+
+@pytest.mark.parametrize("unpacked", [False, True])
+def test_outputs_of_two_programs_are_compared_by_content(differ, tmp_path, unpacked):
+    written = (
+        {"score.txt": b"start\n9\n", "weights.npy": numbers(1, 2, 3)},
+        {"score.txt": b"start\n8\n", "weights.npy": numbers(1, 2, np.nextafter(np.float32(3), 4))},
+    )
+    a, b = (program_bundle(tmp_path / f"{number}.tar", each) for number, each in enumerate(written))
+    if unpacked:
+        b = in_folder(b, tmp_path / "b")
+    found = differ(a, b)
+    assert not found.equal
+    (score, weights) = found.outputs.files
+    assert (score.path, score.where, score.claimed, score.found) == (
+        "score.txt",
+        "line 2",
+        "9",
+        "8",
+    )
+    assert weights.content.format == "numpy array"
+    assert weights.found == "1 of 3 elements differs, up to 1 ulp apart"
+    lines = list(divergence_lines(found))
+    assert lines[:3] == [
+        ("output", "score.txt (text): 1 part differs"),
+        ("", "line 2 (content): 9 / 8"),
+        ("output", "weights.npy (numpy array): 1 part differs"),
+    ]
+    assert differ(a, a).outputs is None
+
+
+def test_a_difference_of_two_programs_has_the_cause_that_its_content_shows(differ, tmp_path):
+    """The times of the runs are known from their bundles, and unknown for a run directory."""
+    dates = [datetime(2026, 1, 1, 0, 0, second, tzinfo=UTC).timestamp() for second in (1, 2)]
+    a, b = (
+        program_bundle(tmp_path / f"{date}.tar", {"score.txt": b"started %d\n" % date})
+        for date in dates
+    )
+    found = differ(a, b)
+    assert found.outputs.nature == "date"
+    assert (found.causes[0].name, found.causes[0].certainty) == ("clock", "shown")
+    assert differ(a, in_folder(b, tmp_path / "b")).outputs.nature == "content"
+
+
+def test_an_output_that_a_bundle_lacks_is_a_difference_without_a_comparison(differ, tmp_path):
+    other = program_bundle(tmp_path / "other.tar", {"score.txt": b"8\n"})
+
+    def remove(files):
+        del files[run_bundle.WORKSPACE + "score.txt"]
+
+    lacking = genuine.packed(genuine.program(), tmp_path / "lacking.tar", remove)
+    found = differ(lacking, other)
+    assert found.causes[0].name == "tampering"
+    (score,) = found.outputs.files
+    assert (score.path, score.content) == ("score.txt", None)
 
 
 @pytest.mark.slow

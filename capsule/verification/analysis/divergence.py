@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +27,7 @@ from capsule.verification.analysis.comparison import (
     only_other_code,
     trace_difference,
 )
-from capsule.verification.analysis.outputs import compare_outputs, recorded_outputs
+from capsule.verification.analysis.outputs import bundled_outputs, compare_outputs, outputs_in
 from capsule.verification.analysis.pin_differences import changes, circumstances, ranked
 from capsule.verification.analysis.runs import (
     ComparedRun,
@@ -39,7 +38,6 @@ from capsule.verification.analysis.runs import (
 )
 from capsule.verification.analysis.trace_alignment import TraceAlignment, align_traces
 from capsule.verification.content.tensor_comparison import compare_tensors
-from capsule.verification.content.times import Times, stated_span
 from capsule.verification.content.ulp import Width, distance
 from capsule.verification.equivalence.returns import compare_returns
 from capsule.verification.findings import AnalysisFinding, ComparisonFinding, ExecutionFinding
@@ -65,6 +63,7 @@ class RunComparison:
         numbers: Losses and returns that differ.
         checkpoint: Step of the last checkpoint whose tensors both have.
         tensors: The tensors that differ in it.
+        outputs: The outputs of a program that differ, unless the caller has compared them.
     """
 
     a: str
@@ -73,6 +72,7 @@ class RunComparison:
     numbers: tuple[NumberDifference, ...] = ()
     checkpoint: int | None = None
     tensors: tuple[TensorDifference, ...] = ()
+    outputs: OutputComparison | None = None
 
     @property
     def equal(self) -> bool:
@@ -93,6 +93,7 @@ class RunComparison:
             last_equal=alignment.last_equal,
             map=None if facts.alignment is None else alignment.map(),
             differences=facts.results,
+            outputs=self.outputs,
             numbers=self.numbers,
             checkpoint=self.checkpoint,
             tensors=self.tensors,
@@ -113,8 +114,8 @@ def compare_sides(
     Args:
         a: One.
         b: The other.
-        differences: What differs beside the trace, if the caller knows.
-        outputs: The outputs of a program that differ, if the caller has compared them by content.
+        differences: What differs beside the trace, if the caller has compared that.
+        outputs: The outputs of a program that differ, if the caller has compared ``differences``.
 
     Raises:
         CapsuleError: CAP-V073, one is a trainer's and the other a program's; CAP-T141, CAP-V011, a
@@ -139,9 +140,14 @@ def compare_sides(
         left, right = _results(a.training, b.training, recordings, prefix=prefix)
         numbers = tuple(_numbers(alignment, a.training, b.training))
         checkpoint, tensors = _tensors(a.training, b.training)
+    compared = None
+    if differences is None:
+        differences = compare_documents(left, right)
+        if a.outputs is not None and b.outputs is not None:
+            outputs = compared = compare_outputs(a.outputs, b.outputs)
     facts = Facts(
         alignment=alignment,
-        results=compare_documents(left, right) if differences is None else differences,
+        results=differences,
         changes=changes(a, b),
         circumstances=circumstances(a, b),
         contradictions=tuple(
@@ -151,7 +157,7 @@ def compare_sides(
         loss=distance(*alignment.losses[1:], width=32) if alignment and alignment.losses else None,
         outputs=outputs,
     )
-    return RunComparison(a.name, b.name, facts, numbers, checkpoint, tensors)
+    return RunComparison(a.name, b.name, facts, numbers, checkpoint, tensors, compared)
 
 
 def compare_results(
@@ -187,10 +193,7 @@ def compare_results(
     stated = {name: value for name, value in left.items() if name in executed.varied}
     found = found.model_copy(update={"flags": {**kept, **stated}})
     if isinstance(claims, ProgramClaims) and isinstance(found, ProgramClaims):
-        observed = run.observations()
-        recorded = stated_span(observed.started, observed.finished, time.time())
-        copies = recorded_outputs(run.bundle, claims)
-        outputs = compare_outputs(claims, found, copies, directory, Times(recorded, executed.span))
+        outputs = compare_outputs(bundled_outputs(run), outputs_in(directory, executed.span))
     return ComparisonFinding(compare_claims(claims, found), outputs, found)
 
 

@@ -1,10 +1,11 @@
-"""Comparing what a program wrote with what its re-execution wrote, file by file and by content."""
+"""Comparing what a program wrote in two of its runs, file by file and by content."""
 
 from __future__ import annotations
 
 import mmap
+import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from io import BufferedReader
 from itertools import islice
@@ -12,8 +13,8 @@ from pathlib import Path
 from typing import TypeGuard
 
 from capsule.bundle import run_bundle
-from capsule.bundle.bundle import OpenedBundle
-from capsule.bundle.claims import ProgramClaims
+from capsule.bundle.claims import read_document
+from capsule.bundle.run_bundle import RecordedRun, claimed_outputs
 from capsule.experiment import contract
 from capsule.experiment.beneath import open_beneath
 from capsule.experiment.canonical import open_regular
@@ -22,7 +23,7 @@ from capsule.host.wording import counted
 from capsule.verification.analysis.comparison import MAX_DIFFERENCES
 from capsule.verification.content.formats import compare_content
 from capsule.verification.content.parts import NATURES, Comparison, Context, Data, Nature
-from capsule.verification.content.times import Times
+from capsule.verification.content.times import UNKNOWN, Span, Times, stated_span
 from capsule.verification.verdict import OutputComparison, OutputDifference
 
 STANDARD_OUTPUT = "/dev/stdout"  # beside relative paths of files, of which none can be the same
@@ -31,42 +32,73 @@ COMPONENTS = ("outputs", "deleted", "empty_folders", "standard_output")  # of th
 Claimed = Output | str  # a file or link; or what else is claimed of a path, in words
 
 
-def recorded_outputs(bundle: OpenedBundle, claims: ProgramClaims) -> dict[str, Path]:
-    """Return the bundle's copy of each claimed output but links, as :func:`compare_outputs` takes.
+@dataclass(frozen=True)
+class ProgramOutputs:
+    """What a program left: the listing, and the files.
+
+    Attributes:
+        listing: What its run states about them.
+        open_file: Opens a file of the listing by its path, or :data:`STANDARD_OUTPUT`; raises
+            OSError if it cannot be read.
+        span: When the program ran.
+    """
+
+    listing: contract.Outputs
+    open_file: Callable[[str], BufferedReader]
+    span: Span
+
+
+def bundled_outputs(run: RecordedRun) -> ProgramOutputs:
+    """Return the outputs of a program that a bundle holds."""
+    bundle, observed = run.bundle, run.observations()
+    listing = bundle.read(run_bundle.RUN + contract.OUTPUTS, contract.Outputs)
+    members = {**claimed_outputs(listing.files), STANDARD_OUTPUT: run_bundle.STANDARD_OUTPUT}
+
+    def open_file(path: str) -> BufferedReader:
+        member = members[path]
+        # 'capsule diff' also compares bundles that contradict themselves.
+        if member not in bundle.files:
+            raise FileNotFoundError(member)
+        return open_regular(bundle.member(member))
+
+    return ProgramOutputs(
+        listing, open_file, stated_span(observed.started, observed.finished, time.time())
+    )
+
+
+def outputs_in(directory: Path, span: Span = UNKNOWN) -> ProgramOutputs:
+    """Return the outputs of a program in a run directory, which ran at a known time or not.
+
+    The run's statements about its files are untrusted: where it names a file, there may be a link
+    to a file of this machine, which must not end up in a report.
 
     Raises:
-        CapsuleError: CAP-B144, the bundle lacks one.
+        CapsuleError: CAP-B090, their listing is missing or malformed.
     """
-    members = run_bundle.claimed_outputs(claims)
-    if claims.standard_output is not None:
-        members[STANDARD_OUTPUT] = run_bundle.STANDARD_OUTPUT
-    return {path: bundle.member(member) for path, member in members.items()}
+
+    def open_file(path: str) -> BufferedReader:
+        is_file = path != STANDARD_OUTPUT
+        copy = f"{contract.WORKSPACE}/{path}" if is_file else contract.STANDARD_OUTPUT
+        return open_beneath(directory, copy)
+
+    listing = read_document(directory / contract.OUTPUTS, contract.Outputs)
+    return ProgramOutputs(listing, open_file, span)
 
 
-def compare_outputs(
-    claimed: ProgramClaims,
-    found: ProgramClaims,
-    recorded: Mapping[str, Path],
-    directory: Path,
-    times: Times,
-) -> OutputComparison | None:
-    """Compare all outputs of a program; None if they are equal.
+def compare_outputs(claimed: ProgramOutputs, found: ProgramOutputs) -> OutputComparison | None:
+    """Compare all outputs of two runs of a program; None if they are equal.
 
     Files come first, in order of their paths, the standard output last.
 
     Args:
-        claimed: What the bundle claims.
-        found: What the re-execution claims.
-        recorded: The bundle's copy of each claimed output, by path in the working folder or
-            :data:`STANDARD_OUTPUT`.
-        directory: Run directory of the re-execution.
-        times: When the two runs took place.
+        claimed: The outputs of the recorded run, or of the first one.
+        found: Those of the re-execution, or of the second run.
     """
-    before, after = _all_claims(claimed), _all_claims(found)
-    files = _Files(recorded, directory, Context(times, compare_content))
+    before, after = _all_listed(claimed.listing), _all_listed(found.listing)
+    files = _Files(claimed, found, Context(Times(claimed.span, found.span), compare_content))
     differences = [
         files.difference(path, before.get(path), other, after.get(other))
-        for path, other in _pairs(before, after, times)
+        for path, other in _pairs(before, after, files.context.times)
     ]
     if not differences:
         return None
@@ -77,12 +109,13 @@ def compare_outputs(
     )
 
 
-def _all_claims(claims: ProgramClaims) -> dict[str, Claimed]:
+def _all_listed(listing: contract.Outputs) -> dict[str, Claimed]:
+    printed = listing.standard_output
     return {
-        **dict.fromkeys(claims.empty_folders, "an empty folder"),
-        **dict.fromkeys(claims.deleted, "deleted"),
-        **claims.outputs,
-        **({} if claims.standard_output is None else {STANDARD_OUTPUT: claims.standard_output}),
+        **dict.fromkeys(listing.empty_folders, "an empty folder"),
+        **dict.fromkeys(listing.deleted, "deleted"),
+        **listing.files,
+        **({} if printed is None else {STANDARD_OUTPUT: printed}),
     }
 
 
@@ -123,8 +156,8 @@ def _renamed(
 class _Files:
     """The files of both runs, and how they are compared; see :func:`compare_outputs`."""
 
-    recorded: Mapping[str, Path]
-    directory: Path
+    claimed: ProgramOutputs
+    found: ProgramOutputs
     context: Context
 
     def difference(
@@ -155,21 +188,12 @@ class _Files:
     def _content(
         self, path: str, before: Claimed | None, other: str, after: Claimed | None
     ) -> Comparison | None:
-        """Compare two files by content; None if there are no two, or one cannot be read.
-
-        The re-execution's statements about its files are untrusted: where it names a file, there
-        may be a link to a file of this machine, which must not end up in a report.
-        """
+        """Compare two files by content; None if there are no two, or one cannot be read."""
         digests = [each.sha256 for each in (before, after) if _is_file(each)]
-        if len(set(digests)) != 2 or path not in self.recorded:
+        if len(set(digests)) != 2:
             return None
-        is_file = other != STANDARD_OUTPUT
-        copy = f"{contract.WORKSPACE}/{other}" if is_file else contract.STANDARD_OUTPUT
         try:
-            with (
-                open_regular(self.recorded[path]) as left,
-                open_beneath(self.directory, copy) as right,
-            ):
+            with self.claimed.open_file(path) as left, self.found.open_file(other) as right:
                 return compare_content(path, _mapped(left), _mapped(right), self.context)
         except OSError:
             # Without a comparison, the difference counts as one of content.

@@ -22,6 +22,7 @@ from capsule.host.errors import CapsuleError, ExitCode
 from capsule.host.run_directory import LOCK, WORK
 from capsule.image.lockfile import read_lock
 from capsule.machine.fingerprint import Fingerprint
+from capsule.verification.analysis.outputs import ProgramOutputs, bundled_outputs, outputs_in
 from capsule.verification.integrity.consistency import check_consistency
 
 
@@ -80,7 +81,7 @@ class ComparedRun:
     lock: Lock | None = None
     fingerprint: Fingerprint | None = None
     training: Training | None = None
-    outputs: contract.Outputs | None = None
+    outputs: ProgramOutputs | None = None
     entropy: Path | None = None
     arrivals: Path | None = None
     resumed: bool = False
@@ -91,7 +92,7 @@ class ComparedRun:
         """Return the results to compare, except for the trace."""
         if self.training is not None:
             return self.training.results()
-        return {} if self.outputs is None else self.outputs.model_dump(mode="json")
+        return {} if self.outputs is None else self.outputs.listing.model_dump(mode="json")
 
 
 @contextmanager
@@ -118,8 +119,8 @@ def open_side(path: Path, keys: Sequence[PublicKey]) -> Iterator[ComparedRun]:
 
 def bundle_side(run: RecordedRun, name: str) -> ComparedRun:
     """Read the run of an intact bundle; reports call it ``name``."""
-    bundle, outputs = run.bundle, run_bundle.RUN + contract.OUTPUTS
-    program = outputs in bundle.files
+    bundle = run.bundle
+    program = run_bundle.RUN + contract.OUTPUTS in bundle.files
     return ComparedRun(
         name=name,
         spec=run.lock.spec,
@@ -127,7 +128,7 @@ def bundle_side(run: RecordedRun, name: str) -> ComparedRun:
         lock=run.lock,
         fingerprint=run.observations().fingerprint,
         training=None if program else _bundled_training(run),
-        outputs=bundle.read(outputs, contract.Outputs) if program else None,
+        outputs=bundled_outputs(run) if program else None,
         entropy=bundle.files.get(run_bundle.ENTROPY_PROFILE),
         arrivals=bundle.files.get(run_bundle.ARRIVALS),
         resumed=_resumed(bundle.open(run_bundle.RUN + contract.EVENTS)),
@@ -161,7 +162,7 @@ def directory_side(
         lock=lock,
         fingerprint=fingerprint,
         training=None if program else _training_in(path),
-        outputs=read_document(path / contract.OUTPUTS, contract.Outputs) if program else None,
+        outputs=outputs_in(path) if program else None,
         entropy=_present(path / contract.ENTROPY_PROFILE),
         arrivals=_present(path / contract.ARRIVALS),
     )

@@ -61,6 +61,9 @@ class Span:
         return self.start - SLACK_SECONDS <= moment.timestamp() <= self.end + SLACK_SECONDS
 
 
+UNKNOWN = Span(math.nan, math.nan)  # the time of a run of which no moment is known
+
+
 def stated_span(started: str, finished: str, now: float) -> Span:
     """Return the time of a run by its signer's word, or one without a moment if that is impossible.
 
@@ -72,10 +75,10 @@ def stated_span(started: str, finished: str, now: float) -> Span:
     try:
         start, end = (datetime.fromisoformat(text).timestamp() for text in (started, finished))
     except (ValueError, OverflowError):
-        return Span(math.nan, math.nan)
+        return UNKNOWN
     if EARLIEST <= start <= end <= now + CLOCKS_APART:
         return Span(start, end)
-    return Span(math.nan, math.nan)
+    return UNKNOWN
 
 
 @dataclass(frozen=True)

@@ -281,7 +281,7 @@ def _check_program(run: RecordedRun, claims: ProgramClaims) -> float:
             text = output.target.encode()
             link = contract.Output(size=len(text), sha256=sha256_hex(text), target=output.target)
             _equal(path, "the size and digest of a link", output, link)
-    for path, member in run_bundle.claimed_outputs(claims).items():
+    for path, member in run_bundle.claimed_outputs(claims.outputs).items():
         _check_output(run, path, claims.outputs[path], member)
     printed = claims.standard_output
     if printed is not None:

@@ -20,7 +20,9 @@ from capsule.machine.fingerprint import take_fingerprint
 from capsule.report.divergence import divergence_lines
 from capsule.report.terminal import show_report
 from capsule.verification.analysis.divergence import compare_sides
+from capsule.verification.analysis.outputs import ProgramOutputs
 from capsule.verification.analysis.runs import ComparedRun, Training, directory_side, open_side
+from capsule.verification.content.times import UNKNOWN
 from capsule.verification.verdict import Bisection, ComponentDifference
 from tests.bundle import locks
 from tests.hostile.genuine import edit_json
@@ -308,13 +310,18 @@ def test_other_physics_are_named_by_a_prefix_already(verified, honest_bundle):
 # --- made-up runs ---------------------------------------------------------------------------------
 
 
+def unreadable(path):
+    raise FileNotFoundError(path)
+
+
 def program(name, contradictions=(), **outputs):
     files = {path: contract.Output(size=1, sha256=digit * 64) for path, digit in outputs.items()}
+    listing = contract.Outputs(files=files, standard_output=None)
     return ComparedRun(
         name,
         locks.make_lock().spec,
         contract.Runtime(flags={}, libraries={}, device={}),
-        outputs=contract.Outputs(files=files, standard_output=None),
+        outputs=ProgramOutputs(listing, unreadable, UNKNOWN),
         contradictions=contradictions,
     )
 

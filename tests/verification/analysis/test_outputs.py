@@ -1,4 +1,4 @@
-"""What a program wrote against what its re-execution wrote: which files differ, and in what."""
+"""What a program wrote in two runs: which files differ, and in what."""
 
 import shutil
 
@@ -6,15 +6,19 @@ import pytest
 
 from capsule.bundle.claims import ProgramClaims
 from capsule.experiment.canonical import sha256_hex
-from capsule.experiment.contract import WORKSPACE, Output
+from capsule.experiment.contract import OUTPUTS, WORKSPACE, Output, Outputs
 from capsule.verification.analysis.causes import Facts, explain
 from capsule.verification.analysis.comparison import compare_claims
-from capsule.verification.analysis.outputs import STANDARD_OUTPUT, compare_outputs
-from capsule.verification.content.times import Span, Times
+from capsule.verification.analysis.outputs import (
+    STANDARD_OUTPUT,
+    ProgramOutputs,
+    compare_outputs,
+    outputs_in,
+)
+from capsule.verification.content.times import Span
 
 ZERO = "0" * 64
 CLAIMED, FOUND = 1_732_262_000, 1_763_798_000
-TIMES = Times(Span(CLAIMED, CLAIMED + 600), Span(FOUND, FOUND + 600))
 
 
 def make_claims(outputs, standard_output=None, **others):
@@ -49,11 +53,31 @@ def two_runs(tmp_path):
         ):
             outputs = {path: make_output(folder, path, data) for path, data in files.items()}
             sides.append(make_claims(outputs, make_output(folder, output, text), **(others or {})))
-        members = {path: recorded / path for path in recorded_files}
-        members[STANDARD_OUTPUT] = recorded / "stdout.txt"
-        return compare_outputs(*sides, members, directory, TIMES), compare_claims(*sides)
+        return compare_files(*sides, recorded, directory), compare_claims(*sides)
 
     return compare
+
+
+def listing_of(claims):
+    return Outputs(
+        files=claims.outputs,
+        deleted=claims.deleted,
+        empty_folders=claims.empty_folders,
+        standard_output=claims.standard_output,
+    )
+
+
+def compare_files(claimed, found, recorded, directory):
+    """Compare the outputs that are in a folder with those that are in a run directory."""
+
+    def open_recorded(path):
+        return (recorded / ("stdout.txt" if path == STANDARD_OUTPUT else path)).open("rb")
+
+    (directory / OUTPUTS).write_bytes(listing_of(found).document())
+    return compare_outputs(
+        ProgramOutputs(listing_of(claimed), open_recorded, Span(CLAIMED, CLAIMED + 600)),
+        outputs_in(directory, Span(FOUND, FOUND + 600)),
+    )
 
 
 def test_equal_outputs_do_not_differ(two_runs):
@@ -114,8 +138,7 @@ def test_the_executable_bit_is_content(tmp_path):
     output = make_output(tmp_path / WORKSPACE, "a", b"1")
     left = make_claims({"a": output})
     right = make_claims({"a": output.model_copy(update={"executable": True})})
-    recorded = {"a": tmp_path / WORKSPACE / "a"}
-    found = compare_outputs(left, right, recorded, tmp_path, TIMES)
+    found = compare_files(left, right, tmp_path / WORKSPACE, tmp_path)
     assert (found.nature, found.files[0].content) == ("content", None)
     assert "executable" in found.files[0].found
 
@@ -181,8 +204,7 @@ def test_a_file_of_the_machine_never_ends_up_in_a_report(two_runs, tmp_path, lin
         make_claims({path: Output(size=len(data), sha256=sha256_hex(data))})
         for data in (b"claimed", b"secret")
     )
-    recorded = {path: tmp_path / "recorded" / path}
-    found = compare_outputs(left, right, recorded, tmp_path / "again", TIMES)
+    found = compare_files(left, right, tmp_path / "recorded", tmp_path / "again")
     assert (found.files[0].path, found.files[0].content) == (path, None)
     assert "secret" not in found.files[0].found
 
