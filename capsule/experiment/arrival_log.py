@@ -57,7 +57,8 @@ class Messages(Model):
     order: tuple[Annotated[int, Field(ge=NOTHING)], ...] = Field(
         description="Index in 'sources' of the sender of each message, in the order of arrival; -1 "
         "where the program stopped waiting because no message had arrived. The messages of one "
-        "source arrive in the order in which it sent them."
+        "source arrive in the order in which it sent them. In a wait called '… cancellations', a "
+        "message is an attempt that ended, and -1 one that the program cancelled."
     )
 
     @model_validator(mode="after")

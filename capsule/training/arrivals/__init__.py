@@ -25,13 +25,17 @@ import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
 from concurrent import futures as pools
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.pool import Pool
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from capsule.training.arrivals.attempts import Attempts
 from capsule.training.arrivals.inboxes import AsyncInbox, Inbox
 from capsule.training.arrivals.scopes import Place, Scope
 from capsule.training.arrivals.waits import (
     Wait,
+    current_task,
     run_directory,
     submitted,
     wait_name,
@@ -266,28 +270,66 @@ def completions(
         tasks: In an order that does not depend on time. A task is numbered by its place.
         name: Name of this wait; by default the calling thread's path and a number.
 
+    That the wait for the next one was cancelled, by ``asyncio.wait_for(anext(...), ...)`` or
+    ``asyncio.timeout`` for example, is recorded and repeated, too. A replay waits for the
+    cancellation.
+
     Raises:
         CapsuleError: CAP-T381 and CAP-T382, as of :func:`as_completed`.
     """
     directory, waited = run_directory(), list(dict.fromkeys(tasks))
-    wait: Wait[asyncio.Future[Result]] | None = None
-    if directory is not None:
-        name = wait_name(directory, name)
-        wait = Wait(directory, "completions", name, len(waited))
-    return _completions(wait, waited)
+    if directory is None:
+        return _Completions(waited)
+    return _RecordedCompletions(waited, directory, wait_name(directory, name))
 
 
-async def _completions(
-    wait: Wait[asyncio.Future[Result]] | None, waited: list[asyncio.Future[Result]]
-) -> AsyncIterator[asyncio.Future[Result]]:
-    done: asyncio.Queue[int] = asyncio.Queue()
-    for number, task in enumerate(waited):
-        task.add_done_callback(lambda _, number=number: done.put_nowait(number))  # type: ignore[misc]
-    for _ in waited:
-        if wait is None:
-            yield waited[await done.get()]
-            continue
-        while not wait.due():
-            number = await done.get()
-            wait.offer(number, waited[number])
-        yield wait.take()
+class _Completions(AsyncIterator[asyncio.Future[Result]]):
+    """Futures as they complete. If a wait for the next one is cancelled, it is not lost."""
+
+    def __init__(self, waited: list[asyncio.Future[Result]]) -> None:
+        self._waited = waited
+        self._left = len(waited)
+        self._done: asyncio.Queue[int] = asyncio.Queue()
+        for number, task in enumerate(waited):
+            task.add_done_callback(lambda _, number=number: self._done.put_nowait(number))  # type: ignore[misc]
+
+    def __anext__(self) -> Coroutine[Any, Any, asyncio.Future[Result]]:
+        # The reader is the task that calls this: wait_for() of Python 3.11 awaits the coroutine in
+        # another task each time.
+        return self._next(current_task())
+
+    async def _next(self, reader: asyncio.Task[Any] | None) -> asyncio.Future[Result]:
+        if not self._left:
+            raise StopAsyncIteration
+        task = await self._take(reader)
+        self._left -= 1
+        return task
+
+    async def _take(self, _reader: asyncio.Task[Any] | None) -> asyncio.Future[Result]:
+        return self._waited[await self._done.get()]
+
+
+class _RecordedCompletions(_Completions[Result]):
+    """The same in the order of arrival, recorded or repeated."""
+
+    def __init__(self, waited: list[asyncio.Future[Result]], directory: Path, name: str) -> None:
+        super().__init__(waited)
+        self._wait: Wait[asyncio.Future[Result]] = Wait(directory, "completions", name, len(waited))
+        # The log of completions has no place for a wait in which nothing came.
+        self._attempts = Attempts(directory, f"{name} cancellations", "completed")
+        self._is_read = False
+
+    async def _take(self, reader: asyncio.Task[Any] | None) -> asyncio.Future[Result]:
+        if self._is_read:
+            self._wait.misused("is read twice at the same time")
+        self._is_read = True
+        try:
+            return await self._attempts.make(partial(self._arrived, reader))
+        finally:
+            self._is_read = False
+
+    async def _arrived(self, reader: asyncio.Task[Any] | None) -> asyncio.Future[Result]:
+        while not self._wait.due(reader):
+            number = await self._done.get()
+            self._wait.offer(number, self._waited[number])
+        return self._wait.take()

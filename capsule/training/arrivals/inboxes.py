@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import queue as queues
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from capsule.experiment.arrival_log import MAX_NAME
+from capsule.training.arrivals.attempts import Attempts, cancelled_again
 from capsule.training.arrivals.scopes import clock, waited_in_vain
 from capsule.training.arrivals.waits import (
     NothingCameError,
@@ -18,6 +21,7 @@ from capsule.training.arrivals.waits import (
 )
 
 Item = TypeVar("Item")
+SHOWN_CHARACTERS = 64  # of a source, in the name of a wait; a longer one is named by its SHA-256
 _REORDERING = (
     *(queues.LifoQueue, queues.PriorityQueue),
     *(asyncio.LifoQueue, asyncio.PriorityQueue),
@@ -54,6 +58,7 @@ class _Messages(Generic[Item]):
         self._name = None if directory is None else wait_name(directory, name)
         self._wait: Wait[Item] | None = None
         self._sent: dict[str, int] = {}
+        self._puts: dict[str, Attempts] = {}
         self._received: dict[str, int] = {}
 
     def numbered(self, item: Item, source: str) -> Any:
@@ -65,6 +70,23 @@ class _Messages(Generic[Item]):
         number = self._sent.get(source, 0)
         self._sent[source] = number + 1
         return source, number, item
+
+    def withdraw(self, source: str) -> None:
+        """Give back the number of a source's last message, which was not put into the queue."""
+        if self._directory is not None:
+            self._sent[source] -= 1
+
+    def puts(self, source: str) -> Attempts | None:
+        """Return the attempts to put a message of a source; None without Capsule."""
+        if self._directory is None or self._name is None:
+            return None
+        if source not in self._puts:
+            # The name of a wait has no more room than that of a source.
+            long = len(source) > SHOWN_CHARACTERS
+            shown = hashlib.sha256(source.encode()).hexdigest() if long else source
+            name = f"{self._name} cancellations of {shown}"
+            self._puts[source] = Attempts(self._directory, name, source)
+        return self._puts[source]
 
     def wait(self) -> Wait[Item] | None:
         """Return the wait, which begins where it is read first; None without Capsule."""
@@ -169,8 +191,26 @@ class AsyncInbox(Generic[Item]):
         self._is_read = False
 
     async def put(self, item: Item, *, source: str) -> None:
-        """Put an item; ``source`` is who sends, which only one task does as one source."""
-        await self._queue.put(self._messages.numbered(item, source))
+        """Put an item; ``source`` is who sends, which only one task does as one source.
+
+        That this was cancelled while the queue was full, by ``asyncio.wait_for`` or
+        ``asyncio.timeout`` for example, is recorded and repeated, too. A replay waits for the
+        cancellation.
+
+        Raises:
+            CapsuleError: CAP-T381 to CAP-T383, as of :meth:`Inbox.get`; CAP-T382 also if a put is
+                cancelled while another one of its source is under way.
+        """
+        puts, put = self._messages.puts(source), partial(self._put, item, source)
+        await (put() if puts is None else puts.make(put))
+
+    async def _put(self, item: Item, source: str) -> None:
+        message = self._messages.numbered(item, source)
+        try:
+            await self._queue.put(message)
+        except asyncio.CancelledError:
+            self._messages.withdraw(source)
+            raise
 
     def get(self) -> Coroutine[Any, Any, Item]:
         """Remove and return the next item, when it is awaited.
@@ -211,6 +251,4 @@ class AsyncInbox(Generic[Item]):
         try:
             return wait.take()
         except NothingCameError:
-            # The program cancelled this when it was recorded, and will do so again.
-            never: asyncio.Future[Item] = asyncio.get_running_loop().create_future()
-            return await never
+            await cancelled_again()

@@ -84,7 +84,7 @@ class Wait(Generic[Item]):
         self._early: dict[Hashable, Item] = {}
         self._sources: set[Hashable] = set()
         self._reader: object = None
-        recorded = _recorded(directory)
+        recorded = recorded_waits(directory)
         self.replays = recorded is not None
         self._expected: list[Hashable] = []
         if recorded is not None:
@@ -258,7 +258,8 @@ def _misnamed(directory: Path, what: str) -> NoReturn:
         "CAP-T382",
         what,
         fix="Give each wait a name of its own (name=...), of letters, digits, spaces, '_', '.' and "
-        "'-'; let one thread or asyncio task read it; start coroutines with arrivals.scoped().",
+        "'-'; let one thread or asyncio task read it; await one put of each source at a time; "
+        "start coroutines with arrivals.scoped().",
     )
     _reject(directory, error)
 
@@ -362,8 +363,8 @@ def _created(path: Path) -> bool:
 
 
 @cache
-def _recorded(directory: Path) -> dict[str, Any] | None:
-    """Return the waits of the arrival log to be followed, which the host has checked."""
+def recorded_waits(directory: Path) -> dict[str, Any] | None:
+    """Return the waits of the arrival log to be followed, which the host has checked, or None."""
     path = directory / contract.ARRIVALS_REPLAY
     if not path.exists():
         return None

@@ -1,5 +1,6 @@
-"""Programs that are started as in a run directory, and what they left there."""
+"""Programs in a run directory, in processes of their own or in that of the test."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -16,6 +17,10 @@ from capsule.training.arrivals.files import check_arrivals, collect_arrivals
 from capsule.training.arrivals.waits import Wait
 from tests.training.conftest import ROOT
 
+# A name is numbered for the whole process, so each test has its own.
+NAMES = (f"inbox {number}" for number in itertools.count())
+# The log of a run directory is read once, and pytest uses the folder of a test that passed again.
+RUNS = (f"run-{number}" for number in itertools.count())
 HEAD = """\
 import asyncio, json, multiprocessing, os, queue, sys, threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -92,3 +97,42 @@ def begun(tmp_path):
         wait.offer(number, number)
     wait.take()
     return wait
+
+
+@pytest.fixture
+def in_run(tmp_path, monkeypatch):
+    """A function that gives this process a run directory, with a log to follow or without."""
+
+    def enter(log=None):
+        directory = tmp_path / next(RUNS)
+        enter_run(directory, monkeypatch, log)
+        return directory
+
+    return enter
+
+
+def enter_run(directory, patch, log=None):
+    directory.mkdir()
+    if log is not None:
+        (directory / contract.ARRIVALS_REPLAY).write_bytes(ArrivalLog(waits=log).document())
+    patch.setenv(contract.RUN_VARIABLE, str(directory))
+
+
+def collected(directory):
+    """Collect the arrivals of a run directory, and return the waits of its log by their names."""
+    collect_arrivals(directory)
+    return parse_arrivals((directory / contract.ARRIVALS).read_bytes()).waits
+
+
+def only_wait(directory):
+    (wait,) = collected(directory).values()
+    return wait
+
+
+def refused(directory, call, *arguments):
+    with pytest.raises(CapsuleError) as caught:
+        call(*arguments)
+    assert caught.value.code == "CAP-T382"
+    with pytest.raises(CapsuleError, match="CAP-T382"):
+        check_arrivals(directory)
+    return caught.value.message

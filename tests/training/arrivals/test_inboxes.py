@@ -11,52 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capsule.experiment import contract
-from capsule.experiment.arrival_log import NOTHING, ArrivalLog, Messages, parse_arrivals
-from capsule.experiment.errors import CapsuleError
+from capsule.experiment.arrival_log import NOTHING, Messages
 from capsule.training import arrivals
-from capsule.training.arrivals.files import check_arrivals, collect_arrivals
 from capsule.training.arrivals.inboxes import AsyncInbox, Inbox
-
-# A name is numbered for the whole process, so each test has its own.
-NAMES = (f"inbox {number}" for number in itertools.count())
-# The log of a run directory is read once, and pytest uses the folder of a test that passed again.
-RUNS = (f"run-{number}" for number in itertools.count())
-
-
-@pytest.fixture
-def in_run(tmp_path, monkeypatch):
-    """A function that gives this process a run directory, with a log to follow or without."""
-
-    def enter(log=None):
-        directory = tmp_path / next(RUNS)
-        enter_run(directory, monkeypatch, log)
-        return directory
-
-    return enter
-
-
-def enter_run(directory, patch, log=None):
-    directory.mkdir()
-    if log is not None:
-        (directory / contract.ARRIVALS_REPLAY).write_bytes(ArrivalLog(waits=log).document())
-    patch.setenv(contract.RUN_VARIABLE, str(directory))
-
-
-def only_wait(directory):
-    """Collect the arrivals of a run directory, and return the one wait of its log."""
-    collect_arrivals(directory)
-    (wait,) = parse_arrivals((directory / contract.ARRIVALS).read_bytes()).waits.values()
-    return wait
-
-
-def refused(directory, call, *arguments):
-    with pytest.raises(CapsuleError) as caught:
-        call(*arguments)
-    assert caught.value.code == "CAP-T382"
-    with pytest.raises(CapsuleError, match="CAP-T382"):
-        check_arrivals(directory)
-    return caught.value.message
-
+from tests.training.arrivals.conftest import NAMES, enter_run, only_wait, refused
 
 # --- without Capsule ------------------------------------------------------------------------------
 
