@@ -215,7 +215,9 @@ def _said_of(finding: ErrorDetails) -> str:
     if kind == "string_pattern_mismatch":
         message = "has characters or a form that are not allowed"
     # The text of a whole section would hide the message.
-    return message + ("" if isinstance(given, dict) else f", not {given!r}")
+    if isinstance(given, dict):
+        return message
+    return f"{message}, not {'null' if given is None else repr(given)}"
 
 
 def _instead(path: FieldPath, field: str, kind: str, given: Any) -> str:

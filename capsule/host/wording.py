@@ -1,6 +1,11 @@
-"""Words of messages that depend on a number."""
+"""Words of messages that depend on a number, or on whether there is a value."""
 
 from __future__ import annotations
+
+
+def shown_value(value: object) -> str:
+    """Return a value of a document as text; null, or no value at all, is a word that says so."""
+    return "absent" if value is None else str(value)
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from capsule.host.wording import agreeing, counted
+from capsule.host.wording import agreeing, counted, shown_value
 from capsule.report.outputs import output_rows
 from capsule.report.text import print_line, printable
 from capsule.verification.verdict import (
@@ -105,8 +105,7 @@ def _operator(found: OperatorDivergence) -> Iterator[tuple[str, str]]:
     for name in dict.fromkeys([*found.a.arguments, *found.b.arguments]):
         values = found.a.arguments.get(name), found.b.arguments.get(name)
         if values[0] != values[1]:
-            a, b = ("absent" if value is None else value for value in values)
-            yield "", f"argument {name}: {a} / {b}"
+            yield "", f"argument {name}: {' / '.join(map(shown_value, values))}"
     # The results of two operators have no distance.
     if found.a.operator != found.b.operator:
         yield "", "from here on the two runs execute different operators"

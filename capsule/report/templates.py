@@ -15,7 +15,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from capsule.host.wording import counted
+from capsule.host.wording import counted, shown_value
 from capsule.report.text import printable
 
 STYLE = (Path(__file__).parent / "page.css").read_text(encoding="ascii")
@@ -38,7 +38,7 @@ def toned(word: str, tone: str | None) -> Markup:
 
 
 def _shown(value: object) -> object:
-    return value if isinstance(value, Markup) else printable(str(value))
+    return value if isinstance(value, Markup) else printable(shown_value(value))
 
 
 def _is_number(cell: object) -> bool:

@@ -19,7 +19,7 @@ from capsule.experiment.spec import LimitsSpec, SourcesSpec, Spec
 from capsule.experiment.trainers import CommandTrainer
 from capsule.host.errors import CapsuleError
 from capsule.host.spec_file import load_spec
-from capsule.host.wording import counted
+from capsule.host.wording import counted, shown_value
 from capsule.image.lockfile import read_lock
 from capsule.image.registry.reference import Reference
 from capsule.verification.variation import Variation
@@ -370,7 +370,7 @@ def _differences(wanted: Any, found: Any, path: tuple[str, ...]) -> Iterator[str
         for name in sorted({*wanted, *found}):
             yield from _differences(wanted.get(name), found.get(name), (*path, name))
     elif wanted != found:
-        shown = [str(value)[:_SHOWN_CHARACTERS] for value in (found, wanted)]
+        shown = [shown_value(value)[:_SHOWN_CHARACTERS] for value in (found, wanted)]
         yield f"{'.'.join(path)} is {shown[0]}, not {shown[1]}"
 
 

@@ -236,6 +236,12 @@ def test_of_a_value_that_is_nearly_right_the_only_complaint_says_how_to_write_it
     assert caught.value.fix.startswith(fix)
 
 
+def test_a_field_without_a_value_is_called_null_as_in_the_file():
+    with pytest.raises(CapsuleError) as caught:
+        parse_spec(b"seeds: {root: null}\n", "test")
+    assert "seeds.root: must be a valid integer, not null" in caught.value.message
+
+
 def test_a_list_with_too_few_valid_items_is_too_short():
     environment = "{suite: gymnasium, id: x, frames: image, images: [left]}"
     with pytest.raises(CapsuleError) as caught:

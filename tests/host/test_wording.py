@@ -1,8 +1,8 @@
-"""Words of messages that depend on a number."""
+"""Words of messages that depend on a number, or on whether there is a value."""
 
 import pytest
 
-from capsule.host.wording import agreeing, counted
+from capsule.host.wording import agreeing, counted, shown_value
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,13 @@ from capsule.host.wording import agreeing, counted
 )
 def test_things_are_counted_in_words(number, words, text):
     assert counted(number, *words) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "absent"), ("", ""), (0, "0"), (False, "False"), ("None", "None")]
+)
+def test_a_value_that_is_absent_has_a_word(value, text):
+    assert shown_value(value) == text
 
 
 @pytest.mark.parametrize(("number", "verb"), [(0, "differ"), (1, "differs"), (2, "differ")])

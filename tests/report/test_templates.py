@@ -46,8 +46,8 @@ def test_a_long_text_is_cut_before_it_is_escaped():
     assert shown == "&lt;" * MAX_CHARACTERS + "…"
 
 
-@pytest.mark.parametrize(("value", "expected"), [(12, "12"), (None, "None"), (0.5, "0.5")])
-def test_values_that_are_no_text_are_shown_as_python_writes_them(value, expected):
+@pytest.mark.parametrize(("value", "expected"), [(12, "12"), (None, "absent"), (0.5, "0.5")])
+def test_values_that_are_no_text_are_shown_as_one(value, expected):
     assert TEMPLATES.from_string("{{ value }}").render(value=value) == expected
 
 

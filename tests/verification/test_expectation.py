@@ -21,6 +21,14 @@ def test_anything_else_is_no_lock(text):
     assert refusal.value.exit_code == ExitCode.USAGE
 
 
+def test_a_setting_that_the_bundle_does_not_have_is_called_absent():
+    lock = make_lock()
+    entropy = lock.spec.entropy.model_copy(update={"seed": 1})
+    wanted = lock.spec.model_copy(update={"entropy": entropy})
+    with pytest.raises(CapsuleError, match=r"entropy\.seed is absent, not 1"):
+        Expectation(spec=wanted).check(lock, None)
+
+
 def test_a_lock_of_the_same_spec_with_another_package_is_another(tmp_path):
     lock, other = make_lock(), make_lock().model_copy(deep=True)
     image = other.image.model_copy(update={"base": "0" * 64})

@@ -12,6 +12,7 @@ from capsule.experiment import contract
 from capsule.experiment.spec import Spec
 from capsule.experiment.states import ResumeState
 from capsule.experiment.trace import BEGINNING, Difference, Mark, first_difference
+from capsule.host.wording import shown_value
 from capsule.verification.verdict import (
     ComponentDifference,
     TraceDifference,
@@ -109,7 +110,7 @@ def compare_checkpoints(
         ComponentDifference(
             component=f"checkpoints.{step}",
             claimed=left[step],
-            found=right.get(step, "missing"),
+            found=shown_value(right.get(step)),
         )
         for step in sorted(left)
         if left[step] != right.get(step)
@@ -160,5 +161,5 @@ def _differences(path: str, left: Any, right: Any) -> Iterator[ComponentDifferen
 
 
 def _show(value: Any) -> str:
-    text = str(value)
+    text = shown_value(value)
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -146,8 +147,9 @@ class Context:
 
 
 def shown(value: object) -> str:
-    """Return the beginning of a value as text."""
-    return _beginning(str(value), SHOWN_CHARACTERS)
+    """Return the beginning of a value as text; null and Booleans as JSON writes them."""
+    is_word = value is None or isinstance(value, bool)
+    return _beginning(json.dumps(value) if is_word else str(value), SHOWN_CHARACTERS)
 
 
 def shown_name(where: str) -> str:

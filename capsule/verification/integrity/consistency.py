@@ -40,6 +40,7 @@ from capsule.experiment.trace import read_trace, trace_heads
 from capsule.experiment.trainers import CommandTrainer, ImpalaTrainer
 from capsule.host.code import package_digest
 from capsule.host.errors import CapsuleError
+from capsule.host.wording import shown_value
 from capsule.image.assembly.base import is_genuine
 from capsule.image.closure import check_pins
 from capsule.image.requirements import MAX_PARENTHESES, read_requirement
@@ -471,7 +472,8 @@ def _equal(name: str, what: str, claimed: Any, found: Any) -> None:
     """
     if claimed != found:
         # The beginning of untrusted text in ASCII, without control characters.
-        left, right = (ascii(str(value)[:_SHOWN_CHARACTERS])[1:-1] for value in (claimed, found))
+        texts = (shown_value(value)[:_SHOWN_CHARACTERS] for value in (claimed, found))
+        left, right = (ascii(text)[1:-1] for text in texts)
         raise _inconsistent(
             "CAP-V010",
             f"the bundle contradicts itself: {what} in {name} is not what claims.json says "

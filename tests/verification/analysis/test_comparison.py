@@ -81,6 +81,17 @@ def test_a_missing_fact_and_another_length_are_differences():
     assert components == ["libraries.torch", "checkpoints"]
 
 
+def test_an_absent_value_has_a_word():
+    """A claim may be null, and a name may be in one of the two claims only."""
+    recorded = make_claims(entropy_profile=ONE, libraries={"torch": "2.13.0", "numpy": "2.4.0"})
+    found = compare_claims(recorded, make_claims())
+    assert [(each.component, each.claimed, each.found) for each in found] == [
+        ("libraries.numpy", "2.4.0", "absent"),
+        ("entropy_profile", ONE, "absent"),
+    ]
+    assert compare_claims(make_claims(), recorded)[0].claimed == "absent"
+
+
 def test_the_list_of_differences_is_bounded():
     many = make_claims(libraries={f"library-{n}": "1" for n in range(200)})
     assert len(compare_claims(make_claims(), many)) == MAX_DIFFERENCES
@@ -95,7 +106,7 @@ def test_a_prefix_compares_the_checkpoints_up_to_its_end():
     claimed = tuple(CheckpointClaim(step=item.step, digest=item.digest()) for item in made)
     shorter = CheckpointIndex(checkpoints=(made[0],))
     assert compare_checkpoints(claimed, shorter, 4) == ()
-    assert compare_checkpoints(claimed, shorter, 8)[0].found == "missing"
+    assert compare_checkpoints(claimed, shorter, 8)[0].found == "absent"
     other = CheckpointIndex(checkpoints=(checkpoint(4, ONE),))
     assert compare_checkpoints(claimed, other, 4)[0].component == "checkpoints.4"
 

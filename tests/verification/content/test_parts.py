@@ -97,7 +97,11 @@ def test_the_name_of_a_part_is_kept_up_to_a_bound():
 
 
 def test_values_of_any_type_are_shown():
-    assert [shown(value) for value in (None, 1.5, [1], b"a")] == ["None", "1.5", "[1]", "b'a'"]
+    assert [shown(value) for value in (1.5, [1], b"a")] == ["1.5", "[1]", "b'a'"]
+
+
+def test_words_of_json_are_shown_as_in_the_file():
+    assert [shown(value) for value in (None, True, False)] == ["null", "true", "false"]
 
 
 def test_a_comparison_is_read_as_it_was_written():

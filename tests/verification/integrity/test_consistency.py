@@ -95,6 +95,11 @@ def test_a_training_that_contradicts_itself_is_rejected(check, changes, what, wh
     assert "Do not trust this bundle" in caught.value.fix
 
 
+def test_a_value_that_is_absent_is_called_so(check):
+    with pytest.raises(CapsuleError, match=r"the data sets in .*, found absent\)"):
+        check(outside("training"), edited(run_bundle.CLAIMS, data={"digits": ZERO}))
+
+
 def replaced(name, data):
     return lambda files: files.update({name: data})
 
