@@ -5,23 +5,22 @@ from __future__ import annotations
 import os
 from contextlib import nullcontext
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from capsule.cli import options
-from capsule.cli.common import guarded, locked, no_effect, print_json, shell_word, use_gpu
+from capsule.cli.beginning import NewRun, ResumedRun
+from capsule.cli.common import guarded, no_effect, print_json, shell_word, use_gpu
 from capsule.cli.defaults import checked_key, public_half
-from capsule.host.run_directory import LOCK, WORK, started
+from capsule.host.run_directory import WORK, started
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from capsule.bundle.claims import Claims
-    from capsule.experiment.lock import Lock
     from capsule.experiment.spec import Spec
     from capsule.host.reporter import Reporter
 
@@ -69,11 +68,8 @@ def command(
     from capsule.bundle.packing import FinishedRun, pack_run
     from capsule.bundle.sshsig import PROBE, sign_by_ssh_keygen
     from capsule.engine.cluster import OnCluster, parse_cluster
-    from capsule.engine.select import open_engine
     from capsule.entropy.ledger import Ledger
     from capsule.experiment.contract import LEDGER
-    from capsule.experiment.spec import SourcesSpec
-    from capsule.host.outputs import require_folder
     from capsule.host.platform import require_execution
     from capsule.image.cache import Cache
     from capsule.image.data.places import find_data
@@ -81,12 +77,13 @@ def command(
     from capsule.machine.requirements import check_requirements, gpu_warning
     from capsule.report.diagnosis import show_ledger
     from capsule.report.progress import open_reporter
-    from capsule.resumption import has_ended, keep_fingerprint, lock_to_resume, reopen_engine
+    from capsule.resumption import keep_fingerprint
 
     # Whatever is wrong with the command line is found before anything is made or executed.
     require_execution()
     use_gpu(gpu)
-    asked = _spec_of(resume, spec, overrides)
+    beginning = _beginning(resume, spec, overrides or [], output)
+    asked = beginning.spec()
     shared = execution.ExecutionOptions(learners=learners, replicas=replicas)
     shared.check(asked)
     places = _places(data, asked, embed_data=embed_data)
@@ -97,31 +94,22 @@ def command(
         # now, and not when the run has ended.
         sign_by_ssh_keygen(b"", ssh_key, PROBE)
     following = _following(metrics)
-    if resume is None:
-        require_folder(output)
+    beginning.check_folder()
     cache = Cache()
     with open_reporter(quiet=quiet) as reporter:
-        chosen = (
-            open_engine(engine, progress=reporter.note)
-            if resume is None
-            else reopen_engine(resume, engine, reporter.note)
-        )
+        chosen = beginning.open_engine(engine, reporter.note)
         _check_embedding(chosen.name, embed_image=embed_image)
-        lock, sources = (
-            locked(spec, overrides, cache, progress=reporter.note)
-            if resume is None
-            else (lock_to_resume(resume, overrides or []), SourcesSpec())
-        )
+        lock, sources = beginning.lock(cache, reporter.note)
         if workers is not None:
             chosen = OnCluster(chosen, workers)
-        here = take_fingerprint(chosen.describe(), resume or output)
-        ended = resume is not None and has_ended(resume)
+        here = take_fingerprint(chosen.describe(), beginning.folder)
+        ended = beginning.ended
         # A run that has ended executes nothing here, so that it needs no GPU.
-        for finding in () if ended else check_requirements(lock, here):
-            raise finding
+        if not ended and (unmet := check_requirements(lock, here)):
+            raise unmet[0]
         found = find_data(lock, cache, reporter.note, places)
         # The run directory is made only now, when this machine has all that the run requires.
-        directory = resume or _new_directory(output, lock)
+        directory = beginning.directory(lock)
         fingerprint = keep_fingerprint(directory, here)
         if warning := gpu_warning(lock.spec, fingerprint):
             reporter.note(warning)
@@ -167,12 +155,24 @@ def command(
         return
     if not quiet:
         show_ledger(read_document(directory / WORK / LEDGER, Ledger), Console(stderr=True))
+    trust = f" --key {shell_word(public_half(key_file))}" if key else ""
+    _show(bundle, claims, trust)
+
+
+def _show(bundle: Path, claims: Claims, trust: str) -> None:
+    from capsule.bundle.claims import ProgramClaims
+
     typer.echo(f"claim id  {claims.claim_id()}")
     if isinstance(claims, ProgramClaims):
         typer.echo(f"claimed   {claims.described}")
     typer.echo(f"bundle    {bundle}")
-    trust = f" --key {shell_word(public_half(key_file))}" if key else ""
     typer.echo(f"next: capsule verify {shell_word(bundle)}{trust}{_where(claims)}", err=True)
+
+
+def _beginning(
+    resume: Path | None, spec: Path, overrides: list[str], output: Path
+) -> NewRun | ResumedRun:
+    return NewRun(spec, overrides, output) if resume is None else ResumedRun(resume, overrides)
 
 
 def _check_embedding(engine: str, *, embed_image: bool) -> None:
@@ -214,21 +214,6 @@ def _document(bundle: Path, claims: Claims, directory: Path) -> dict[str, Any]:
     }
 
 
-def _spec_of(resume: Path | None, path: Path, overrides: list[str] | None) -> Spec:
-    """Return the spec that the command line asks to run.
-
-    Raises:
-        CapsuleError: What reading the spec or the lock raises.
-    """
-    from capsule.host.spec_file import load_spec
-    from capsule.image.lockfile import names_lock, read_lock
-    from capsule.resumption import lock_of_run
-
-    if resume is not None:
-        return lock_of_run(resume).spec
-    return read_lock(path).spec if names_lock(path) else load_spec(path, overrides or [])
-
-
 def _following(
     metrics: str | None,
 ) -> Callable[[Path, Reporter], AbstractContextManager[Reporter]]:
@@ -240,21 +225,3 @@ def _following(
 
     require_target(metrics)
     return lambda directory, reporter: follow(metrics, directory, reporter)
-
-
-def _new_directory(output: Path, lock: Lock) -> Path:
-    """Make ``OUTPUT/NAME-UTC``, with a counter if two runs start in one second, with the lock."""
-    from capsule.image.lockfile import write_lock
-
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    for attempt in range(1, 1000):
-        suffix = "" if attempt == 1 else f"-{attempt}"
-        directory = output / f"{lock.spec.name}-{stamp}{suffix}"
-        try:
-            output.mkdir(parents=True, exist_ok=True)
-            directory.mkdir(mode=0o700)  # a run may have another user id (CAP-E042)
-        except FileExistsError:
-            continue
-        write_lock(directory / LOCK, lock)
-        return directory
-    raise FileExistsError(output / f"{lock.spec.name}-{stamp}")
