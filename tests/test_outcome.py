@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +21,7 @@ from capsule.outcome import (
     check_run_directory,
     outcome,
 )
+from tests import refusals
 
 EVENT = {"time": 0.0, "kind": "progress", "step": 1, "total_steps": 2}
 
@@ -47,11 +49,7 @@ def run_directory(tmp_path):
     return folder
 
 
-def refused(code, call, *arguments):
-    with pytest.raises(CapsuleError) as caught:
-        call(*arguments)
-    assert (caught.value.code, caught.value.exit_code) == (code, ExitCode.TRAINING_FAILED)
-    return caught.value.message
+refused = partial(refusals.refused, status=ExitCode.TRAINING_FAILED)
 
 
 def test_an_ordinary_run_directory_is_accepted(run_directory):

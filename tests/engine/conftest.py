@@ -292,3 +292,17 @@ def _image(layers, reference, labels, author):
         }
     ).encode()
     return Image(config, layers, reference)
+
+
+def check_data_sets(run, data):
+    """Check that a script can read data sets, and write to none of their folders and files."""
+    ended, output = run(
+        "cd $CAPSULE_DATA; pwd; cat digits/deep/text labels/a=b.csv;"
+        " for place in . digits digits/deep labels; do"
+        " (echo x > $place/probe) 2>/dev/null && echo $place; done;"
+        " (echo x > labels/a=b.csv) 2>/dev/null || echo refused",
+        data=data,
+    )
+    assert output.splitlines() == ["/data", "deep", "1,2", "refused"]
+    assert ended.status == 0
+    assert run("echo ${CAPSULE_DATA-none}")[1] == "none\n"

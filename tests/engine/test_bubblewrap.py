@@ -21,7 +21,7 @@ from capsule.engine.process import descendants
 from capsule.engine.seccomp_filter import compiled_profile
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.image.cache import Cache
-from tests.engine.conftest import interrupt_once_there
+from tests.engine.conftest import check_data_sets, interrupt_once_there
 
 pytestmark = pytest.mark.engine
 
@@ -70,16 +70,7 @@ def test_a_task_can_have_another_host_name(run):
 
 
 def test_data_sets_can_be_read_and_not_written(run, data):
-    ended, output = run(
-        "cd $CAPSULE_DATA; pwd; cat digits/deep/text labels/a=b.csv;"
-        " for place in . digits digits/deep labels; do"
-        " (echo x > $place/probe) 2>/dev/null && echo $place; done;"
-        " (echo x > labels/a=b.csv) 2>/dev/null || echo refused",
-        data=data,
-    )
-    assert output.splitlines() == ["/data", "deep", "1,2", "refused"]
-    assert ended.status == 0
-    assert run("echo ${CAPSULE_DATA-none}")[1] == "none\n"
+    check_data_sets(run, data)
 
 
 def test_only_the_run_directory_and_memory_can_be_written(run, cache):

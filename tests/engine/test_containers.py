@@ -20,6 +20,7 @@ from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.host.owner import this_process
 from capsule.machine.devices import FIRST
 from tests.conftest import wait_until
+from tests.engine.conftest import check_data_sets
 
 pytestmark = pytest.mark.engine
 
@@ -96,16 +97,7 @@ def test_a_task_has_no_network(run):
 
 
 def test_data_sets_can_be_read_and_not_written(run, data):
-    ended, output = run(
-        "cd $CAPSULE_DATA; pwd; cat digits/deep/text labels/a=b.csv;"
-        " for place in . digits digits/deep labels; do"
-        " (echo x > $place/probe) 2>/dev/null && echo $place; done;"
-        " (echo x > labels/a=b.csv) 2>/dev/null || echo refused",
-        data=data,
-    )
-    assert output.splitlines() == ["/data", "deep", "1,2", "refused"]
-    assert ended.status == 0
-    assert run("echo ${CAPSULE_DATA-none}")[1] == "none\n"
+    check_data_sets(run, data)
 
 
 def test_only_the_run_directory_and_a_private_tmp_can_be_written(run):

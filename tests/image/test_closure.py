@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 
 import pytest
 from packaging.markers import Marker
@@ -20,6 +21,7 @@ from capsule.image.recipe import load_recipe
 from capsule.image.resolution.debian import shipped_base
 from capsule.image.resolution.project import read_project
 from capsule.report.progress import SilentReporter
+from tests import refusals
 from tests.bundle.locks import make_lock
 from tests.image.conftest import Member, build_deb, build_wheel
 
@@ -72,11 +74,7 @@ def made(tmp_path):
     return Maker(tmp_path)
 
 
-def refused(check, *arguments, code="CAP-I306", **options):
-    with pytest.raises(CapsuleError) as caught:
-        check(*arguments, **options)
-    assert (caught.value.code, caught.value.exit_code) == (code, ExitCode.TAMPERED)
-    return caught.value.message
+refused = partial(refusals.refused, "CAP-I306", status=ExitCode.TAMPERED)
 
 
 def test_dependencies_are_followed_with_their_markers_and_extras(made):
@@ -214,8 +212,8 @@ def test_a_wheel_that_changes_every_start_must_be_named_by_the_spec(made, path):
     asked = made.wheel("asked", "helper", requested="asked")
     helper = made.wheel("helper", files={path: b""})
     lock = made.lock(asked, helper)
-    assert "does not name" in refused(
-        check_packages, lock, made.cache, debian=False, code="CAP-I307"
+    assert "does not name" in refusals.refused(
+        "CAP-I307", check_packages, lock, made.cache, debian=False, status=ExitCode.TAMPERED
     )
     named = helper.model_copy(update={"requested": "helper"})
     lock = made.lock(asked, named, packages=("asked", "helper"))

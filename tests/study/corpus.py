@@ -2,11 +2,9 @@
 
 from pathlib import Path
 
-import pytest
-
 from capsule.bundle.trust import TrustPolicy
-from capsule.host.errors import CapsuleError
 from capsule.study.study_bundle import open_study
+from tests.refusals import refusal
 
 CORPUS = Path(__file__).parents[1] / "corpus"
 KEY = CORPUS / "author.pub"
@@ -19,7 +17,5 @@ def results_of(name):
 
 
 def refused(code, function, *arguments):
-    with pytest.raises(CapsuleError) as caught:
-        function(*arguments)
-    assert caught.value.code == code
-    return f"{caught.value.message} {caught.value.fix}"
+    error = refusal(code, function, *arguments)
+    return f"{error.message} {error.fix}"

@@ -14,7 +14,6 @@ import pytest
 from pydantic import ValidationError
 
 from capsule.experiment.lock import Lock
-from capsule.host.errors import CapsuleError
 from capsule.host.run_directory import LOCK, STUDY_LOCK
 from capsule.image.lockfile import read_lock
 from capsule.study.directory import (
@@ -24,18 +23,12 @@ from capsule.study.directory import (
     Outcome,
     StudyDirectory,
 )
+from tests.refusals import refusal
 from tests.study.small_studies import STUDY, locked, write
 
 DONE = Outcome(bundle="x.capsule.tar", claim_id="a" * 64)
 FAILED = Outcome(code="CAP-E007", message="out of memory", fix="Buy more.")
 ROOT = Path(__file__).parents[2]
-
-
-def refused(code, function, *arguments, **options):
-    with pytest.raises(CapsuleError) as caught:
-        function(*arguments, **options)
-    assert caught.value.code == code
-    return caught.value
 
 
 def hold(directory, name, **options):
@@ -67,7 +60,7 @@ def test_a_folder_is_made_with_the_lock_and_opened_again(directory):
 
 
 def test_an_existing_folder_needs_resume(directory):
-    error = refused("CAP-Y006", StudyDirectory.create, directory.path, directory.lock, resume=False)
+    error = refusal("CAP-Y006", StudyDirectory.create, directory.path, directory.lock, resume=False)
     assert "--resume" in error.fix
     again = StudyDirectory.create(directory.path, directory.lock, resume=True)
     assert again.missing() == directory.missing()
@@ -78,14 +71,14 @@ def test_a_folder_may_exist_that_has_no_study(tmp_path, directory):
     (tmp_path / "notes" / "x.txt").touch()
     StudyDirectory.create(tmp_path / "notes", directory.lock, resume=False)
     (tmp_path / "file").touch()
-    refused("CAP-Y005", StudyDirectory.create, tmp_path / "file", directory.lock, resume=True)
+    refusal("CAP-Y005", StudyDirectory.create, tmp_path / "file", directory.lock, resume=True)
 
 
 def test_what_is_not_the_folder_of_a_study_is_refused(tmp_path, directory):
     for path in (tmp_path, tmp_path / "absent", directory.path / STUDY_LOCK):
-        refused("CAP-Y005", StudyDirectory.open, path)
+        refusal("CAP-Y005", StudyDirectory.open, path)
     (directory.path / STUDY_LOCK).write_bytes(directory.lock.document()[:-1])
-    refused("CAP-Y003", StudyDirectory.open, directory.path)
+    refusal("CAP-Y003", StudyDirectory.open, directory.path)
 
 
 def test_a_study_with_another_group_goes_on_in_its_folder(tmp_path, directory):
@@ -102,7 +95,7 @@ def test_a_member_that_was_run_with_another_lock_is_refused_and_nothing_is_chang
 ):
     hold(directory, "exploration.1")
     changed = locked(write(tmp_path, STUDY + "set: {trainer.discount: 0.5}\n"))
-    error = refused("CAP-Y007", StudyDirectory.create, directory.path, changed, resume=True)
+    error = refusal("CAP-Y007", StudyDirectory.create, directory.path, changed, resume=True)
     assert "member exploration.1" in error.message
     assert StudyDirectory.open(directory.path).lock == directory.lock
 
@@ -113,15 +106,15 @@ def test_a_process_that_knows_an_older_lock_does_not_run_a_member_of_the_new_one
     changed = locked(write(tmp_path, STUDY + "set: {trainer.discount: 0.5}\n"))
     newer = StudyDirectory.create(directory.path, changed, resume=True)
     hold(newer, "exploration.1")
-    refused("CAP-Y007", hold, directory, "exploration.1")
+    refusal("CAP-Y007", hold, directory, "exploration.1")
     hold(newer, "exploration.1")
 
 
 def test_members_and_groups_are_those_of_the_study(directory):
-    error = refused("CAP-Y008", directory.folder, "exploration.3")
+    error = refusal("CAP-Y008", directory.folder, "exploration.3")
     assert error.fix.endswith("exploration.2.")
-    refused("CAP-Y008", directory.state, "../exploration.1")
-    error = refused("CAP-Y013", directory.missing, ["exploration", "explore"])
+    refusal("CAP-Y008", directory.state, "../exploration.1")
+    error = refusal("CAP-Y013", directory.missing, ["exploration", "explore"])
     assert "'explore'" in error.message
     assert error.fix == "Its groups are deterministic, exploration."
     assert directory.missing(["exploration"]) == ["exploration.1", "exploration.2"]
@@ -139,7 +132,7 @@ def test_a_held_folder_has_the_lock_of_the_member(directory):
 def test_a_member_is_held_once(directory):
     with directory.held("exploration.1"):
         assert directory.state("exploration.1").state == "running"
-        error = refused("CAP-Y009", hold, directory, "exploration.1")
+        error = refusal("CAP-Y009", hold, directory, "exploration.1")
         assert "member exploration.1" in error.message
         hold(directory, "exploration.2")
     hold(directory, "exploration.1")
@@ -175,7 +168,7 @@ def test_a_process_that_is_killed_holds_no_member(directory):
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as holder:
         assert holder.stdout.readline() == b"held\n"
         assert directory.state("exploration.1").state == "running"
-        refused("CAP-Y009", hold, directory, "exploration.1")
+        refusal("CAP-Y009", hold, directory, "exploration.1")
         os.kill(holder.pid, signal.SIGKILL)
     assert directory.state("exploration.1").state == "waiting"
     hold(directory, "exploration.1")
@@ -242,9 +235,9 @@ def test_a_member_that_is_run_again_has_no_outcome_meanwhile(directory):
 def test_a_damaged_outcome_is_refused_and_can_be_deleted(directory, data):
     folder = ended(directory, "exploration.1")
     (folder / OUTCOME).write_bytes(data)
-    error = refused("CAP-Y010", directory.state, "exploration.1")
+    error = refusal("CAP-Y010", directory.state, "exploration.1")
     assert str(folder / OUTCOME) in error.message
-    refused("CAP-Y010", directory.missing)
+    refusal("CAP-Y010", directory.missing)
     (folder / OUTCOME).unlink()
     assert "exploration.1" in directory.missing()
 
@@ -317,5 +310,5 @@ def test_a_file_system_without_locks_is_refused(directory, monkeypatch, number):
     name, *_ = directory.missing()
     hold(directory, name)
     monkeypatch.setattr(fcntl, "flock", flock)
-    assert os.strerror(number) in refused("CAP-Y020", hold, directory, name).message
-    refused("CAP-Y020", directory.state, name)
+    assert os.strerror(number) in refusal("CAP-Y020", hold, directory, name).message
+    refusal("CAP-Y020", directory.state, name)

@@ -17,6 +17,7 @@ from capsule.study.jobs import Element
 from capsule.study.kubernetes import IndexedJob, Kubernetes
 from capsule.study.kubernetes_job import JobTemplate
 from capsule.study.running import Batch, RunOptions, run_locally
+from tests.refusals import refusal
 from tests.study.kubernetes_cluster import one_machine_cluster
 from tests.study.short_runs import write_study
 from tests.study.slurm_cluster import wait_until
@@ -95,13 +96,6 @@ def run(directory, template, options):
     return run
 
 
-def rejected(code, run, *arguments, **settings):
-    with pytest.raises(CapsuleError) as caught:
-        run(*arguments, **settings)
-    assert caught.value.code == code
-    return caught.value
-
-
 def states(directory):
     return [directory.state(name).state for name in NAMES]
 
@@ -121,7 +115,7 @@ def test_members_are_done_fail_are_evicted_and_deleted(cluster, directory, image
         if (third / "began").exists() and (last / "began").exists():
             raise KeyboardInterrupt
 
-    error = rejected("CAP-Y024", run, on_poll=interrupt)
+    error = refusal("CAP-Y024", run, on_poll=interrupt)
     (job,) = jobs_of(directory)
     assert job.members == NAMES
     assert job.name.startswith("tiny-")
@@ -302,12 +296,12 @@ def test_a_cluster_that_is_not_reachable(cluster, directory, run, tmp_path):
     reachable = path.read_text()
     elsewhere = reachable.replace("http://127.0.0.1:", "http://127.0.0.1:1/")
     path.write_text(elsewhere)
-    assert "refused" in rejected("CAP-Y022", run).message
+    assert "refused" in refusal("CAP-Y022", run).message
     assert not jobs_of(directory)
 
     path.write_text(reachable)
     cluster.pending = {index: {} for index in range(4)}
-    lost = rejected(
+    lost = refusal(
         "CAP-Y023", run, on_poll=lambda: path.write_text(elsewhere), patience_seconds=0.0
     )
     (job,) = jobs_of(directory)
@@ -316,7 +310,7 @@ def test_a_cluster_that_is_not_reachable(cluster, directory, run, tmp_path):
 
 def test_kubectl_is_not_installed(directory, run, programs, monkeypatch):
     monkeypatch.setenv("PATH", str(programs))
-    error = rejected("CAP-Y021", run)
+    error = refusal("CAP-Y021", run)
     assert error.message == "--on kubernetes needs kubectl, which is not installed here"
     assert not jobs_of(directory)
 
@@ -338,7 +332,7 @@ def after_kubectl(programs, monkeypatch):
 def test_a_job_whose_creation_has_no_answer_is_deleted(cluster, directory, run, after_kubectl):
     after_kubectl("case $* in *create*) echo request timed out >&2; exit 1;; esac")
     cluster.pending = {index: {} for index in range(4)}
-    assert rejected("CAP-Y022", run).message == "kubectl failed: request timed out"
+    assert refusal("CAP-Y022", run).message == "kubectl failed: request timed out"
     assert not cluster.jobs
     assert not jobs_of(directory)
 
@@ -346,7 +340,7 @@ def test_a_job_whose_creation_has_no_answer_is_deleted(cluster, directory, run, 
 def test_a_job_that_may_exist_is_named(cluster, directory, run, after_kubectl):
     after_kubectl("echo request timed out >&2; exit 1")
     cluster.pending = {index: {} for index in range(4)}
-    error = rejected("CAP-Y022", run)
+    error = refusal("CAP-Y022", run)
     name = error.message.partition("Job ")[2].split()[0]
     assert error.message == (
         f"kubectl failed: request timed out; Job {name} may exist, and could not be deleted"

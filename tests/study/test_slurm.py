@@ -17,6 +17,7 @@ from capsule.study.directory import OUTCOME, Outcome, StudyDirectory
 from capsule.study.running import Batch, RunOptions, run_locally
 from capsule.study.slurm import Slurm, SlurmArray
 from tests.conftest import wait_until
+from tests.refusals import refusal
 from tests.study.slurm_cluster import one_node_cluster, processes_of
 from tests.study.studies import BASE, make_lock
 
@@ -257,22 +258,15 @@ def run(study, options, names=None, noted=None, **settings):
     Slurm(note, **settings).run(Batch(study, names or study.missing(), options), lambda: None)
 
 
-def rejected(code, *arguments, **settings):
-    with pytest.raises(CapsuleError) as caught:
-        run(*arguments, **settings)
-    assert caught.value.code == code
-    return caught.value
-
-
 def test_slurm_is_not_installed(study, options, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "scontrol" in rejected("CAP-Y021", study, options).message
+    assert "scontrol" in refusal("CAP-Y021", run, study, options).message
     assert not (study.path / "slurm").exists()
 
 
 def test_a_cluster_without_arrays(study, options, programs):
     programs(scontrol="echo MaxArraySize = 0")
-    rejected("CAP-Y022", study, options)
+    refusal("CAP-Y022", run, study, options)
 
 
 def test_a_large_study_is_several_arrays_and_all_or_none_are_submitted(study, options, programs):
@@ -288,7 +282,7 @@ def test_a_large_study_is_several_arrays_and_all_or_none_are_submitted(study, op
         'grep -c sbatch "${0%/*}/calls"',
         scancel="",
     )
-    error = rejected("CAP-Y022", study, options, names)
+    error = refusal("CAP-Y022", run, study, options, names)
     assert "sbatch: error: QOSMaxSubmitJob" in error.message
     said = calls.read_text().splitlines()
     assert said[-2:] == ["scancel 1", "scancel 2"]
@@ -325,7 +319,7 @@ def test_an_array_that_cannot_be_cancelled_is_named_and_found_again(study, optio
         'if [ $number = 3 ]; then echo "QOSMaxSubmitJob" >&2; exit 1; fi; echo $number',
         scancel="[ $1 != 1 ]",
     )
-    error = rejected("CAP-Y022", study, options, names)
+    error = refusal("CAP-Y022", run, study, options, names)
     assert "QOSMaxSubmitJob; jobs 1 had been submitted, and could not be" in error.message
     assert "'scancel 1' cancels them" in error.fix
     assert [array.members for array in arrays_of(study)] == [(names[0],)]
@@ -345,7 +339,7 @@ else echo '0|RUNNING|None'; fi
 @pytest.mark.parametrize("printed", ["", "../7", "7;../x", "Submitted batch job 7"])
 def test_a_number_of_a_job_that_is_not_one(study, options, programs, printed):
     programs(sbatch=f"echo '{printed}'")
-    assert repr(printed) in rejected("CAP-Y022", study, options).message
+    assert repr(printed) in refusal("CAP-Y022", run, study, options).message
     assert not arrays_of(study)
 
 
@@ -381,7 +375,7 @@ def test_the_report_of_a_lost_job_says_what_to_do(study, options, programs, line
 
 def test_the_controller_stops_answering(study, options, programs):
     programs(squeue="echo 'Unable to contact slurm controller' >&2; exit 1")
-    error = rejected("CAP-Y023", study, options, patience_seconds=0.0)
+    error = refusal("CAP-Y023", run, study, options, patience_seconds=0.0)
     assert "jobs 7 may still run" in error.message
     assert "Unable to contact" in error.message
 
@@ -498,7 +492,7 @@ def test_an_array_that_slurm_never_got_is_submitted_again(study, options, progra
 def test_nothing_is_submitted_again_while_slurm_does_not_answer(study, options, programs):
     calls, _ = killed_while_it_submits(study, options, programs)
     programs(squeue="echo 'Unable to contact slurm controller' >&2; exit 1")
-    rejected("CAP-Y022", study, options)
+    refusal("CAP-Y022", run, study, options)
     assert calls.read_text().count("sbatch") == 1
     assert list((study.path / "slurm").glob("*.submission"))
 

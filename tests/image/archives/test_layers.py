@@ -19,6 +19,7 @@ from capsule.image.archives.layers import (
     write_tar,
 )
 from tests.image.conftest import LONG_NAME, Member, build_tar
+from tests.refusals import refused
 
 PROPERTY = settings(deadline=None, max_examples=150)
 PARTS = st.text(st.characters(exclude_characters="/\0\n\r", exclude_categories=["Cs"]), min_size=1)
@@ -35,13 +36,6 @@ def written(entries):
 
 def read(data):
     return list(read_tar(io.BytesIO(data), "layer"))
-
-
-def refusal(code, call, *arguments):
-    with pytest.raises(CapsuleError) as caught:
-        call(*arguments)
-    assert caught.value.code == code
-    return str(caught.value)
 
 
 @pytest.mark.slow
@@ -119,26 +113,26 @@ def test_shared_files_are_written_once():
     ],
 )
 def test_collisions_name_both_owners(other):
-    message = refusal("CAP-I109", written, [*ENTRIES, other])
+    message = refused("CAP-I109", written, [*ENTRIES, other])
     assert "/usr/bin/b differs between one and two" in message
 
 
 def test_a_file_below_a_link_is_a_collision():
     below = file_entry("usr/bin/a/below", "two", b"")
-    assert "/usr/bin/a" in refusal("CAP-I109", written, [*ENTRIES, below])
+    assert "/usr/bin/a" in refused("CAP-I109", written, [*ENTRIES, below])
 
 
 def test_collisions_between_layers():
     _, facts = written(ENTRIES)
     reject_collisions([("base", facts), ("wheels", facts)])
     changed = facts | {"usr/bin/a": "directory"}
-    message = refusal("CAP-I109", reject_collisions, [("base", facts), ("wheels", changed)])
+    message = refused("CAP-I109", reject_collisions, [("base", facts), ("wheels", changed)])
     assert "/usr/bin/a differs between layer base and layer wheels" in message
 
 
 def test_content_must_have_the_announced_size():
     short = TarEntry("a", "pack", "file", 0o644, 5, lambda: iter([b"four"]))
-    assert "pack: a has 4 bytes, not 5" in refusal("CAP-I104", written, [short])
+    assert "pack: a has 4 bytes, not 5" in refused("CAP-I104", written, [short])
 
 
 @pytest.mark.parametrize(
@@ -149,7 +143,7 @@ def test_content_must_have_the_announced_size():
     ],
 )
 def test_unsafe_paths(name):
-    assert "pack" in refusal("CAP-I107", safe_path, name, "pack")
+    assert "pack" in refused("CAP-I107", safe_path, name, "pack")
 
 
 @pytest.mark.parametrize(
@@ -180,7 +174,7 @@ def test_safe_paths(name, path):
     ],
 )
 def test_dangerous_members(member, code):
-    assert "layer" in refusal(code, read, build_tar([member]))
+    assert "layer" in refused(code, read, build_tar([member]))
 
 
 def test_hard_links_become_copies():

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from capsule.image.assembly.assemble import (
 from capsule.image.cache import Cache
 from capsule.image.code import training_code_digest
 from capsule.image.distribution import DEBIAN_12
+from tests import refusals
 from tests.image.conftest import CODE, SPEC, TINY_DEB, TINY_WHEEL, Member, build_deb, build_wheel
 
 SITE = DEBIAN_12.site
@@ -35,12 +37,7 @@ ROOT = Path(__file__).parents[3]
 GOLDEN = "sha256:2d4eec5a82aa5b23a421c8798f8eb43ca8657fba08d131242a7b6b261d139a77"
 
 
-def refusal(code, call, *arguments, **options):
-    with pytest.raises(CapsuleError) as caught:
-        call(*arguments, **options)
-    assert caught.value.code == code
-    assert caught.value.exit_code == ExitCode.BUILD_FAILED
-    return str(caught.value)
+refused = partial(refusals.refused, status=ExitCode.BUILD_FAILED)
 
 
 def layer_files(layer):
@@ -258,7 +255,7 @@ def test_a_base_layer_in_another_form(tiny, tmp_path):
     with tarfile.open(base, "w") as archive:
         archive.addfile(tarfile.TarInfo("etc/x"))
     supplied = {"base": base, "code": tiny.code_layer}
-    message = refusal("CAP-I110", assemble, tiny.lock(), tiny.cache, supplied=supplied, progress=id)
+    message = refused("CAP-I110", assemble, tiny.lock(), tiny.cache, supplied=supplied, progress=id)
     assert "canonical" in message
 
 
@@ -267,11 +264,11 @@ def test_a_supplied_code_layer_must_hold_the_locked_code(tiny, tmp_path):
     with path.open("wb") as stream:
         changed = CODE | {"capsule/training/__init__.py": b"import evil\n"}
         write_tar([file_entry(f"{SITE}/{n}", "", d) for n, d in changed.items()], stream.write)
-    assert training_code_digest(changed) in refusal(
+    assert training_code_digest(changed) in refused(
         "CAP-I110", assemble, lock, tiny.cache, supplied={"code": path}, progress=id
     )
     os.truncate(path, 65 << 20)
-    assert "64 MiB" in refusal(
+    assert "64 MiB" in refused(
         "CAP-I110", assemble, lock, tiny.cache, supplied={"code": path}, progress=id
     )
 
@@ -292,10 +289,10 @@ def changed_image(lock, **changes):
 
 def test_locks_of_another_capsule(tiny):
     lock = tiny.lock()
-    assert "training code here" in refusal("CAP-I102", assemble, lock, tiny.cache, progress=id)
+    assert "training code here" in refused("CAP-I102", assemble, lock, tiny.cache, progress=id)
     for change in ({"assembler": 99}, {"recipe_sha256": "0" * 64}):
         other = changed_image(lock, **change)
-        assert str(*change.values()) in refusal(
+        assert str(*change.values()) in refused(
             "CAP-I102", assemble, other, tiny.cache, progress=id
         )
 
@@ -324,7 +321,7 @@ def test_the_identity_of_an_image_is_known_before_it_is_assembled_again(tiny):
 
 
 def test_the_identity_of_an_image_of_another_capsule_is_not_known_with_any_cache(tiny, tmp_path):
-    message = refusal("CAP-I102", known_identity, tiny.lock(), Cache(tmp_path / "empty"))
+    message = refused("CAP-I102", known_identity, tiny.lock(), Cache(tmp_path / "empty"))
     assert "training code here" in message
 
 
@@ -334,9 +331,9 @@ def test_packages_must_be_there_and_be_the_locked_ones(tiny, kind):
     package = getattr(lock.image, kind)[0]
     path = tiny.cache.path(package.sha256)
     path.write_bytes(path.read_bytes() + b"\n")
-    assert package.name in refusal("CAP-I103", tiny.assemble_lock, lock)
+    assert package.name in refused("CAP-I103", tiny.assemble_lock, lock)
     path.unlink()
-    assert "is not in the cache" in refusal("CAP-I103", tiny.assemble_lock, lock)
+    assert "is not in the cache" in refused("CAP-I103", tiny.assemble_lock, lock)
 
 
 @pytest.mark.parametrize(
@@ -350,7 +347,7 @@ def test_packages_must_be_there_and_be_the_locked_ones(tiny, kind):
 )
 def test_refused_packages_leave_nothing(tiny, member, code):
     tiny.debs.append(build_deb([member], name="tiny1"))
-    refusal(code, tiny.assemble)
+    refused(code, tiny.assemble)
     assert not [p for p in tiny.cache.folder("derived").iterdir() if not _complete_pair(p)]
     assert not list(tiny.cache.folder("scratch").iterdir())
 
@@ -363,7 +360,7 @@ def test_wheels_that_share_a_path(tiny):
     tiny.wheels["other"] = build_wheel({"small/__init__.py": b"VALUE = 1\n"}, name="other")
     assert tiny.assemble()
     tiny.wheels["other"] = build_wheel({"small/__init__.py": b"VALUE = 2\n"}, name="other")
-    message = refusal("CAP-I109", tiny.assemble)
+    message = refused("CAP-I109", tiny.assemble)
     assert "other-1.0-py3-none-any.whl" in message
     assert "small-1.0-py3-none-any.whl" in message
 
@@ -371,7 +368,7 @@ def test_wheels_that_share_a_path(tiny):
 def test_wheels_in_different_layers_that_share_a_path(tiny, monkeypatch):
     monkeypatch.setattr(module, "OWN_LAYER_BYTES", 1)
     tiny.wheels["other"] = build_wheel({"small/__init__.py": b"VALUE = 2\n"}, name="other")
-    assert "layer other and layer small" in refusal("CAP-I109", tiny.assemble)
+    assert "layer other and layer small" in refused("CAP-I109", tiny.assemble)
 
 
 def test_archive_is_an_oci_layout_and_a_docker_archive(tiny):

@@ -5,6 +5,7 @@ import io
 import json
 import tarfile
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import zstandard
@@ -12,10 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from capsule.experiment.canonical import sha256_file
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import ExitCode
 from capsule.image.archives.layers import file_entry, write_tar
 from capsule.image.assembly.assemble import archive_chunks, image_of
 from capsule.image.assembly.embedded import unpack_image
+from tests import refusals
 from tests.image.conftest import Member, build_tar
 
 
@@ -44,11 +46,7 @@ def archive_of(image):
     return b"".join(archive_chunks(image))
 
 
-def refused(code, read, *arguments, **options):
-    with pytest.raises(CapsuleError) as caught:
-        read(*arguments, **options)
-    assert (caught.value.code, caught.value.exit_code) == (code, ExitCode.TAMPERED)
-    return caught.value.message
+refused = partial(refusals.refused, status=ExitCode.TAMPERED)
 
 
 def test_what_capsule_wrote_is_taken_back_and_names_nothing(read, own):

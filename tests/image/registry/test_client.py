@@ -11,10 +11,10 @@ import pytest
 import urllib3
 from requests import Response
 
-from capsule.host.errors import CapsuleError
 from capsule.image.registry import client
 from capsule.image.registry.client import Descriptor, Repository
 from capsule.image.registry.reference import Reference
+from tests.refusals import refused
 
 BLOB = b"some bytes of a layer"
 DIGEST = f"sha256:{hashlib.sha256(BLOB).hexdigest()}"
@@ -69,13 +69,6 @@ def login(tmp_path):
 def blob(server):
     with Repository(Reference.parse(f"{server.host}/a/b:1")) as repository:
         return b"".join(repository.blob(Descriptor(DIGEST, len(BLOB))))
-
-
-def refused(code, call, *arguments):
-    with pytest.raises(CapsuleError) as caught:
-        call(*arguments)
-    assert caught.value.code == code
-    return caught.value.message
 
 
 def demanding(server, given="t0ken"):

@@ -11,10 +11,10 @@ import pytest
 import requests
 
 from capsule.experiment.canonical import sha256_file
-from capsule.host.errors import CapsuleError
 from capsule.image.assembly.assemble import save_archive
 from capsule.image.registry.images import pull_image, push_image
 from capsule.image.registry.reference import Reference
+from tests.refusals import refused
 
 
 def ignore(_):
@@ -36,13 +36,6 @@ def log_in(tmp_path, host, password):
 def pull(reference, folder, expected=None):
     folder.mkdir(exist_ok=True)
     return pull_image(reference, folder, ignore, expected)
-
-
-def refused(code, call, *arguments):
-    with pytest.raises(CapsuleError) as caught:
-        call(*arguments)
-    assert caught.value.code == code, caught.value
-    return caught.value.message
 
 
 def test_skopeo_finds_the_manifest_of_the_bundle_under_its_digest(serve, image):

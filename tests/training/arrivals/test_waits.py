@@ -28,15 +28,10 @@ from capsule.training.arrivals.waits import (
     submitted,
     wait_name,
 )
+from tests.training.arrivals.conftest import collected
 
 THREE = Completions(tasks=3, order=(2, 0, 1))
 MAIL = Messages(sources=("b", "a"), order=(0, NOTHING, 1, 0))
-
-
-def log_of(directory):
-    """Collect the arrivals of a run directory, and return the waits of its log."""
-    collect_arrivals(directory)
-    return parse_arrivals((directory / contract.ARRIVALS).read_bytes()).waits
 
 
 def repeating(directory, **waits):
@@ -91,7 +86,7 @@ def test_what_came_first_is_taken_first_and_recorded(tmp_path):
     wait.offer(1, "item 1")
     assert wait.take() == "item 1"
     wait.finish()
-    assert log_of(tmp_path) == {"results~1": THREE}
+    assert collected(tmp_path) == {"results~1": THREE}
 
 
 def test_a_moment_at_which_nothing_had_come_is_recorded(tmp_path):
@@ -102,7 +97,7 @@ def test_a_moment_at_which_nothing_had_come_is_recorded(tmp_path):
     for label in (("a", 0), ("b", 1)):
         wait.offer(label, label)
         assert wait.take() == label
-    assert log_of(tmp_path) == {"mail~1": MAIL}
+    assert collected(tmp_path) == {"mail~1": MAIL}
 
 
 def test_waits_of_one_run_are_recorded_apart(tmp_path):
@@ -110,7 +105,7 @@ def test_waits_of_one_run_are_recorded_apart(tmp_path):
     for label, wait in ((1, waits[0]), (0, waits[1]), (0, waits[0])):
         wait.offer(label, label)
         wait.take()
-    assert {name: wait.order for name, wait in log_of(tmp_path).items()} == {
+    assert {name: wait.order for name, wait in collected(tmp_path).items()} == {
         "results~1": (1, 0),
         "results~2": (0,),
     }
@@ -192,13 +187,13 @@ def test_results_are_taken_in_the_recorded_order_whichever_comes_first(
     folder = tmp_path_factory.mktemp("waits")
     live = Wait(folder, "completions", "results~1", 6)
     expected = taken(live, recorded, count)
-    log = log_of(folder)
+    log = collected(folder)
     again = repeating(folder / "again", results_1=log["results~1"])
     wait = Wait(again, "completions", "results~1", 6)
     assert wait.replays
     assert taken(wait, arriving, count) == expected == [f"item {n}" for n in recorded[:count]]
     wait.finish()
-    assert log_of(again) == log
+    assert collected(again) == log
 
 
 def test_messages_are_taken_in_the_recorded_order_and_nothing_where_nothing_had_come(tmp_path):
@@ -210,7 +205,7 @@ def test_messages_are_taken_in_the_recorded_order_and_nothing_where_nothing_had_
         wait.take()
     assert taken(wait, [("b", 1)], 2) == ["item ('a', 0)", "item ('b', 1)"]
     wait.finish()
-    assert log_of(directory) == {"mail~1": MAIL}
+    assert collected(directory) == {"mail~1": MAIL}
 
 
 @pytest.mark.parametrize(
