@@ -136,6 +136,13 @@ def wait_until(condition, seconds=600.0):
         time.sleep(0.02)
 
 
+def printed(command, variables, seconds=600.0):
+    """Run a command with these environment variables alone, and return what it prints."""
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=seconds)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def caught(attempt, folder):
     """Call a function with a new folder until it returns something, and return that.
 

@@ -10,6 +10,7 @@ import pytest
 
 from capsule.experiment.variables import maths_variables
 from capsule.native import native_part
+from tests.conftest import printed
 
 ROOT = Path(__file__).parents[2]
 OLDEST_QEMU = 10  # 7.2 computes oneDNN's LSTM wrongly
@@ -47,14 +48,6 @@ def python(qemu):
             **maths_variables(profile, threads=1),
             **variables,
         }
-        done = subprocess.run(
-            [*emulator, sys.executable, *map(str, arguments)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=1800,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return printed([*emulator, sys.executable, *map(str, arguments)], environment, 1800)
 
     return run

@@ -13,6 +13,7 @@ import pytest
 from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError
 from capsule.training.determinism import child_processes
+from tests.conftest import printed
 from tests.training.conftest import CARTPOLE, ROOT, make_spec, start_variables
 from tests.training.determinism.conftest import run, spec_with
 
@@ -84,15 +85,8 @@ def probe(interpreter, folder, determinism, *children):
     (folder / "probe.py").write_text(PROBE)
     accelerator = {"kind": "cpu", "numerics": "portable-v3-strict"}  # it wants more than variables
     spec = make_spec(CARTPOLE, accelerator=accelerator, determinism=determinism)
-    done = subprocess.run(
-        [interpreter, folder / "probe.py", *children],
-        env=start_variables(spec),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    command = [interpreter, folder / "probe.py", *children]
+    return json.loads(printed(command, start_variables(spec)))
 
 
 @pytest.mark.slow

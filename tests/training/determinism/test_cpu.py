@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from functools import cache
 
@@ -12,6 +11,7 @@ from capsule.experiment.errors import CapsuleError
 from capsule.experiment.variables import maths_variables
 from capsule.native import native_part
 from capsule.training.determinism import cpu
+from tests.conftest import printed
 from tests.training.conftest import ROOT
 
 PORTABLE = ["portable-v3", "portable-v3-strict", "portable-v2"]
@@ -20,21 +20,14 @@ PORTABLE = ["portable-v3", "portable-v3-strict", "portable-v2"]
 def python(code, profile, *, preload=True, interpreter=(sys.executable,), **variables):
     """Run code under a profile in a new interpreter; return what it prints as JSON."""
     prelude = "import json, sys\nfrom capsule.training.determinism import cpu, torch_flags\n"
-    done = subprocess.run(
-        [*interpreter, "-c", prelude + code, profile],
-        env={
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": str(ROOT),
-            **maths_variables(profile, threads=1),
-            **({"LD_PRELOAD": str(native_part("libcapsule-math.so"))} if preload else {}),
-            **variables,
-        },
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(ROOT),
+        **maths_variables(profile, threads=1),
+        **({"LD_PRELOAD": str(native_part("libcapsule-math.so"))} if preload else {}),
+        **variables,
+    }
+    return json.loads(printed([*interpreter, "-c", prelude + code, profile], environment))
 
 
 VECTORS = """

@@ -17,6 +17,7 @@ from capsule.training.determinism.flags import (
     _requested_versions,
     check_architectures,
 )
+from tests.conftest import printed
 from tests.training.conftest import (
     ANY_GPU,
     CARTPOLE,
@@ -48,15 +49,10 @@ def python(code, spec, *options, **changes):
         "from capsule.training.determinism import flags\n"
         "spec = Spec.model_validate_json(sys.argv[1])\n"
     )
-    done = subprocess.run(
+    return printed(
         [sys.executable, *options, "-c", prelude + code, spec.model_dump_json(by_alias=True)],
-        env={"PYTHONPATH": str(ROOT), **{k: v for k, v in variables.items() if v is not None}},
-        capture_output=True,
-        text=True,
-        timeout=600,
+        {"PYTHONPATH": str(ROOT), **{k: v for k, v in variables.items() if v is not None}},
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 REFUSAL = """
