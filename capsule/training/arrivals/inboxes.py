@@ -16,6 +16,7 @@ from capsule.training.arrivals.waits import (
     NothingCameError,
     Wait,
     current_task,
+    recorded_messages,
     run_directory,
     wait_name,
 )
@@ -58,6 +59,7 @@ class _Messages(Generic[Item]):
         self._name = None if directory is None else wait_name(directory, name)
         self._wait: Wait[Item] | None = None
         self._sent: dict[str, int] = {}
+        self._taken: dict[str, int] = {}  # messages of each source, when recorded
         self._puts: dict[str, Attempts] = {}
         self._received: dict[str, int] = {}
 
@@ -70,6 +72,14 @@ class _Messages(Generic[Item]):
         number = self._sent.get(source, 0)
         self._sent[source] = number + 1
         return source, number, item
+
+    def is_awaited(self, source: str) -> bool:
+        """Tell whether the reader took the next message of a source when this was recorded."""
+        if self._directory is None or self._name is None:
+            return False
+        if source not in self._taken:
+            self._taken[source] = recorded_messages(self._directory, self._name, source)
+        return self._sent.get(source, 0) < self._taken[source]
 
     def withdraw(self, source: str) -> None:
         """Give back the number of a source's last message, which was not put into the queue."""
@@ -187,6 +197,10 @@ class AsyncInbox(Generic[Item]):
         """Wrap a queue that nothing else puts into or gets from; see :class:`Inbox`."""
         _require_fifo(queue)
         self._queue = queue
+        # In a replay, messages that the reader will take do not wait for room: there was room when
+        # one was put, although another may be in its place now, and the reader may wait for the
+        # sender.
+        self._awaited: asyncio.Queue[Any] = asyncio.Queue()
         self._messages: _Messages[Item] = _Messages(name)
         self._is_read = False
 
@@ -205,9 +219,10 @@ class AsyncInbox(Generic[Item]):
         await (put() if puts is None else puts.make(put))
 
     async def _put(self, item: Item, source: str) -> None:
+        is_awaited = self._messages.is_awaited(source)
         message = self._messages.numbered(item, source)
         try:
-            await self._queue.put(message)
+            await (self._awaited if is_awaited else self._queue).put(message)
         except asyncio.CancelledError:
             self._messages.withdraw(source)
             raise
@@ -240,8 +255,9 @@ class AsyncInbox(Generic[Item]):
 
     async def _next(self, wait: Wait[Item], reader: asyncio.Task[Any] | None) -> Item:
         while not wait.due(reader):
+            queue = self._awaited if wait.follows else self._queue
             try:
-                self._messages.offer(wait, await self._queue.get())
+                self._messages.offer(wait, await queue.get())
             except asyncio.CancelledError:
                 # What came in time when the run was recorded may take longer in a replay.
                 if wait.replays:

@@ -123,6 +123,11 @@ class Wait(Generic[Item]):
         # None is a moment at which nothing had come; it is repeated at once.
         return wanted is None or wanted in self._early
 
+    @property
+    def follows(self) -> bool:
+        """Whether the next arrival is that of a recorded order."""
+        return self._wanted() is not _END
+
     def offer(self, label: Hashable, item: Item) -> None:
         """Hand in what has come.
 
@@ -370,6 +375,14 @@ def recorded_waits(directory: Path) -> dict[str, Any] | None:
         return None
     waits: dict[str, Any] = json.loads(path.read_bytes())["waits"]
     return waits
+
+
+def recorded_messages(directory: Path, name: str, source: str) -> int:
+    """Return how many messages of a source a wait took when it was recorded; 0 if it was not."""
+    recorded = (recorded_waits(directory) or {}).get(name, {})
+    if source not in recorded.get("sources", ()):
+        return 0
+    return int(recorded["order"].count(recorded["sources"].index(source)))
 
 
 def _messages(recorded: Any) -> Iterator[Hashable]:
