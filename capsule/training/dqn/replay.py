@@ -48,11 +48,6 @@ class Batch(NamedTuple):
     rewards: NDArray[np.float32]
     terminals: NDArray[np.bool_]
 
-    @property
-    def observations(self) -> NDArray[Any]:
-        """A view of ``frames``: ``[batch, frame_stack, *frame_shape]``, oldest first."""
-        return self.frames[:, :-1]
-
 
 class ReplayMemory:
     """The newest ``capacity`` entries, and the earlier frames that their observations contain.
