@@ -225,7 +225,7 @@ class TrainingAttempt:
             parameters=collective_digest(learner.online.arrays()),
             seconds=self._checkpointer.seconds(),
         )
-        # From here on the run is finished, and run() leaves its directory alone.
+        # This finishes the run: run() does nothing in a directory with a result.
         write_document(directory / contract.RESULT, result)
 
 

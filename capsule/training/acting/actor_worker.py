@@ -113,7 +113,7 @@ class WorkerSettings(ABC):
 
     @property
     def batching(self) -> Batching:
-        """How the network is evaluated for many actors at once."""
+        """The way in which the network is evaluated for many actors at once."""
         return Batching.of(self.determinism, self.network.products, self.rows)
 
     @abstractmethod
@@ -248,7 +248,7 @@ class ActorWorker(ABC, Generic[AnyActor, Made]):
         """Let the actors of ``rows`` act with the same version; return the experience of each."""
 
     def _step(self, row: int, action: int) -> Transition:
-        """Take one step of one actor."""
+        """Take one step of the environment of one actor, and update its row."""
         actor = self._actors[row]
         transition = actor.environment.step(action)
         actor.age += 1
@@ -262,7 +262,7 @@ class ActorWorker(ABC, Generic[AnyActor, Made]):
         """Begin the next episode of an actor's environment."""
         actor = self._actors[row]
         actor.episode_return = 0.0
-        # Before tell(), because the reset determines the instruction.
+        # The reset comes before tell(), because it determines the instruction.
         self._begin(row, actor.environment.reset())
         self._rows.tell(row, actor.environment.instruction)
 

@@ -76,7 +76,7 @@ class ActorRows:
         self._told, self._vocabulary = [""] * count, vocabulary
 
     def begin(self, row: int, frame: Frame) -> None:
-        """Begin an episode with ``frame``, without anything before it."""
+        """Begin an episode with ``frame``, ``[*frame_shape]``, without anything before it."""
         self.stacks[row] = 0
         self.stacks[row, -1] = frame
         self.previous_actions[row] = NO_ACTION
@@ -84,7 +84,10 @@ class ActorRows:
         self.states[row] = 0
 
     def advance(self, row: int, action: int, reward: float, frame: Frame) -> None:
-        """Enter an action, its reward and the next frame; the caller sets the recurrent state."""
+        """Enter an action, its reward and the next frame, ``[*frame_shape]``.
+
+        The caller sets the recurrent state.
+        """
         self.previous_actions[row] = action
         self.previous_rewards[row] = reward
         self.stacks[row, :-1] = self.stacks[row, 1:]

@@ -109,7 +109,7 @@ def require_independent_rows(network: Network, inputs: Tensors, batching: Batchi
 
     Args:
         network: The network.
-        inputs: A full batch of different rows, such as random ones.
+        inputs: A full batch of different rows, such as random ones, ``[rows, …]`` each.
         batching: How batches are made.
 
     Returns:

@@ -252,11 +252,11 @@ class DeepQLearning(BaseTrainer):
             # Outside the region, because a CUDA graph repeats the host's numbers as they were when
             # it was captured.
             self.optimizer.advance()
-        # Theta changes only now: the actor and all shards have read theta_k.
+        # Theta changes only here, when the actor and all shards have read theta_k.
         self._descent()
 
     def _descend(self) -> None:
-        """Take the last gradient from theta_k to theta_{k+1}."""
+        """Descend the last gradient, from theta_k to theta_{k+1}."""
         gradient, optimizer = self._factored, self.optimizer
         if gradient is None:
             raise AssertionError("a gradient comes before its descent")

@@ -195,7 +195,7 @@ class ReplayMemory:
         terminals = (marks[:, -1] & _TERMINAL) != 0
         for row, column in np.argwhere(_before_episode(marks)):
             frames[row, column] = 0
-        # What follows a terminal entry in the ring is the first frame of another episode.
+        # The entry that follows a terminal entry in the ring belongs to another episode.
         frames[terminals, -1] = 0
         newest = slots[:, self._history]
         actions = self._ring.fields["actions"][newest].astype(np.int64)

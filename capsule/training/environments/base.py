@@ -93,7 +93,7 @@ class Environment(ABC):
         self._forget()
 
     def reset(self) -> Frame:
-        """Begin an episode and return its first frame."""
+        """Begin an episode and return its first frame, ``[*frame_shape]`` of ``frame_dtype``."""
         # Saved before _begin() draws, because restore() begins the episode again from here.
         self._start = self._stream_states()
         self._taken = self._no_actions()

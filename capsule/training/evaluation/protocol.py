@@ -321,7 +321,7 @@ class _Player:
 
     @property
     def sees_more(self) -> bool:
-        """Whether the start leads to a further observation."""
+        """Whether the rest of the start leads to a further observation."""
         return len(self.script) >= self.frame_skip
 
     def rehearse(self) -> None:

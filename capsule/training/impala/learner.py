@@ -128,13 +128,13 @@ class Impala(BaseTrainer):
         # before has published theta_k.
         self.publish()
         self.learn()
-        # Before the trace record is written and a state saved, so that the actors play meanwhile.
+        # Published before the trace record and a state are written, so that actors play meanwhile.
         self.publish()
         if self.step % self._spec.recording.trace_interval == 0:
             self.record()
 
     def publish(self) -> None:
-        """Give the actors theta_k, unless they have it already."""
+        """Publish theta_k to the actors, unless it was published already."""
         if self._published:
             return
         # A copy, because on a CPU the array shares the memory that the optimizer changes in place

@@ -171,7 +171,7 @@ class ImpalaPopulation:
     def train_step(self) -> None:
         """Let every member that is ready evolve; then train every member on one batch."""
         self._evolve()
-        # Before any member learns, so that the actors of all members play meanwhile.
+        # All members publish before any member learns, so that all actors play meanwhile.
         for member in self._members:
             member.publish()
         for number, member in enumerate(self._members):

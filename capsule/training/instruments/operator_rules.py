@@ -120,7 +120,7 @@ RULES: tuple[Rule, ...] = (
         (
             ("bmm",),
             ("torch.bmm when called on sparse-dense CUDA tensors",),
-            # By name, because torch is not imported here.
+            # Compared by name, because torch is not imported here.
             lambda arguments: str(arguments["self"].layout) != "torch.strided",
         ),
         (

@@ -63,7 +63,7 @@ _SCALED = {"nature", "shallow"}
 def unpacked(
     layout: FrameLayout, observations: torch.Tensor
 ) -> tuple[Sequence[torch.Tensor], torch.Tensor | None]:
-    """Take packed frames apart; others are left as they are.
+    """Return the images and numbers of packed frames; return other frames unchanged.
 
     Args:
         layout: Layout of a frame.

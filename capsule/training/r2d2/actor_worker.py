@@ -203,10 +203,10 @@ class SequenceWorker(ActorWorker[EpsilonGreedyActor, Experience]):
         values, after = self._evaluate(version, rows)
         for row, seen in zip(rows, values, strict=True):
             self._act(row, step, made[row], seen)
-        # After _act(), which keeps the states before the step if a sequence begins.
+        # Set after _act(), which keeps the states before the step if a sequence begins.
         self._rows.states[rows] = after
-        # Before the next episodes begin, because the value of a truncated episode's last frame
-        # depends on the recurrent state after its last step.
+        # Closed before the next episodes begin, because the value of a truncated episode's last
+        # frame depends on the recurrent state after its last step.
         cut_off = [row for row in rows if made[row].ended[step] and not made[row].terminals[step]]
         self._close(version, step, {row: made[row] for row in cut_off})
         for row, experience in made.items():

@@ -1,4 +1,4 @@
-"""How episodes are cut into overlapping sequences.
+"""Cutting episodes into overlapping sequences.
 
 The source is Kapturowski et al. 2019, OpenReview r1lyTjAqYX, sections 2.3 and 3.
 
@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class SequenceLayout:
-    """How episodes are cut into sequences.
+    """The lengths by which episodes are cut into sequences.
 
     Attributes:
         burn_in: Steps of the prefix.
@@ -145,8 +145,8 @@ class EpisodeCutter:
             if not (complete or (ended and steps > trained_before)):
                 break
             before = max(0, begin - layout.burn_in)
-            # What the prefix lacks at the beginning of the episode becomes padding, so that the
-            # trained rows of all sequences begin at the same row.
+            # The missing part of a prefix at the beginning of an episode becomes padding, so that
+            # the trained rows of all sequences begin at the same row.
             front = before - (begin - layout.burn_in)
             found.append(
                 CutSequence(

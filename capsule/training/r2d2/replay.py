@@ -128,8 +128,8 @@ class SequenceReplay:
     ``capacity / actors / period`` of them.
 
     Attributes:
-        layout: How episodes are cut.
-        actors: Logical actors.
+        layout: The lengths by which episodes are cut.
+        actors: Number of logical actors.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class SequenceReplay:
 
         Args:
             directory: The folder of the memory-mapped files; None keeps everything in memory.
-            layout: How episodes are cut.
+            layout: The lengths by which episodes are cut.
             actors: Number of logical actors.
             capacity: Entries kept, of all actors together.
             slack: Entries that an actor can add after a checkpoint without overwriting any that it

@@ -131,7 +131,7 @@ def mapped_array(
     path = directory / f"{name}.bin"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        # Not "wb", which would empty the file of an earlier attempt.
+        # "wb" would empty the file of an earlier attempt.
         with path.open("ab") as file:
             # The space is reserved now, because a full disk would kill the process when it writes
             # through the mapping.

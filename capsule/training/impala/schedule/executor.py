@@ -84,7 +84,7 @@ class Executor:
                 raise RuntimeError(f"update {update} waits for an unroll that no actor plays")
             self._arrived |= {played.actor: played for played in self._transport.finished()}
         items = [self._take(actor) for actor in actors]
-        # Before the learner works on the items, so that their actors play meanwhile.
+        # The actors continue before the learner works on their items, so that they play meanwhile.
         self._begin(update)
         return items
 
