@@ -44,6 +44,8 @@ compares every value:
 * Frames: two screens are converted to grey before their maximum is taken; M, C and N take the
   maximum of each colour first. The resize averages areas; C and N interpolate; M leaves it open.
 * No-ops: 1 to 30 emulator frames at the start of a game; C and N also have them after a lost life.
+* Time limits: if a limit ends an episode, the last transition bootstraps from the last frame; M and
+  the paper of N mention no limit in training.
 * Evaluation: N ends the running episode for it; here it comes after training, and training is the
   same with and without it. Unless the spec pins a start set, a run ranks its start sequences with
   its own final network; the paper ranks once for all runs.

@@ -28,6 +28,8 @@ Deviations from the paper (docs/papers/kapturowski2019.md compares every value):
   target network.
 * The first sequences of an episode are padded in front, so that its first ``burn_in`` steps are
   trained on, although in fewer sequences than later steps; the paper does not describe this case.
+* If a time limit ends an episode, its last steps bootstrap from its last state; the paper, whose
+  episodes are limited to 30 minutes, does not describe this case.
 * The replay memory keeps the newest entries of each actor, in equal shares, instead of the newest
   of all.
 
