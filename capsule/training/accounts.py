@@ -110,7 +110,7 @@ def surroundings(directory: Path) -> Surroundings:
 
 
 def _data_access() -> Literal["read-only", "writable"] | None:
-    """Return whether every mount of data sets is read-only; None if the run has no data sets."""
+    """Return "read-only" if every mount of data sets is; None if the run has no data sets."""
     folder = os.environ.get(contract.DATA_VARIABLE)
     if folder is None:
         return None

@@ -6,8 +6,8 @@ once. Answers are taken in any order, because the executor decides what is train
 
 *Nodes.* Environment variables are set before a worker's interpreter starts, and are read back in
 it, as are the flags of torch and of the maths libraries. Then the worker digests a pass of the
-run's own network (:mod:`~.preflight`). A node with another digest than this process is rejected
-(CAP-T351).
+run's own network (:mod:`~.preflight`). If this digest differs from that of this process, the run
+ends with an error that names the node (CAP-T351).
 
 *Losses.* Every unroll comes with a snapshot of its actor. When a worker is lost, another one begins
 with the last snapshots, and the outstanding unrolls are requested again. If the lost worker still
