@@ -3,9 +3,7 @@
 Updates are those of Kapturowski et al. 2019, Table 2: 64 sequences of 40 steps of burn-in and 80
 trained steps, 5-step targets, the network of Mnih et al. 2015 with an LSTM and dueling layers of
 512 units, in two shards of 32. The replay memory contains noise. The ceiling is the rate of large
-matrix products in binary32, with torch or Capsule, whichever is higher, measured in the same run.
-An update counts as the number of operations that the algorithm requires
-(:func:`update_operations`), whatever number an implementation executes.
+matrix products (``ceiling.py``), measured in the same run.
 
 16 actors play Breakout and fill the replay memory. Both are compared with ``plain_r2d2.py``, a
 plain implementation in torch's own modules, at its better thread count.
@@ -23,27 +21,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from ceiling import PLACES, PRODUCTS, figures, operations, print_products
 from gpu import GPU_KINDS, accelerator_of, determinism_of, speed_table
 from turns import median_ratio, serve, start, take_turns
 
 SEQUENCES = 256  # in the replay memory
 ACTORS = 16
 ACTOR_STEPS = 25  # of each in a segment: the paper's interval between updates
-SIDE = 1_024  # of the matrices
-SECONDS = 1.0  # of matrix products in a segment
-PLACES = {"conv1": 20 * 20, "conv2": 9 * 9, "conv3": 7 * 7}  # outputs of each filter
 
 
 @dataclass(frozen=True)
@@ -62,7 +56,6 @@ class Contender:
         return f"{self.role}, {where}"
 
 
-CEILINGS = ("matrix product, torch", "matrix product, capsule")
 LEARNER, PLAIN_LEARNER = "learner, capsule", "learner, plain torch"
 ACTING, PLAIN_ACTING = "actors, capsule", "actors, plain torch"
 
@@ -101,7 +94,7 @@ def compare(options: argparse.Namespace) -> None:
     counts = sorted({1, options.workers})
     contenders: list[Contender] = []
     if options.only != "actors":
-        contenders += [Contender(role, options.workers) for role in (*CEILINGS, LEARNER)]
+        contenders += [Contender(role, options.workers) for role in (*PRODUCTS, LEARNER)]
         contenders += [Contender(PLAIN_LEARNER, count) for count in counts]
         if options.gpu:
             contenders += on_gpu
@@ -120,18 +113,15 @@ def compare(options: argparse.Namespace) -> None:
 
 def report_learner(speeds: Mapping[Contender, Sequence[float]]) -> None:
     """Print the ceiling and the learners."""
-    operations = update_operations()
-    print(f"{operations / 1e9:.0f} billion operations per update\n")
-    print(f"{'billion operations/s':34} {'median':>8} {'best':>8}")
-    for contender, values in speeds.items():
-        if contender.role in CEILINGS:
-            print(f"{contender.name:34} {_figures(values, 1e-9)}")
-    ceiling = best(speeds, CEILINGS)
+    counted = update_operations()
+    print(f"{counted / 1e9:.0f} billion operations per update\n")
+    print_products({each.name: v for each, v in speeds.items() if each.role in PRODUCTS})
+    ceiling = best(speeds, [*PRODUCTS])
     print()
     report(speeds, LEARNER, PLAIN_LEARNER, "updates/s")
     for contender, values in speeds.items():
         if contender.role in (LEARNER, PLAIN_LEARNER) and not contender.gpu:
-            share = operations * median_ratio(values, ceiling)
+            share = counted * median_ratio(values, ceiling)
             print(f"{contender.name:34} {share:8.1%} of the ceiling")
     print()
 
@@ -143,20 +133,13 @@ def report(speeds: Mapping[Contender, Sequence[float]], ours: str, plain: str, u
     for contender, values in speeds.items():
         if contender.role in (ours, plain):
             ratio = median_ratio(values, baseline)
-            print(f"{contender.name:34} {_figures(values)}   {ratio:6.2f}")
+            print(f"{contender.name:34} {figures(values)}   {ratio:6.2f}")
 
 
 def best(speeds: Mapping[Contender, Sequence[float]], roles: Sequence[str]) -> Sequence[float]:
     """Return the values of the contender with the highest median among ``roles``."""
     values = (found for contender, found in speeds.items() if contender.role in roles)
     return max(values, key=statistics.median)
-
-
-def _figures(values: Sequence[float], scale: float = 1.0) -> str:
-    return f"{statistics.median(values) * scale:8.3f} {max(values) * scale:8.3f}"
-
-
-# --- counting -------------------------------------------------------------------------------------
 
 
 def update_operations() -> float:
@@ -184,39 +167,6 @@ def update_operations() -> float:
     )
 
 
-def operations(
-    shapes: Mapping[str, Sequence[int]],
-    places: Mapping[str, int],
-    *,
-    burn_in: int,
-    trained: int,
-    beyond: int,
-) -> float:
-    """Count the multiplications and additions of the products of one update.
-
-    Both networks see all observations. No heads are needed in the burn-in; the backward pass, twice
-    the forward one, goes through the trained observations of one network and needs no gradient for
-    images. Operations other than products are not counted.
-
-    Args:
-        shapes: Parameter name to shape.
-        places: Outputs of each filter, by layer; 1 for layers not named.
-        burn_in: Number of observations before the trained ones, in all sequences.
-        trained: Number of observations with a gradient.
-        beyond: Number of observations after them, which are used only to bootstrap.
-    """
-    row = {
-        name: 2.0 * math.prod(shape) * places.get(name.removesuffix(".weight"), 1)
-        for name, shape in shapes.items()
-        if name.endswith(".weight")
-    }
-    heads = sum(count for name, count in row.items() if name.startswith(("advantage", "value")))
-    forward = sum(row.values())
-    backward = 2 * forward - row["conv1.weight"]
-    everything = 2 * burn_in * (forward - heads) + 2 * (trained + beyond) * forward
-    return everything + trained * backward
-
-
 # --- contenders -----------------------------------------------------------------------------------
 
 
@@ -237,14 +187,13 @@ def start_contender(contender: Contender) -> subprocess.Popen[str]:
 def work(contender: Contender) -> None:
     """Run segments on request; report the speed of each, per second."""
     roles: dict[str, Callable[[Contender], Iterator[float]]] = {
-        CEILINGS[0]: _torch_products,
-        CEILINGS[1]: _own_products,
         LEARNER: _learner,
         PLAIN_LEARNER: _plain_learner,
         ACTING: _actors,
         PLAIN_ACTING: _plain_actors,
     }
-    segments = roles[contender.role](contender)
+    products = PRODUCTS.get(contender.role)
+    segments = products(contender.workers) if products else roles[contender.role](contender)
     clock: Callable[[], float] = getattr(time, contender.clock)
 
     def measure() -> float:
@@ -292,40 +241,6 @@ def _prepared(contender: Contender) -> Any:
     flags.prepare(spec)
     flags.apply(spec)
     return spec
-
-
-def _torch_products(contender: Contender) -> Iterator[float]:
-    import torch
-
-    torch.set_num_threads(contender.workers)
-    left, right = torch.randn(2, SIDE, SIDE)
-    result = torch.empty(SIDE, SIDE)
-    return _repeat(lambda: torch.mm(left, right, out=result), 1)
-
-
-def _own_products(contender: Contender) -> Iterator[float]:
-    import torch
-
-    from capsule.training.layers import kernels
-
-    torch.set_num_threads(1)
-    left, right = torch.randn(2, SIDE, SIDE)
-    pool = ThreadPoolExecutor(contender.workers)
-
-    def product(_: int) -> None:
-        kernels.matrix_product(left, right)
-
-    return _repeat(lambda: list(pool.map(product, range(contender.workers))), contender.workers)
-
-
-def _repeat(multiply: Callable[[], object], products: int) -> Iterator[float]:
-    """Multiply matrices for a second at a time; yield the number of operations."""
-    while True:
-        done, until = 0, time.perf_counter() + SECONDS
-        while time.perf_counter() < until:
-            multiply()
-            done += products
-        yield done * 2.0 * SIDE**3
 
 
 def _learner(contender: Contender) -> Iterator[float]:

@@ -9,19 +9,6 @@ import torch
 from capsule.training.losses.r2d2 import double_q_targets
 
 
-def test_the_operations_of_an_update_are_counted():
-    shapes = {
-        "conv1.weight": (2, 3, 2, 2),  # 24 multiply-adds at each of 10 places
-        "conv1.bias": (2,),
-        "lstm.inputs.weight": (8, 5),  # 40
-        "advantage1.weight": (4, 2),  # 8
-        "value1.weight": (4, 2),  # 8
-    }
-    # A row forwards: 2 (240 + 40 + 16) = 592; without heads 560; backwards 2 x 592 - 480 = 704.
-    counted = r2d2.operations(shapes, {"conv1": 10}, burn_in=3, trained=6, beyond=1)
-    assert counted == 2 * 3 * 560 + 2 * 7 * 592 + 6 * 704
-
-
 def test_an_update_of_the_papers_size():
     # Multiply-adds of a row: convolutions 7,737,344, LSTM (3136 + 19 + 512) x 2048, heads.
     heads = 2 * 512 * 512 + 512 * 19

@@ -54,8 +54,8 @@ class OperatorCall(Model):
 
     operator: str
     where: str | None = Field(
-        description="Innermost line of the program in the call stack, as FILE:LINE; null if there "
-        "is none."
+        description="Innermost line of the program in the call stack, as FILE:LINE; null if no "
+        "line of the program is in it."
     )
     arguments: dict[str, str] = Field(description="Numbers among the arguments, by position.")
     inputs: tuple[str, ...] = Field(description="Digests of the tensors among the arguments.")

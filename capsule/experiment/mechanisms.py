@@ -81,15 +81,15 @@ class TrainerUse(Model):
     device: str = Field(description="Device of the networks, e.g. 'cpu' or 'cuda:0'.")
     actors: PositiveInt
     schedule: Literal["serial", "lockstep", "recorded", "replayed", "live"] = Field(
-        description="What determined the order in which experience was trained on. 'serial': one "
-        "actor that alternates with the learner; 'lockstep': a rule; 'recorded': the order of "
-        "arrival, which was recorded; 'replayed': the log of an earlier run; 'live': the order of "
-        "arrival, which was not recorded."
+        description="What determined the order in which experience was trained on. 'serial': the "
+        "algorithm, with one actor; 'lockstep': a rule; 'recorded': the order of arrival, which "
+        "was recorded; 'replayed': the log of an earlier run; 'live': the order of arrival, which "
+        "was not recorded."
     )
     inference: Inference | None = Field(
         None,
-        description="How the requests of actors were answered; null for trainers whose actors make "
-        "none.",
+        description="How the requests of actors were answered; null for trainers whose actors send "
+        "no requests.",
     )
 
 
@@ -106,5 +106,5 @@ class Mechanisms(Model):
         description="What the trainer used; null for your own program."
     )
     process: PositiveInt | None = Field(
-        description="Process id of your own program; null for one of Capsule's trainers."
+        description="Process id of your own program; null if a trainer of Capsule ran instead."
     )

@@ -12,14 +12,14 @@ from capsule.study.kubernetes import Kubernetes
 from capsule.study.kubernetes_job import JobTemplate
 from capsule.study.local import Local
 from capsule.study.ray import Ray
-from capsule.study.running import Batch
+from capsule.study.running import MemberBatch
 from capsule.study.slurm import Slurm
 
 
 class Backend(Protocol):
     """A way of running members."""
 
-    def run(self, batch: Batch, on_poll: Callable[[], None]) -> None:
+    def run(self, batch: MemberBatch, on_poll: Callable[[], None]) -> None:
         """Run members until each has ended, and call ``on_poll`` meanwhile.
 
         Raises:

@@ -23,7 +23,7 @@ from capsule.host.errors import CapsuleError
 from capsule.host.outputs import write_output
 from capsule.host.wording import counted
 from capsule.study.directory import Outcome, StudyDirectory
-from capsule.study.running import Batch
+from capsule.study.running import MemberBatch
 
 MEMBERS = ".members"
 HOST_MEMORY_MB = 512  # of 'capsule run' and 'capsule study member', which have 140 MB on CartPole
@@ -100,7 +100,7 @@ class Reservation(NamedTuple):
     gpus: int
 
 
-def reservation(batch: Batch) -> Reservation:
+def reservation(batch: MemberBatch) -> Reservation:
     """Return what each of some members needs: the study's resources, or their largest limits."""
     resources = batch.study.lock.study.resources
     limits = [spec.limits for spec in batch.specs]
@@ -198,7 +198,7 @@ class Scheduler(ABC):
     programs: ClassVar[Programs]
 
     @abstractmethod
-    def submit(self, batch: Batch, interruptions: Interrupts) -> Iterable[JobArray]:
+    def submit(self, batch: MemberBatch, interruptions: Interrupts) -> Iterable[JobArray]:
         """Submit members, and yield each array as soon as it exists.
 
         The caller cancels all arrays if one cannot be submitted.
@@ -212,7 +212,7 @@ class Scheduler(ABC):
             KeyboardInterrupt: It was interrupted.
         """
 
-    def run(self, batch: Batch, on_poll: Callable[[], None]) -> None:
+    def run(self, batch: MemberBatch, on_poll: Callable[[], None]) -> None:
         """Run members; see :class:`capsule.study.backends.Backend`.
 
         A member whose job an earlier command submitted is not submitted again while it waits or
@@ -247,7 +247,7 @@ class Scheduler(ABC):
                 fix=f"Nothing has to be done: {look}. '{cancel}' cancels the members.",
             ) from None
 
-    def _earlier(self, batch: Batch) -> dict[str, JobArray]:
+    def _earlier(self, batch: MemberBatch) -> dict[str, JobArray]:
         """Return the earlier arrays in which members still wait or run, by these members."""
         places, wanted = {}, {*batch.names}
         for path in sorted((batch.study.path / self.folder).glob(f"*{MEMBERS}")):
@@ -259,7 +259,7 @@ class Scheduler(ABC):
                     places[name] = array
         return places
 
-    def _submit(self, batch: Batch, places: dict[str, JobArray]) -> None:
+    def _submit(self, batch: MemberBatch, places: dict[str, JobArray]) -> None:
         """Submit members, write down where they are, and add it to ``places``.
 
         After an error, arrays are cancelled; those that cannot be stay written down.

@@ -22,7 +22,7 @@ from capsule.host.errors import CapsuleError
 from capsule.study.directory import CONSOLE, StudyDirectory
 from capsule.study.jobs import Element, JobArray, Programs, Scheduler
 from capsule.study.kubernetes_job import JobTemplate, job_name
-from capsule.study.running import Batch
+from capsule.study.running import MemberBatch
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 JOB = "batch.kubernetes.io/job-name"
@@ -118,7 +118,7 @@ class Kubernetes(Scheduler):
     array = IndexedJob
     programs = PROGRAMS
 
-    def submit(self, batch: Batch, interruptions: Interrupts) -> list[JobArray]:
+    def submit(self, batch: MemberBatch, interruptions: Interrupts) -> list[JobArray]:
         """Create one Job for all members: an Indexed Job has up to 100,000 indexes."""
         name = job_name(batch.study.lock.study.name, secrets.token_hex(4))
         manifest = self.template.manifest(name, batch)

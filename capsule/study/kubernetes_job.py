@@ -20,7 +20,7 @@ from typing import Any
 from capsule.host.errors import CapsuleError
 from capsule.host.yaml_document import FieldPath, YamlDocument, dotted
 from capsule.study.jobs import reservation
-from capsule.study.running import STOP_SECONDS, Batch
+from capsule.study.running import STOP_SECONDS, MemberBatch
 
 GRACE_SECONDS = int(STOP_SECONDS) + 30  # to save a run's state, and to say how it ended
 GPU = "nvidia.com/gpu"
@@ -62,7 +62,7 @@ class JobTemplate:
         found = _value(self.document.tree, ("metadata", "namespace"))
         return None if found is None else str(found)
 
-    def manifest(self, name: str, batch: Batch) -> dict[str, Any]:
+    def manifest(self, name: str, batch: MemberBatch) -> dict[str, Any]:
         """Return the manifest of a Job with an index for each member.
 
         Args:
@@ -123,7 +123,7 @@ def job_name(study: str, suffix: str) -> str:
     return f"{re.sub(r'[^a-z0-9-]+', '-', study)[:_NAME_LENGTH].strip('-')}-{suffix}"
 
 
-def _filled_in(name: str, batch: Batch) -> Iterator[tuple[FieldPath, Any]]:
+def _filled_in(name: str, batch: MemberBatch) -> Iterator[tuple[FieldPath, Any]]:
     """Yield every field that Capsule sets, and None for those that must not be set."""
     cores, memory, minutes, gpus = reservation(batch)
     pod: FieldPath = ("spec", "template", "spec")
@@ -157,7 +157,7 @@ def _filled_in(name: str, batch: Batch) -> Iterator[tuple[FieldPath, Any]]:
             yield (*CONTAINER, "resources", kind, resource), quantity
 
 
-def _command(batch: Batch) -> list[str]:
+def _command(batch: MemberBatch) -> list[str]:
     """Return the command of a pod, which takes its member from the list by its index."""
     script = _SCRIPT.format(
         command=shlex.join(["capsule", "study", "member", str(batch.study.path.absolute())]),

@@ -11,7 +11,7 @@ from capsule.host.errors import CapsuleError
 from capsule.host.wording import counted
 from capsule.machine.devices import choose_devices, read_devices, visible_devices
 from capsule.machine.gpu import load_nvml
-from capsule.study.running import Batch, run_locally
+from capsule.study.running import MemberBatch, run_locally
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Local:
     processes: int | None = None
     note: Callable[[str], None] = lambda _: None
 
-    def run(self, batch: Batch, on_poll: Callable[[], None]) -> None:
+    def run(self, batch: MemberBatch, on_poll: Callable[[], None]) -> None:
         """Run members; see :class:`capsule.study.backends.Backend`.
 
         Raises:

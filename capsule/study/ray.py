@@ -25,7 +25,7 @@ from capsule.engine.supervise import interrupts
 from capsule.host.errors import CapsuleError
 from capsule.study.directory import Outcome, StudyDirectory
 from capsule.study.jobs import SETTLE_SECONDS, reservation
-from capsule.study.running import STOP_SECONDS, Batch, stop_signals_interrupt
+from capsule.study.running import STOP_SECONDS, MemberBatch, stop_signals_interrupt
 
 if TYPE_CHECKING:
     from capsule.training.impala.actors.ray.connection import Cluster
@@ -51,7 +51,7 @@ class Ray:
     note: Callable[[str], None]
     settle_seconds: float = SETTLE_SECONDS
 
-    def run(self, batch: Batch, on_poll: Callable[[], None]) -> None:
+    def run(self, batch: MemberBatch, on_poll: Callable[[], None]) -> None:
         """Run members; see :class:`capsule.study.backends.Backend`.
 
         Raises:
@@ -74,7 +74,7 @@ class Ray:
         finally:
             cluster.leave([])
 
-    def _run(self, cluster: Cluster, batch: Batch, on_poll: Callable[[], None]) -> None:
+    def _run(self, cluster: Cluster, batch: MemberBatch, on_poll: Callable[[], None]) -> None:
         """Run members; after any error, interrupt them, so that they save their state."""
         tasks: dict[Any, str] = {}
         try:
@@ -189,14 +189,14 @@ def _connected(address: str) -> Cluster:
         raise CapsuleError("CAP-Y022", error.message, fix=error.fix) from error
 
 
-def _resources(batch: Batch) -> dict[str, int]:
+def _resources(batch: MemberBatch) -> dict[str, int]:
     """Return what a task reserves, as options of Ray's."""
     needed = reservation(batch)
     # Ray counts memory in bytes.
     return {"num_cpus": needed.cores, "memory": needed.memory_mb << 20, "num_gpus": needed.gpus}
 
 
-def _submit(cluster: Cluster, batch: Batch, name: str, resources: dict[str, int]) -> Any:
+def _submit(cluster: Cluster, batch: MemberBatch, name: str, resources: dict[str, int]) -> Any:
     """Submit a member, and return what Ray knows its task by."""
     folder = str(batch.study.path.absolute())
     arguments = ["study", "member", folder, name, *batch.options.arguments()]

@@ -54,7 +54,7 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
-class Batch:
+class MemberBatch:
     """Members of a study that are run together.
 
     Attributes:
@@ -220,7 +220,7 @@ def outcome_of(status: int, printed: bytes, console: Path) -> Outcome | None:
 
 
 def run_locally(
-    batch: Batch,
+    batch: MemberBatch,
     processes: int,
     on_poll: Callable[[], None],
     gpus: Sequence[str] = (),

@@ -39,7 +39,7 @@ from capsule.host.errors import CapsuleError
 from capsule.host.locks import lock_open
 from capsule.study.directory import StudyDirectory
 from capsule.study.jobs import Element, JobArray, Programs, Scheduler, reservation
-from capsule.study.running import Batch
+from capsule.study.running import MemberBatch
 
 FOLDER = "slurm"
 SUBMISSION = ".submission"
@@ -128,7 +128,7 @@ class Slurm(Scheduler):
     array = SlurmArray
     programs = PROGRAMS
 
-    def _earlier(self, batch: Batch) -> dict[str, JobArray]:
+    def _earlier(self, batch: MemberBatch) -> dict[str, JobArray]:
         self._recover(batch.study)
         return super()._earlier(batch)
 
@@ -149,7 +149,7 @@ class Slurm(Scheduler):
                     self.write_down(study, SlurmArray(job, members))
                 path.unlink()
 
-    def submit(self, batch: Batch, interruptions: Interrupts) -> Iterator[JobArray]:
+    def submit(self, batch: MemberBatch, interruptions: Interrupts) -> Iterator[JobArray]:
         """Submit members as one array, or as several where that would be too large."""
         largest = _largest_array()
         if cut := _cut_variables():
@@ -241,7 +241,7 @@ def _cut_variables() -> list[str]:
     return sorted(name for name in os.environ if _READ.fullmatch(name) and name not in exported)
 
 
-def _sbatch(batch: Batch, name: str) -> list[str]:
+def _sbatch(batch: MemberBatch, name: str) -> list[str]:
     """Return the command that submits members; the study's resources are theirs."""
     folder = str(batch.study.path.absolute())
     cores, memory, minutes, gpus = reservation(batch)
@@ -257,7 +257,7 @@ def _sbatch(batch: Batch, name: str) -> list[str]:
     ]
 
 
-def _script(batch: Batch) -> str:
+def _script(batch: MemberBatch) -> str:
     """Return the script of an array."""
     command = [sys.executable, "-m", "capsule", "study", "member", str(batch.study.path.absolute())]
     return _SCRIPT.format(

@@ -1,6 +1,6 @@
-"""The inside of the image: streams, environments, replay, trainers, trace, checkpoints.
+"""The code inside the image: trainers, environments, streams, traces, checkpoints, user programs.
 
-A user program may use two names: ``from capsule.training import arrivals, run``.
+User programs import ``arrivals``, ``run`` and ``Recorder`` from here; all other names are internal.
 """
 
 from __future__ import annotations

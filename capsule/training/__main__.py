@@ -1,4 +1,4 @@
-"""``python -m capsule.training RUN_DIRECTORY``: do the job that the directory holds."""
+"""``python -m capsule.training RUN_DIRECTORY``: execute the job of a run directory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from capsule.training.state.run_directory import Interrupted
 
 
 def main(arguments: list[str]) -> int:
-    """Run the job in the directory named by the only argument; return the exit status."""
+    """Execute the job of the directory named by the only argument; return the exit status."""
     if len(arguments) != 1 or not Path(arguments[0]).is_dir():
         sys.stderr.write("usage: python -m capsule.training RUN_DIRECTORY\n")
         return ExitCode.USAGE

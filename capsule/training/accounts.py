@@ -1,9 +1,8 @@
 """The mechanisms that a run used: its surroundings, its Python processes, its trainer.
 
 Each Python process of a run appends lines to ``interpreters.jsonl``
-(:mod:`capsule.training.determinism.child_processes`); here they are counted. A user
-program can write into that file, as into everything else in the run directory: its account is
-its own word.
+(:mod:`capsule.training.determinism.child_processes`), which this module counts. A user program can
+write to this file, as to all others in the run directory, so its account cannot be trusted.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ from capsule.experiment.mounts import file_system_of, is_mounted_read_only
 from capsule.training.determinism.child_processes import note_start, note_torch
 from capsule.training.state.run_directory import write_document
 
-# A user program can write to the file as well, so what is read of it is bounded.
+# A user program can write to the file, so only a bounded part of it is read.
 MAX_ACCOUNT_BYTES = 64 << 20
-# The digit leaves out nvidiactl and nvidia-uvm, which are not GPUs. dxg belongs to WSL 2, and kfd
-# to AMD's driver.
+# The digit excludes nvidiactl and nvidia-uvm, which are not GPUs. dxg belongs to WSL 2, and kfd to
+# AMD's driver.
 _GPU_DEVICES = ("nvidia[0-9]*", "dxg", "kfd", "dri/renderD*")
 _UP, _REJECTED = 0x0001, 0x0200  # RTF_UP, RTF_REJECT of linux/route.h
-_MULTICAST = "ff"  # the first byte of such an IPv6 address
+_MULTICAST = "ff"  # the first byte of an IPv6 multicast address
 
 
 class _Line(Model):
-    """The record of one process: of its start, or of torch."""
+    """A record of one process: of its start, or of torch's flags."""
 
     hash_seed: str | None = None
     restarted: bool = False
@@ -52,16 +51,16 @@ class _Line(Model):
 
 @contextmanager
 def accounted(directory: Path, flags: Mapping[str, str]) -> Iterator[None]:
-    """Have the trainer's process, and every Python process that it starts, tell about itself.
+    """Let this process, and every Python process that it starts, write to the account of the run.
 
     Args:
         directory: The run directory.
-        flags: What this process read back of torch's flags.
+        flags: The flags that this process has read back.
     """
     before = os.environ.get(contract.RUN_VARIABLE)
     os.environ[contract.RUN_VARIABLE] = str(directory.absolute())
     try:
-        # This interpreter started without the variable, so the hook at its start wrote nothing.
+        # This interpreter was started without the variable, so its start was not recorded.
         note_start()
         note_torch({name: value for name, value in flags.items() if name.startswith("torch.")})
         yield
@@ -74,12 +73,12 @@ def accounted(directory: Path, flags: Mapping[str, str]) -> Iterator[None]:
 def record_mechanisms(
     directory: Path, trainer: TrainerUse | None, *, process: int | None = None
 ) -> None:
-    """Write what the run used, at its end.
+    """Write the mechanisms that a run used, at its end.
 
     Args:
         directory: The run directory.
-        trainer: What the trainer did; None for a user program.
-        process: Process id of such a program.
+        trainer: The report of the trainer; None for a user program.
+        process: Process id of the user program.
 
     Raises:
         CapsuleError: CAP-T131, the file cannot be written.
@@ -111,7 +110,7 @@ def surroundings(directory: Path) -> Surroundings:
 
 
 def _data_access() -> Literal["read-only", "writable"] | None:
-    """Tell whether every mount of data sets is read-only; None if the run has no data sets."""
+    """Return "read-only" if every mount of data sets is; None if the run has no data sets."""
     folder = os.environ.get(contract.DATA_VARIABLE)
     if folder is None:
         return None
@@ -119,10 +118,10 @@ def _data_access() -> Literal["read-only", "writable"] | None:
 
 
 def interfaces(routes: Iterable[tuple[str, int]]) -> dict[str, Reach]:
-    """Return how far the routes of each interface lead.
+    """Return the reach of each interface by its routes, without the loopback interface.
 
     Args:
-        routes: Interface and length of the network prefix; 0 for a default route.
+        routes: Interface and length of the network prefix of each route; 0 for a default route.
     """
     found: dict[str, Reach] = {}
     for interface, prefix in routes:
@@ -133,7 +132,7 @@ def interfaces(routes: Iterable[tuple[str, int]]) -> dict[str, Reach]:
 
 
 def interpreters(directory: Path) -> Interpreters | None:
-    """Count what the run's Python processes told; None if that is not what they wrote."""
+    """Count the records of the run's Python processes; None if the file is not such an account."""
     try:
         with open_regular(directory / contract.INTERPRETERS, follow=False) as stream:
             data = stream.read(MAX_ACCOUNT_BYTES + 1)
@@ -141,7 +140,7 @@ def interpreters(directory: Path) -> Interpreters | None:
             return None
         lines = [_Line.model_validate_json(line) for line in data.splitlines()]
     except FileNotFoundError:
-        lines = []  # no Python process was started; the launcher's report tells if that is so
+        lines = []  # no Python process was started, which the launcher's report can confirm
     except (OSError, ValidationError):
         return None
     torch = Counter(tuple(sorted(line.torch.items())) for line in lines if line.torch is not None)
@@ -160,16 +159,15 @@ def _routes_4() -> Iterator[tuple[str, int]]:
     for line in _lines("/proc/net/route")[1:]:
         interface, _, _, flags, *_, mask, _, _, _ = line.split()
         if _usable(flags):
-            # The kernel prints the mask in the machine's byte order, which does not change how many
-            # bits are set.
+            # The kernel prints the mask in the machine's byte order, which does not affect the
+            # number of bits.
             yield interface, int(mask, 16).bit_count()
 
 
 def _routes_6() -> Iterator[tuple[str, int]]:
     for line in _lines("/proc/net/ipv6_route"):
         destination, prefix, *_, flags, interface = line.split()
-        # The kernel gives every interface that is up a route for multicast, which says nothing
-        # about how far the interface reaches.
+        # Every interface that is up has a route for multicast, which does not show its reach.
         if _usable(flags) and not destination.startswith(_MULTICAST):
             yield interface, int(prefix, 16)
 

@@ -1,4 +1,4 @@
-"""The parts that all trainers share: theta, counts of episodes, trace records, and defaults."""
+"""The common parts of trainers: theta, counts of episodes, trace records, and defaults."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ RETURNS_KEPT = 100
 
 
 class BaseTrainer:
-    """A trainer with one set of parameters, as :class:`capsule.training.trainer.Trainer` has it.
+    """The base of trainers with one set of parameters; see :class:`Trainer`.
 
     Attributes:
         step: Agent steps so far, of all actors.
-        episodes: Episodes finished.
+        episodes: Number of finished episodes.
         returns: Episode returns of the last 100 episodes.
         loss: Loss of the last minibatch, None before the first.
-        online: Parameters theta, drawn from the stream ``initialization``.
+        online: Parameters theta.
     """
 
     _train_state: TrainState
@@ -48,12 +48,12 @@ class BaseTrainer:
         modules: Sequence[OwnModule],
         initialization: Initialization = "uniform",
     ) -> None:
-        """Draw theta.
+        """Draw theta from the stream ``initialization``.
 
         Args:
             context: The run.
             shapes: Name to shape of the network's parameters.
-            modules: The user modules that are parts of the network.
+            modules: The user modules of the network, which initialize their own parameters.
             initialization: Distribution of the other parameters.
         """
         self._context, self._spec = context, context.spec
@@ -74,39 +74,47 @@ class BaseTrainer:
         return math.fsum(self.returns) / len(self.returns) if self.returns else None
 
     def _count_episodes(self, returns: Sequence[float]) -> None:
-        """Take note of episodes that ended, by their episode returns."""
+        """Count episodes that ended, given their episode returns."""
         self.episodes += len(returns)
         self.returns.extend(returns)
 
     def _take_loss(self, parts: Sequence[torch.Tensor], *, share: int = 1, fix: str) -> None:
-        """Trace the losses of a minibatch's shards, and keep their sum, divided by ``share``.
+        """Trace the losses of a minibatch's shards, and set ``loss`` to their sum over ``share``.
+
+        Args:
+            parts: Loss of each shard, float32 scalars.
+            share: Divisor of the sum.
+            fix: Remedy in the message of the error.
 
         Raises:
-            CapsuleError: CAP-T151, it is not a finite number.
+            CapsuleError: CAP-T151, the loss is not finite.
         """
-        # On a GPU this waits for the gradient, so it is never part of a captured region
+        # On a GPU this waits for the gradient, so it must not be part of a captured region
         # (cuda_graph.py).
         losses = [float(part) for part in parts]
         self._trace.add("loss", struct.pack(f"<{len(losses)}d", *losses))
-        # sum() of floats gives other bits from Python 3.12 on, and fsum() rejects infinities.
+        # The bits of sum() differ from Python 3.12 on, and fsum() rejects infinities.
         self.loss = reduce(add, losses) / share
         if not math.isfinite(self.loss):
             raise CapsuleError("CAP-T151", f"the loss is {self.loss} at step {self.step}", fix=fix)
 
     def _gradient_tensors(self) -> Sequence[torch.Tensor] | None:
-        """Return the last gradient, a flat tensor for each of theta's; None before the first."""
+        """Return the last gradient as one flat tensor for each of theta; None before the first."""
         return self.online.split(self._gradient) if len(self._gradient) else None
 
     def digests(self) -> dict[str, dict[str, str]]:
-        """Return the components of a trace record that are tensors: name to digest."""
+        """Return the tensors of a trace record: component to tensor name to digest."""
         return self._train_state.digests(self._gradient_tensors())
 
     def take_unrolls(self) -> dict[str, str] | None:
-        """Return name to digest of the unrolls trained on since the last call; None: no unrolls."""
+        """Return name to digest of the unrolls trained on since the last call.
+
+        None for trainers without unrolls.
+        """
         return None
 
     def record(self, *, complete: bool = False) -> None:
-        """Write one trace record, with every tensor where ``tensor_interval`` asks for it.
+        """Write one trace record; see :meth:`Trainer.record`.
 
         Raises:
             CapsuleError: CAP-T116, the GPU had too little memory.
@@ -124,7 +132,7 @@ class BaseTrainer:
         )
 
     def tensor_names(self) -> list[str]:
-        """Return the most names that :meth:`tensors` can have during the run."""
+        """See :meth:`Trainer.tensor_names`."""
         return self._train_state.names()
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
@@ -135,8 +143,8 @@ class BaseTrainer:
         """Return a JSON-safe snapshot of everything but the tensors, streams and trace.
 
         Raises:
-            CapsuleError: CAP-T116, the GPU had too little memory: the process that resumes from
-                here could not know it.
+            CapsuleError: CAP-T116, the GPU had too little memory. A process that resumes from the
+                snapshot could not detect this.
         """
         check_memory(self.online.flat.device)
         return {
@@ -152,12 +160,12 @@ class BaseTrainer:
 
         Args:
             step: Agent steps taken.
-            state: What :meth:`state` returned.
-            tensors: What :meth:`tensors` returned.
+            state: The result of :meth:`state`.
+            tensors: The result of :meth:`tensors`.
 
         Raises:
-            CapsuleError: An environment, a replay memory or the schedule that was recorded so far
-                does not return to it.
+            CapsuleError: An environment, the replay memory or the recorded schedule cannot return
+                to the snapshot.
         """
         self.step, self.episodes = step, state["episodes"]
         self.returns = deque(state["returns"], RETURNS_KEPT)
@@ -165,9 +173,9 @@ class BaseTrainer:
         self._train_state.load(tensors)
 
     def stream_profiles(self) -> list[StreamProfile]:
-        """Return the profiles of the trainer's own streams, none by default."""
+        """Return the profiles of the trainer's own streams; by default there are none."""
         return []
 
     def artifacts(self) -> dict[str, bytes]:
-        """Return the trainer's own files of the run directory, none by default."""
+        """Return the trainer's own files of the run directory; by default there are none."""
         return {}

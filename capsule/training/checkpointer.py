@@ -1,4 +1,4 @@
-"""Checkpoints of a run, which are claimed, and the states from which a run is resumed."""
+"""Checkpoints of a run, which are part of its claims, and states from which it is resumed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from capsule.training.trainer import Trainer, state_interval
 
 
 class Checkpointer:
-    """Writes checkpoints and resume states, and restores a run from the last of these."""
+    """Writes checkpoints and resume states, and restores a run from the last resume state."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Checkpointer:
         *,
         keeps_states: bool,
     ) -> None:
-        """Begin without a checkpoint; :meth:`restore` decides where the run continues.
+        """Begin without a checkpoint; :meth:`restore` must follow.
 
         Args:
             directory: The run directory.
@@ -50,7 +50,7 @@ class Checkpointer:
             learner: The trainer, newly made.
             streams: Every stream of the run.
             trace: The trace of the run.
-            keeps_states: Whether the states at claimed checkpoints are kept for verifiers, which
+            keeps_states: Whether the states at claimed checkpoints are kept for verifiers that
                 re-execute the run in segments.
 
         Raises:
@@ -64,15 +64,15 @@ class Checkpointer:
         self._seconds_before = 0.0
 
     def seconds(self) -> float:
-        """Return how long the run has trained, all attempts together."""
+        """Return the seconds that the run has trained, in all attempts together."""
         return self._seconds_before + time.monotonic() - self._started
 
     def restore(self) -> None:
         """Restore the last saved state, if there is one.
 
         Raises:
-            CapsuleError: CAP-T121, CAP-T132, CAP-T133: the state or the trace is damaged, or of
-                another spec; or what the trainer raises.
+            CapsuleError: CAP-T121, the trace is shorter than the state; CAP-T132, the state is
+                damaged; CAP-T133, it belongs to another spec; or as :meth:`Trainer.restore`.
         """
         saved = load_resume_state(self._directory / contract.STATE, self._spec.digest())
         if saved is None:
@@ -85,16 +85,16 @@ class Checkpointer:
             self._trace.restore(state.trace)
             self._learner.restore(state.step, state.trainer, tensors)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            # Each object wrote its own part, whose fields are known only to itself. States can come
-            # from a bundle.
+            # Each object reads its own part of the state, which may be malformed, because states
+            # can come from an untrusted bundle.
             reason = f"cannot be restored ({type(error).__name__}: {error})"
             raise damaged(RESUME, reason) from error
         self._checkpoints = list(state.checkpoints)
         self._seconds_before = state.seconds
-        self._keep_state()  # unless the attempt that saved it did
+        self._keep_state()  # has no effect if the attempt that saved it has kept it
 
     def checkpoint(self, *, final: bool) -> bool:
-        """Claim a checkpoint, and save a state to resume from, where one is due.
+        """Claim a checkpoint, and save a state to resume from, if one is due.
 
         Args:
             final: Whether the run ends here.
@@ -107,18 +107,18 @@ class Checkpointer:
         """
         step = self._learner.step
         claimed = self._claims(step)
-        # States are also saved between claimed checkpoints that are far apart: a replay memory
-        # rejects more entries after a state than its slack holds.
+        # States are also saved between claimed checkpoints that are far apart, because a replay
+        # memory accepts only as many entries after a state as its slack.
         if claimed or final or step % state_interval(self._spec) == 0:
             tensors = self._learner.tensors()
             digests = tensor_digests(tensors)
             if claimed:
-                # A run that is killed before the state is saved makes this claim again when it
-                # resumes, and replaces these files. They have the same bytes then, unless a
-                # schedule is recorded: the actors' unrolls may arrive in another order.
+                # If the run is killed before the state is saved, it makes this claim again when it
+                # is resumed, and replaces these files. The new files have the same bytes, unless
+                # the schedule is recorded, because unrolls may then arrive in another order.
                 self._claim(tensors, digests)
             self._save(tensors, digests)
-            # Now, because the next state overwrites this one and removes its tensors.
+            # Kept now, because the next state replaces this one and removes its tensors.
             self._keep_state()
         return claimed
 
@@ -126,13 +126,13 @@ class Checkpointer:
         """Save a state to resume from.
 
         Raises:
-            CapsuleError: CAP-T131, a file cannot be written; the state before it is intact.
+            CapsuleError: CAP-T131, a file cannot be written; the previous state is intact.
         """
         tensors = self._learner.tensors()
         self._save(tensors, tensor_digests(tensors))
 
     def _claims(self, step: int) -> bool:
-        """Tell whether the checkpoint at ``step`` is claimed."""
+        """Return whether the checkpoint at ``step`` is claimed."""
         total = self._spec.trainer.total_steps
         return step % self._spec.recording.checkpoint_interval == 0 or step == total
 
@@ -142,18 +142,17 @@ class Checkpointer:
         self._checkpoints.append(checkpoint)
         path = self._directory / contract.CHECKPOINTS / contract.checkpoint_name(step)
         write_document(path.with_name(f"{path.name}.json"), checkpoint)
-        # Of earlier checkpoints only the digests are claimed: a bundle has the tensors of the last
-        # one.
+        # Only the digests of earlier checkpoints are claimed: a bundle contains the tensors of the
+        # last one.
         if step == self._spec.trainer.total_steps:
             save_tensors(path.with_name(f"{path.name}.safetensors"), tensors)
-        # The index follows the files that it names, so that a killed run never lists a missing
-        # one.
+        # The index is written after the files that it names, so that it never lists a missing one.
         index = CheckpointIndex(checkpoints=tuple(self._checkpoints))
         write_document(self._directory / contract.CHECKPOINT_INDEX, index)
 
     def _save(self, tensors: dict[str, NDArray[np.float32]], digests: dict[str, str]) -> None:
-        # These snapshots make the trace and a recorded schedule durable up to here, before the
-        # state that refers to them replaces the previous one.
+        # Taking these snapshots makes the trace and a recorded schedule durable, before the state
+        # that refers to them replaces the previous one.
         state = ResumeState(
             spec=self._spec.digest(),
             step=self._learner.step,
@@ -167,27 +166,27 @@ class Checkpointer:
         save_resume_state(self._directory / contract.STATE, state, tensors)
 
     def _keep_state(self) -> None:
-        """Keep the state that was saved last, where the next segment of the run begins with it."""
+        """Keep the state that was saved last, if a segment of the run begins with it."""
         step = self._learner.step
         if self._keeps_states and self._claims(step) and step < self._spec.trainer.total_steps:
             keep_state(self._directory, step)
 
 
 def _require_room(spec: TrainingSpec, names: Sequence[str]) -> None:
-    """Check that readers will accept the index of all checkpoints.
+    """Check that the index of all checkpoints will not be too large for its readers.
 
-    Of all limits of a document, its size is reached first: each value of a checkpoint comes with
-    the digest of a tensor. So the states to resume from are not too long for their reader, either.
+    The size of a document is its only limit that matters here, because most of an index consists of
+    digests. If the index is small enough, so are the states to resume from.
 
     Args:
         spec: The experiment.
-        names: Of the tensors of a checkpoint.
+        names: Names of the tensors of a checkpoint.
 
     Raises:
-        CapsuleError: CAP-T134, they will not.
+        CapsuleError: CAP-T134, the index would be too large.
     """
     total, interval = spec.trainer.total_steps, spec.recording.checkpoint_interval
-    number = -(-total // interval)  # the last step has a checkpoint in any case
+    number = -(-total // interval)  # rounded up, because the last step always has a checkpoint
     digest = "0" * 64
     largest = Checkpoint(step=total, tensors=dict.fromkeys(names, digest), trace_head=digest)
     room = MAX_DOCUMENT_BYTES - len(CheckpointIndex(checkpoints=()).document())

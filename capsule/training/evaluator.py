@@ -1,4 +1,4 @@
-"""The evaluation of a run: its networks are kept while it trains, and evaluated at its end."""
+"""The evaluation of a run: networks are kept during the training, and evaluated at its end."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ _PROGRESS = f"{contract.STATE}/evaluation.json"
 
 
 class EvaluationProgress(Model):
-    """The part of an evaluation that is done already when it is resumed."""
+    """The finished part of an evaluation, from which it is resumed."""
 
     stream: dict[str, Any] = Field(description="Stream 'evaluation' after the starts were chosen.")
     evaluation: Evaluation
 
 
 class Evaluator:
-    """Keeps the networks that a spec wants evaluated, and evaluates them."""
+    """Keeps the networks that a spec evaluates, and evaluates them."""
 
     def __init__(
         self,
@@ -65,10 +65,10 @@ class Evaluator:
             directory: The run directory.
             spec: The experiment.
             learner: The trainer.
-            seeds: The spec's, with a root in them.
+            seeds: The spec's ``seeds`` section, with the root seed of the run.
             stream: The stream ``evaluation``.
             stop: When set, :class:`Interrupted` is raised in the middle of an evaluation.
-            workers: Threads to use.
+            workers: Number of threads.
         """
         self._directory, self._spec, self._learner = directory, spec, learner
         self._seeds, self._stream = seeds, stream
@@ -76,9 +76,9 @@ class Evaluator:
         self._steps = evaluated_steps(spec)
 
     def keep_network(self) -> None:
-        """Keep the network where it is to be evaluated.
+        """Save the network if the spec evaluates that of the current step.
 
-        It is evaluated at the end, because the final network chooses the starts.
+        It is evaluated at the end of the run, because the final network ranks the starts.
         """
         if self._learner.step in self._steps:
             save_tensors(self._path(self._learner.step), self._learner.online.arrays())
@@ -86,16 +86,16 @@ class Evaluator:
     def evaluate(self) -> Iterator[int]:
         """Evaluate the kept networks in order, as many at a time as there are threads.
 
-        Each thread plays in environments of its own, which are made once: loading games takes
+        Each thread has environments of its own, which are made once, because loading games takes
         longer than playing them.
 
         Yields:
-            The last step whose network was evaluated, each time that progress was saved.
+            The step of the last network that was evaluated, each time that progress was saved.
 
         Raises:
             Interrupted: The run was asked to stop.
             CapsuleError: CAP-T132, the saved progress is damaged; CAP-T116, the GPU had too little
-                memory; or what the protocol raises.
+                memory; or an error of the protocol, the environment or the policy.
         """
         spec = self._spec
         makers = [
@@ -103,17 +103,17 @@ class Evaluator:
             for _ in range(self._workers)
         ]
         progress = self._load_progress() or self._choose_starts(makers[0])
-        # A resumed evaluation has not drawn the starts in this process, but the stream's position
-        # is claimed (streams.json).
+        # A resumed evaluation does not draw the starts again, but the stream's position is part of
+        # the claims (streams.json).
         self._stream.restore(progress.stream)
         starts, points = progress.evaluation.starts, list(progress.evaluation.points)
         waiting = iter(self._steps[len(points) :])
 
-        # Progress is saved for whole batches, so the saved points belong to the first steps, and
-        # their number says where a resumed evaluation continues.
+        # Progress is saved for whole batches, so the saved points belong to the first steps, and a
+        # resumed evaluation continues after them.
         with ThreadPoolExecutor(self._workers) as pool:
             while steps := list(islice(waiting, self._workers)):
-                # Fewer steps leave makers idle.
+                # The last batch may have fewer steps than there are makers.
                 points += pool.map(self._evaluate_network, makers, repeat(starts), steps)
                 check_memory(self._learner.online.flat.device)
                 evaluation = Evaluation(starts=starts, points=tuple(points))
@@ -145,7 +145,7 @@ class Evaluator:
     def _evaluate_network(
         self, make_env: MakeEnvironment, starts: Starts, step: int
     ) -> EvaluationPoint:
-        # Each thread evaluates another network, so each has parameters of its own.
+        # Threads evaluate different networks at the same time, so each has parameters of its own.
         parameters = self._learner.online.zeros_like()
         parameters.load(load_file(self._path(step)))
         spec, policy = self._spec.evaluation, self._interruptible(parameters)
@@ -160,7 +160,7 @@ class Evaluator:
 
 
 class _Interruptible:
-    """A policy that can be asked to stop."""
+    """A policy that raises :class:`Interrupted` when a flag is set."""
 
     def __init__(self, policy: EvaluatedPolicy, stop: Flag) -> None:
         self._policy, self._stop = policy, stop
@@ -178,8 +178,8 @@ class _Interruptible:
 
 
 def evaluated_steps(spec: TrainingSpec) -> list[int]:
-    """Return the steps whose networks are evaluated: 0 if asked for, every interval, the end."""
-    # range() leaves the total out, so that it is evaluated once where it is a multiple of the
-    # interval as well.
+    """Return the steps whose networks are evaluated: every interval, the end, and perhaps 0."""
+    # range() excludes the total, so that it is evaluated once even if it is a multiple of the
+    # interval.
     total, interval = spec.trainer.total_steps, spec.evaluation.interval
     return [*range(0 if spec.evaluation.initial else interval, total, interval), total]

@@ -1,4 +1,4 @@
-"""The progress of a run: ``events.jsonl``, which the host shows during the run."""
+"""The progress of a run in ``events.jsonl``, which the host shows during the run."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ _PROGRESS_SECONDS = 1.0
 
 
 class EventLog:
-    """Appends events to a file; progress about once a second."""
+    """Appends events to a file, and progress about once a second."""
 
     def __init__(self, path: Path, learner: Trainer, total_steps: int) -> None:
-        """Continue the file, without the line that a killed process left unfinished.
+        """Continue the file, without an incomplete line of a killed process.
 
         Args:
             path: The file.
             learner: The trainer.
-            total_steps: The step at which this process ends, which may be that of a prefix.
+            total_steps: The step at which this process ends, which may be the end of a prefix.
         """
         self._path, self._learner, self._total = path, learner, total_steps
         self._last = (time.monotonic(), 0)
-        # How often progress is written depends on the machine's speed, and each reading advances a
-        # virtual calendar clock, which environments may read. So that clock is read here only.
+        # Every reading of a virtual calendar clock advances it, and environments may read it, while
+        # the number of progress events depends on the machine's speed. The clock is therefore read
+        # only here.
         self._date_of_zero = time.time() - time.monotonic()
         drop_partial_line(path)
 
     def progress(self) -> None:
-        """Write a progress event if the last one is a second old."""
+        """Write a progress event if the last one is at least a second old."""
         now, (before, step) = time.monotonic(), self._last
         if now - before >= _PROGRESS_SECONDS:
             self._last = (now, self._learner.step)
-            # Zero stands for the time before the first event. A resumed run began at a later step,
-            # which was not restored yet when this log was made, so no speed is known then.
+            # The first event has no speed, because a resumed run begins at a later step than 0,
+            # which is not restored yet when this log is made.
             speed = (self._learner.step - step) / (now - before) if step else None
             self.write("progress", speed=speed)
 

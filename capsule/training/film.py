@@ -1,8 +1,8 @@
 """``python -m capsule.training.film RUN_DIRECTORY``: play the last evaluation again, and film it.
 
-The directory holds the job of the run (``job.json``), what is asked for (``episode-order.json``)
-and the tensors of the last checkpoint. Every episode is played, not only the one that is filmed, so
-that the host can compare the whole evaluation with the claimed one.
+The directory contains the job of the run (``job.json``), the episodes to play
+(``episode-order.json``) and the tensors of the last checkpoint. All episodes are played, and not
+only the one that is filmed, so that the host can compare the whole evaluation with the claimed one.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 def film(directory: Path) -> None:
-    """Play the evaluation that the directory asks for, and write what it gave.
+    """Play the evaluation that a directory describes, and write its scores and screens.
 
     Raises:
-        CapsuleError: CAP-T217, there are no pictures of the environment; what the trainer, the
-            environment and the determinism flags raise.
+        CapsuleError: CAP-T217, there are no pictures of the environment; or an error of the
+            determinism flags, the environment or the policy.
     """
     job = read_job(directory)
     order = EpisodeOrder.parse((directory / contract.EPISODE_ORDER).read_bytes())
@@ -46,7 +46,14 @@ def film(directory: Path) -> None:
 
 
 def play(directory: Path, job: Job, order: EpisodeOrder, camera: Camera) -> EvaluationPoint:
-    """Play every episode of the last evaluation."""
+    """Play every episode of the last evaluation, and return the scores.
+
+    Args:
+        directory: The directory, with the tensors of the last checkpoint.
+        job: The job of the run.
+        order: The starts, the seed and the step of the evaluation.
+        camera: Films one of the episodes.
+    """
     # These import torch, which must not happen before flags.prepare().
     from safetensors.numpy import load_file
 
@@ -58,7 +65,7 @@ def play(directory: Path, job: Job, order: EpisodeOrder, camera: Camera) -> Eval
     seeds = spec.seeds.model_copy(update={"root": order.seed})
     name = f"{contract.checkpoint_name(order.step)}.safetensors"
     tensors = load_file(directory / contract.CHECKPOINTS / name)
-    group = "parameters/"  # of a checkpoint; the optimizer's have other names
+    group = "parameters/"  # prefix of the network's parameters in a checkpoint
     arrays = {
         each.removeprefix(group): array for each, array in tensors.items() if each.startswith(group)
     }
@@ -78,13 +85,13 @@ class Camera:
 
     Attributes:
         screens: Number of screens written.
-        size: Rows and columns of a screen.
-        rate: Screens a second.
+        size: Number of rows and columns of a screen.
+        rate: Screens per second.
     """
 
     def __init__(self, episode: int, stream: BufferedWriter) -> None:
         self._episode, self._stream = episode, stream
-        self._packer = zlib.compressobj(level=1)  # neighbouring lines are alike; more takes longer
+        self._packer = zlib.compressobj(level=1)  # screens compress well; higher levels take longer
         self.screens, self.size, self.rate = 0, (0, 0), 0.0
 
     def __call__(self, episode: int, environment: Environment) -> None:
@@ -97,12 +104,12 @@ class Camera:
         self.size, self.rate = screen.shape[:2], environment.screen_rate
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the rest of the compressed data."""
         self._stream.write(self._packer.flush())
 
 
 def main(arguments: list[str]) -> int:
-    """Do what the directory named by the only argument asks for; return the exit status."""
+    """Film the evaluation in the directory named by the only argument; return the exit status."""
     directory = Path(arguments[0])
     try:
         film(directory)

@@ -1,7 +1,7 @@
 """One attempt at a run: resume, train, checkpoint, evaluate, write the result.
 
-A run directory can be interrupted or killed at any moment and started again: every file either is
-rewritten with the same bytes or appears by atomic rename.
+A run can be interrupted or killed at any moment and started again: every file is either written
+again with the same bytes, or appears by atomic rename.
 """
 
 from __future__ import annotations
@@ -44,20 +44,21 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def run(directory: Path) -> None:
-    """Do the job in ``directory``, or continue it; a directory that holds a result is left alone.
+    """Execute or continue the job of ``directory``; if there is a result, do nothing.
 
     Raises:
         Interrupted: The run was asked to stop; it can be started again.
-        CapsuleError: The run failed, as ``failure.json`` tells, too.
+        CapsuleError: The run failed; ``failure.json`` has the same error.
     """
-    # The failure of an earlier attempt says nothing about this one.
+    # The failure of an earlier attempt does not concern this one.
     (directory / contract.FAILURE).unlink(missing_ok=True)
     attempt: TrainingAttempt | None = None
     try:
         if (directory / contract.RESULT).exists():
             return
         job = read_job(directory)
-        # A program's flags are read back in a child (program.py), so torch is never imported here.
+        # For a user program, a child process reads back the flags (program.py), so that torch is
+        # never imported in this one.
         if isinstance(job.spec.trainer, CommandTrainer):
             run_program(directory, job, job.spec.trainer)
             return
@@ -71,7 +72,7 @@ def run(directory: Path) -> None:
         _record_failure(directory, attempt, error)
         raise
     except OSError as error:
-        # The trace, the events and a schedule are appended to, and reach the disk at any moment.
+        # Buffered lines of the trace, the events and a schedule reach the disk at any moment.
         if error.errno not in _NO_ROOM:
             raise
         failure = not_written("a file of the run", error)
@@ -86,21 +87,25 @@ def _record_failure(
 
 
 class TrainingAttempt:
-    """A process's part of a run.
+    """One attempt at a run, from the last saved state on.
 
     Attributes:
-        learner: The algorithm, restored from the last saved state.
+        learner: The trainer.
     """
 
     def __init__(self, directory: Path, job: Job, stop: Flag, *, workers: int) -> None:
-        """Build everything the spec names and restore the state that ``directory`` holds.
+        """Make everything that the spec describes, and restore the saved state, if there is one.
 
         Args:
             directory: The run directory.
-            job: What to do.
-            stop: When set, the current interval is finished, the state saved, and
-                :class:`Interrupted` raised.
-            workers: Threads to use.
+            job: The job.
+            stop: When set, the current interval is finished, the state is saved, and
+                :class:`Interrupted` is raised.
+            workers: Number of processors to use.
+
+        Raises:
+            CapsuleError: CAP-T112, ``stop_after`` is not a step of the run; or as
+                :func:`make_trainer`, :class:`Checkpointer` and :meth:`Checkpointer.restore`.
         """
         # These import torch, which must not happen before flags.prepare().
         from capsule.training.checkpointer import Checkpointer
@@ -118,7 +123,7 @@ class TrainingAttempt:
         workers, evaluators = processors_of(job, device.type, workers)
         state = directory / contract.STATE
         state.mkdir(parents=True, exist_ok=True)
-        # An attempt that was killed inside write_atomic() left a file under a temporary name.
+        # An attempt that was killed inside of write_atomic() has left a file with a temporary name.
         for folder in (directory, directory / contract.CHECKPOINTS, state, state / NETWORKS):
             remove_unfinished(folder)
         seeds = _drawn(directory, spec.seeds)
@@ -156,11 +161,11 @@ class TrainingAttempt:
             self._trace,
             keeps_states=spec.recording.segment_states and not job.segment,
         )
-        # Last, because what was made above has drawn from the streams and begun episodes.
+        # Restored last, because making the trainer has drawn from the streams and begun episodes.
         self._checkpointer.restore()
 
     def run(self) -> None:
-        """Train, evaluate unless this is a prefix, and write the result.
+        """Train, evaluate if the run is complete, and write the result.
 
         Raises:
             Interrupted: The run was asked to stop.
@@ -177,7 +182,7 @@ class TrainingAttempt:
 
     def _train(self) -> None:
         learner, interval = self.learner, self._spec.recording.trace_interval
-        # The network before training, or once more the one of the step at which the run resumes.
+        # This keeps the network before training or, again, that of the step of the restored state.
         self._evaluator.keep_network()
         while learner.step < self._end:
             if self._dense is None:
@@ -187,18 +192,18 @@ class TrainingAttempt:
             if learner.step == self._spec.trainer.total_steps and learner.step % interval:
                 learner.record()  # the steps since the last record
             self._evaluator.keep_network()
-            # After the record of this step, because a claimed checkpoint contains the head of the
-            # trace.
+            # The checkpoint comes after the record of this step, because it contains the head of
+            # the trace.
             if self._checkpointer.checkpoint(final=learner.step == self._end):
                 self._events.write("checkpoint")
             self._events.progress()
-            # At the end only the evaluation is left to interrupt, and it looks at the flag itself.
+            # At the end, the evaluation checks the flag itself.
             if self._stop.is_set() and learner.step < self._end:
                 self._checkpointer.save_state()
                 raise Interrupted
 
     def _write_results(self) -> None:
-        """Write what the run gave out, and the result last of all."""
+        """Write the documents of a finished run, with the result as the last one."""
         from capsule.training.state.checkpoint import collective_digest
 
         learner, directory = self.learner, self._directory
@@ -208,7 +213,7 @@ class TrainingAttempt:
         for name, data in learner.artifacts().items():
             write_file(directory / name, data)
         record_mechanisms(directory, learner.use())
-        # Closed before the result names its head, so that the file has every record by then.
+        # Closed before the result refers to its head, so that the file is complete by then.
         self._trace.close()
         self._events.write("finish")
         result = Result(
@@ -220,22 +225,22 @@ class TrainingAttempt:
             parameters=collective_digest(learner.online.arrays()),
             seconds=self._checkpointer.seconds(),
         )
-        # From here on the run is finished, and run() leaves its directory alone.
+        # This finishes the run: run() does nothing in a directory with a result.
         write_document(directory / contract.RESULT, result)
 
 
 class DrawnSeed(Model):
-    """The root seed that the operating system gave, so that a resumed run keeps it."""
+    """The root seed that was drawn for a run, so that a resumed run keeps it."""
 
     root: int
 
 
 def _drawn(directory: Path, seeds: SeedsSpec) -> SeedsSpec:
-    """Return the seeds with a root in them, drawn now unless an earlier attempt drew it."""
+    """Return the seeds with the root seed of the run, which is drawn by its first attempt."""
     if not seeds.random:
         return seeds
     path = directory / contract.STATE / _DRAWN_SEED
-    # The seed is in its file before any stream is made from it, so that a killed run keeps it.
+    # The seed is saved before any stream is made from it, so that a killed run keeps it.
     if not path.exists():
         # 53 bits: numbers in canonical JSON (RFC 8785) are doubles.
         write_document(path, DrawnSeed(root=secrets.randbits(53)))
@@ -243,20 +248,25 @@ def _drawn(directory: Path, seeds: SeedsSpec) -> SeedsSpec:
 
 
 def processors_of(job: Job, device: str, free: int) -> tuple[int, int]:
-    """Return how many processors training and evaluation use; changes no bit.
+    """Return the numbers of processors of training and of evaluation, which do not affect results.
 
     Args:
-        job: What to do. A dense record is written by a single thread.
-        device: The type of the networks' device. Evaluations on a GPU take turns, as cuBLAS repeats
-            its bits for one stream only (cuBLAS Library, "Results Reproducibility").
-        free: Processors that may be used.
+        job: The job. With a dense record, training and evaluation have a single thread.
+        device: The type of the networks' device. Evaluations on a GPU take turns, because cuBLAS
+            guarantees the same bits only for a single CUDA stream (cuBLAS Library, "Results
+            Reproducibility").
+        free: Number of processors that may be used.
     """
     training = 1 if job.dense is not None else free
     return training, training if device == "cpu" else 1
 
 
 def _end_of(spec: TrainingSpec, stop_after: int | None) -> int:
-    """Return the step to stop at."""
+    """Return the step at which this attempt ends.
+
+    Raises:
+        CapsuleError: CAP-T112, ``stop_after`` is not a positive multiple of the interval.
+    """
     total, unit = spec.trainer.total_steps, spec.trainer.interval_steps
     if stop_after is None or stop_after >= total:
         return total

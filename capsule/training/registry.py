@@ -1,4 +1,4 @@
-"""Which trainer a spec names, and which policy it evaluates."""
+"""Making the trainer that a spec names, or the policy that it evaluates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 
 def make_trainer(context: TrainerContext) -> Trainer:
-    """Make the trainer that the spec names."""
+    """Make the trainer that the spec names.
+
+    Raises:
+        CapsuleError: As the function of the trainer: :func:`make_dqn`, :func:`make_r2d2`,
+            :func:`make_impala` or :func:`make_population`.
+    """
     if isinstance(context.spec.trainer, DqnTrainer):
         from capsule.training.dqn.learner import make_dqn
 
@@ -45,13 +50,18 @@ def make_policy(
 ) -> EvaluatedPolicy:
     """Make the policy that the trainer of a spec evaluates, without the trainer.
 
-    A trainer reserves its replay memory and starts its actors, which an evaluation does not need.
+    A trainer would reserve its replay memory and start its actors, which an evaluation does not
+    need.
 
     Args:
         spec: The experiment.
-        seeds: The spec's, with a root in them.
-        device: Where the network is evaluated.
-        arrays: Its parameters, by name.
+        seeds: The spec's ``seeds`` section, with the root seed of the run.
+        device: The device of the network.
+        arrays: The parameters of the network, by name.
+
+    Raises:
+        CapsuleError: CAP-T212 to CAP-T216, the environment is not available; CAP-T241, CAP-T243 or
+            CAP-T244, the network cannot be made.
     """
     from capsule.training.environments import make_environment
     from capsule.training.networks.feedforward import Parameters

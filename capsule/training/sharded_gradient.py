@@ -2,32 +2,32 @@
 
 *Shards*. The spec splits a batch into parts of fixed sizes (``trainer.micro_batches``):
 :func:`split`. The gradient of a shard is one computation in one thread, and the gradients of all
-shards are added one after the other in the order of the spec: :func:`added`. Which thread or
-process computed a shard, and when, therefore shows in no result. (An all-reduce would not do: it
-adds what each rank has, in an order that depends on the number of ranks.)
+shards are added one after the other in the order of the spec: :func:`added`. The thread or process
+that computes a shard therefore does not affect the result. (An all-reduce would: it adds the parts
+of the ranks in an order that depends on their number.)
 
 *Threads* (:class:`Threads`) each take the next shard as soon as they are free. *Ranks* are
-processes; with ``n`` of them, rank ``s mod n`` computes shard ``s``. Rank 0 is the run: it alone
-has the optimizer, the trace, and what is saved. Every other rank keeps nothing: for each update it
-is sent theta and its shards, and answers with their losses and gradients. There is thus no state of
-a rank to save, to restore, or to drift. :class:`Learners` has both.
+processes; with ``n`` of them, rank ``s mod n`` computes shard ``s``. Rank 0 is the run's own
+process, which alone has the optimizer, the trace, and the saved state. The other ranks keep no
+state: for each update they receive theta and their shards, and return losses and gradients.
+:class:`Learners` has both threads and ranks.
 
-*Failures*. An exception in a thread is raised where the shards were handed out, after all threads
-have stopped. The exception of a rank arrives as a ``CapsuleError`` that names its process and its
-shards, and so does its death.
+*Failures*. An exception in a thread is raised by the call that distributed the shards, after all
+threads have stopped. An exception in another rank, and its death, are raised as a ``CapsuleError``
+that names its process and its shards.
 
-*Pipes, not torch.distributed*. An exchange of 8 shards' gradients of 1.2 million parameters, on two
-busy cores, median of six::
+*Pipes, not torch.distributed*. Time for an exchange of the gradients of 8 shards with 1.2 million
+parameters, on two busy cores, median of six::
 
     ranks                                        2         4         8
     gloo, all_gather; every rank updates    303 ms    461 ms    428 ms
     gloo, theta broadcast; gather           129 ms    168 ms    174 ms
     pipes, theta sent; gradients back       137 ms    164 ms    458 ms
 
-Most of the first row's time is due to every rank adding and updating by itself, for which each
-receives every gradient. Compared with the second row, pipes lose only with more ranks than cores,
-and they need no rendezvous, no port and no timeout: the end of a process is the end of its pipe.
-They also serve ranks on GPUs, of which any number may share one, which NCCL does not allow.
+The first row takes longest because every rank receives every gradient, adds them and makes the
+update itself. Compared with the second row, pipes are slower only with more ranks than cores. They
+need no rendezvous, port or timeout, because a pipe ends with its process. Pipes also allow several
+ranks to share a GPU, which NCCL does not.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ShardGradient(NamedTuple):
     """The contribution of one shard to an update.
 
     Attributes:
-        loss: Scalar.
+        loss: float32 scalar.
         gradient: float32 ``[size]``, in the memory order of the parameters.
     """
 
@@ -69,14 +69,14 @@ class ShardGradient(NamedTuple):
 
 
 Differentiate = Callable[[Any], ShardGradient]
-"""Differentiates the loss of a shard at the current values of some parameters."""
+"""A function of a shard that differentiates its loss at the current values of some parameters."""
 
 MakeDifferentiate = Callable[[Parameters], Differentiate]
-"""Makes it for parameters, whose values it reads at every call; can be sent to a process."""
+"""A function of parameters that returns such a function of them; it can be pickled."""
 
 
 def split(batch: Any, sizes: Sequence[int]) -> list[Any]:
-    """Split a list, an array or a tensor into shards: ``sizes[s]`` rows each, in order."""
+    """Split a list, an array or a tensor into shards of ``sizes[s]`` rows each, in order."""
     cuts = np.cumsum([0, *sizes]).tolist()
     return [batch[first:end] for first, end in pairwise(cuts)]
 
@@ -87,24 +87,24 @@ def added(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def flat_gradient(loss: torch.Tensor, leaves: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the gradient of a loss, float32 ``[size]``.
+    """Return the gradient of a loss, float32 ``[size]``, in the memory order of the parameters.
 
     Args:
-        loss: Scalar.
-        leaves: What it is differentiated by: all of :meth:`Parameters.leaves`.
+        loss: float32 scalar.
+        leaves: All of :meth:`Parameters.leaves`.
     """
     return torch.cat([flatten(each) for each in torch.autograd.grad(loss, list(leaves.values()))])
 
 
 class Threads:
-    """The calling thread and others, which share work among them.
+    """The calling thread and others, which share work.
 
-    The first time that there is work, the calling thread does all of it: MKL chooses the kernels of
-    its vector functions at their first call, and that choice is not thread-safe in the version that
-    torch brings (pytorch issue 188792).
+    The calling thread does all work of the first call, because MKL chooses the kernels of its
+    vector functions when they are first called, which is not thread-safe in the version that torch
+    contains (pytorch issue 188792).
 
     Attributes:
-        count: Threads, the calling one included.
+        count: Number of threads, the calling one included.
     """
 
     def __init__(self, count: int) -> None:
@@ -119,15 +119,15 @@ class Threads:
         *,
         beside: Callable[[], None] | None = None,
     ) -> list[Result]:
-        """Return what a function gives for each item, in the order of the items.
+        """Return the results of a function for each item, in the order of the items.
 
         Args:
-            function: No call may depend on another.
-            items: Each is taken by the next free thread.
-            beside: What the calling thread does before it takes its first item.
+            function: A function whose calls do not depend on one another.
+            items: The items; the next free thread takes the next one.
+            beside: Called in the calling thread before it takes its first item.
 
         Raises:
-            Exception: That of a call, after all threads have stopped.
+            Exception: An exception of a call, after all threads have stopped.
         """
         pool = self._pool if self._warm else None
         self._warm = True
@@ -139,7 +139,7 @@ class Threads:
         try:
             if beside is not None:
                 beside()
-            # A call that can still be cancelled has not begun, so this thread takes its item.
+            # A call that can be cancelled has not begun, so this thread takes its item.
             own = {n: function(items[n]) for n, call in enumerate(calls) if call.cancel()}
         finally:
             for call in calls:
@@ -154,7 +154,7 @@ class Threads:
 
 
 class Learners:
-    """The threads and processes that compute a run's gradients. Their number changes no bit."""
+    """The threads and processes that compute a run's gradients; their number changes no bit."""
 
     def __init__(
         self,
@@ -167,14 +167,14 @@ class Learners:
         determinism: DeterminismSpec,
         numerics: Numerics,
     ) -> None:
-        """Start them.
+        """Start the threads and processes.
 
         Args:
-            parameters: Theta. If it is on a GPU, the ranks are dealt out to all GPUs.
-            make: Makes the gradient, here and there.
-            shards: Shards of a batch.
-            threads: Threads of this process, which is rank 0.
-            ranks: Processes, this one included; no more than there are shards are used.
+            parameters: Theta. If it is on a GPU, the ranks are distributed over all GPUs.
+            make: Makes the function that differentiates, in this process and in the others.
+            shards: Number of shards of a batch.
+            threads: Number of threads of this process, which is rank 0.
+            ranks: Number of processes, this one included; at most one for each shard is used.
             determinism: The spec's ``determinism`` section.
             numerics: The CPU numerics profile of the run.
         """
@@ -194,30 +194,33 @@ class Learners:
             )
             for rank in range(1, count)
         ]
-        # Also called at the interpreter's end, before multiprocessing waits for its processes.
+        # This is also called when the interpreter ends, before multiprocessing waits for its
+        # processes.
         self._stop = Finalize(self, stop, (self._others,), exitpriority=0)
 
     def differentiate(self, shards: Sequence[Any]) -> list[ShardGradient]:
-        """Return losses and gradients of shards, in order, at the parameters as they are now.
+        """Return losses and gradients of shards, in order, at the current parameters.
 
         Raises:
-            CapsuleError: CAP-T361 or CAP-T332, a process was lost.
+            CapsuleError: CAP-T361, a process died; CAP-T332, it failed; or the error that it
+                raised.
         """
         mine, *theirs = self._shares
         flat = self._parameters.flat
         theta = flat.detach().cpu().numpy() if theirs else None
         for other, share in zip(self._others, theirs, strict=True):
-            # All are asked before anything is computed here, so that they compute meanwhile.
+            # All ranks are called before this process computes its own shards, so that they compute
+            # at the same time.
             other.ask(_Rank.differentiate, theta, [shards[number] for number in share])
         own = self._threads.map(self._differentiate, [shards[number] for number in mine])
-        # Keyed by number, because the gradients are added in the order of the shards and not of the
-        # ranks that return them.
+        # Keyed by the number of the shard, because gradients are added in the order of the shards
+        # and not of the ranks.
         found = dict(zip(mine, own, strict=True))
         for other, share in zip(self._others, theirs, strict=True):
             for number, (loss, gradient) in zip(share, other.answer(), strict=True):
                 tensor = torch.from_numpy(gradient).to(flat.device)
-                # The loss was a float32 before it travelled as a Python float, so it becomes the
-                # same one again.
+                # The loss was a float32 before it was sent as a Python float, so it becomes the
+                # same float32 again.
                 found[number] = ShardGradient(torch.tensor(loss), tensor)
         return [found[number] for number in range(len(shards))]
 
@@ -228,7 +231,7 @@ class Learners:
 
 
 class _Rank:
-    """One of the other processes."""
+    """The object in the process of another rank."""
 
     def __init__(
         self,
@@ -247,7 +250,7 @@ class _Rank:
     def differentiate(
         self, theta: NDArray[np.float32], shards: Sequence[Any]
     ) -> list[tuple[float, NDArray[np.float32]]]:
-        """Return loss and gradient of each shard at theta, float32 ``[size]``."""
+        """Return the loss and the gradient, float32 ``[size]``, of each shard at theta."""
         self._parameters.flat.copy_(torch.from_numpy(theta))
         results = [self._differentiate(shard) for shard in shards]
         check_memory(self._device)

@@ -1,4 +1,4 @@
-"""The trained state of a trainer, as checkpoints hold it and the trace digests it."""
+"""The trained state of a trainer, for checkpoints and for the trace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from capsule.training.state.trace import arrays_digest
 
 
 class TrainState:
-    """Parameters, what an optimizer remembers, target parameters, and what else a trainer has."""
+    """Parameters, the state of an optimizer, target parameters, and further parameters."""
 
     def __init__(
         self,
@@ -25,7 +25,14 @@ class TrainState:
         target: Parameters | None = None,
         others: Mapping[str, Parameters] = MappingProxyType({}),
     ) -> None:
-        """Gather parameters; the trace does not digest ``others``."""
+        """Refer to the tensors of a trainer.
+
+        Args:
+            online: Parameters theta.
+            optimizer: State of the optimizer, by kind.
+            target: Parameters of the target network, if there is one.
+            others: Further parameters, by group; they are in checkpoints, but not in the trace.
+        """
         self._online, self._optimizer = online, optimizer
         self._targets = {} if target is None else {"target": target}
         optimized = {f"optimizer/{name}": part for name, part in optimizer.items()}
@@ -36,7 +43,7 @@ class TrainState:
         return [f"{group}/{name}" for group, part in self._groups.items() for name in part.views]
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
-        """Return copies of all of it, as ``group/name``."""
+        """Return copies of all tensors, as ``group/name``."""
         return {
             f"{group}/{name}": array
             for group, parameters in self._groups.items()
@@ -44,15 +51,16 @@ class TrainState:
         }
 
     def load(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Take over what :meth:`tensors` returned."""
+        """Set the values to those that :meth:`tensors` returned."""
         for group, parameters in self._groups.items():
             parameters.load({name: tensors[f"{group}/{name}"] for name in parameters.views})
 
     def digests(self, gradient: Sequence[torch.Tensor] | None) -> dict[str, dict[str, str]]:
-        """Return the components of a trace record: name of a tensor to its digest.
+        """Return the tensors of a trace record: component to tensor name to digest.
 
         Args:
-            gradient: The last one, a flat tensor for each parameter tensor; None before the first.
+            gradient: The last gradient, a flat tensor for each parameter tensor; None before the
+                first.
         """
         names = list(self._online.views)
         return {
@@ -68,7 +76,7 @@ class TrainState:
 
 
 def _digests(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> dict[str, str]:
-    """Return name to digest of each tensor's elements, in memory order."""
+    """Return name to digest of each tensor's elements, in the order of their memory."""
     return {
         name: arrays_digest([tensor.detach().cpu().numpy()])
         for name, tensor in zip(names, tensors, strict=True)

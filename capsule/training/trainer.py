@@ -1,4 +1,4 @@
-"""The interface of a trainer to the life cycle of a run."""
+"""The interface between trainers and the life cycle of a run."""
 
 from __future__ import annotations
 
@@ -22,28 +22,30 @@ if TYPE_CHECKING:
     from capsule.training.state.streams import Stream
     from capsule.training.state.trace import Trace
 
-STATE_STEPS = 50_000  # most steps between resume states: bounds a replay memory's slack
+STATE_STEPS = 50_000  # most steps between resume states, which bounds a replay memory's slack
 
 
 @dataclass(frozen=True)
 class TrainerContext:
-    """The surroundings of a trainer: its run, and what it may use.
+    """The run of a trainer, and the resources that it may use.
+
+    ``workers``, ``learners`` and ``replicas`` do not affect results.
 
     Attributes:
-        directory: Where it may keep what is too large for a checkpoint.
+        directory: Folder for state that is too large for a checkpoint, such as a replay memory.
         spec: The experiment.
-        seeds: The spec's, with a root in them.
+        seeds: The spec's ``seeds`` section, with the root seed of the run.
         streams: Every stream of the run.
-        trace: Where every interval is recorded.
-        device: Where the networks live.
-        workers: Processors to use; changes no result. A learner on a GPU has one thread, and its
-            actors, which act on the CPU, have all of them.
-        learners: Processes to share the gradient of a batch; changes no result. 1: this one alone,
-            with its threads.
-        replicas: Processes that answer the actors, of trainers whose spec has them answered by
-            others; changes no result.
-        members: Trainers that share the workers, and take turns.
-        dense: Whether every operator is written down, as torch executes it.
+        trace: The trace of the run.
+        device: The device of the networks.
+        workers: Number of processors to use. A learner on a GPU has one thread, while its actors,
+            which act on the CPU, use all processors.
+        learners: Number of processes that share the gradient of a batch; with 1, this process
+            computes it in its threads.
+        replicas: Number of inference replicas, if the spec lets a server choose the actors'
+            actions.
+        members: Number of trainers that take turns and share the processors.
+        dense: Whether every operator that torch executes is recorded.
     """
 
     directory: Path
@@ -60,24 +62,24 @@ class TrainerContext:
 
     @property
     def actor_processes(self) -> int:
-        """Processes that play actors, beside this one; 0: this one plays them."""
+        """The number of other processes that run actors; 0 if this process runs them."""
         return max(1, self.workers // self.members) if self.workers > 1 else 0
 
     @property
     def graphed(self) -> bool:
-        """Whether updates are launched as CUDA graphs."""
+        """Whether parameter updates are launched as CUDA graphs."""
         accelerator = self.spec.accelerator
         return isinstance(accelerator, CudaAccelerator) and accelerator.cuda_graphs
 
 
 class Trainer(Protocol):
-    """An algorithm and everything its next step depends on.
+    """An algorithm with its complete state.
 
     Attributes:
-        step: Agent steps taken.
-        episodes: Episodes finished.
-        loss: Loss of the last minibatch, None before the first: DQN's mean over transitions,
-            R2D2's mean over sequences, IMPALA's sum over the batch.
+        step: Agent steps taken, of all actors.
+        episodes: Number of finished episodes.
+        loss: Loss of the last minibatch, None before the first: a mean over transitions (DQN), a
+            mean over sequences (R2D2), or a sum over the batch (IMPALA).
         actions: Number of actions.
         online: Parameters theta.
     """
@@ -90,22 +92,32 @@ class Trainer(Protocol):
 
     @property
     def mean_return(self) -> float | None:
-        """Mean episode return of the last episodes, None before the first."""
+        """Mean episode return of the last 100 episodes, None before the first."""
 
     def train_step(self) -> None:
-        """Take the steps that belong to one update, and once learning has started, update."""
+        """Take the steps of one interval and, once learning has started, make its updates.
+
+        Raises:
+            CapsuleError: CAP-T151, training has diverged; or an error of the environment, the
+                schedule, or a process.
+        """
 
     def exploration(self) -> float | None:
-        """Return the (mean) probability of a random action, None where policies are random."""
+        """Return the mean epsilon of the actors; None if the policy itself is stochastic."""
 
     def record(self, *, complete: bool = False) -> None:
-        """Write one trace record, with every tensor in it if it is to be complete."""
+        """Write one trace record.
+
+        Args:
+            complete: Whether to include every tensor, as ``recording.tensor_interval`` otherwise
+                decides.
+        """
 
     def tensor_names(self) -> list[str]:
-        """Return the most names that :meth:`tensors` can have during the run."""
+        """Return as many and as long names as :meth:`tensors` has at any step of the run."""
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
-        """Return copies of all trained tensors."""
+        """Return copies of all trained tensors, by name."""
 
     def state(self) -> dict[str, Any]:
         """Return a JSON-safe snapshot of everything but the tensors, streams and trace."""
@@ -119,24 +131,24 @@ class Trainer(Protocol):
         """Return the policy of ``parameters``, for evaluations."""
 
     def stream_profiles(self) -> list[StreamProfile]:
-        """Return the profiles of streams that are the trainer's own."""
+        """Return the profiles of the trainer's own streams, which are not in the context."""
 
     def use(self) -> TrainerUse:
-        """Say what was used, as found in the objects that did the work."""
+        """Return the device, schedule and inference that were used, as the objects report them."""
 
     def artifacts(self) -> dict[str, bytes]:
-        """Return files of the run directory that are the trainer's own, by name, at its end."""
+        """Return the trainer's own files of the run directory, by name, at the end of the run."""
 
     def close(self) -> None:
-        """End its threads and processes."""
+        """End the trainer's threads and processes."""
 
 
 def state_interval(spec: TrainingSpec) -> int:
     """Return the most steps from one resume state to the next."""
     unit, most = spec.trainer.interval_steps, STATE_STEPS
     if isinstance(spec.trainer, R2d2Trainer):
-        # Its many actors fill the replay memory fast, and a state digests all of it. With a state
-        # for each eighth of the memory, an entry is digested eight times and not ninety.
+        # The many actors of R2D2 fill its replay memory fast, and every state digests all of it.
+        # With a state for each eighth of the memory, an entry is digested eight times, not ninety.
         most = max(most, spec.trainer.replay_capacity // 8)
-    # A multiple of the unit, because a state is saved between two intervals and never within one.
+    # A multiple of the interval, because states are saved only between two intervals.
     return min(spec.recording.checkpoint_interval, max(unit, most // unit * unit))

@@ -8,7 +8,7 @@ import pytest
 from capsule.host.errors import CapsuleError
 from capsule.study.directory import OUTCOME, Outcome, StudyDirectory
 from capsule.study.jobs import Element, JobArray, Programs, Scheduler, reservation
-from capsule.study.running import Batch
+from capsule.study.running import MemberBatch
 from tests.study.studies import BASE, make_lock
 
 RUNS, ENDS = Element("RUNNING"), Element("ENDED", ended=True)
@@ -66,7 +66,7 @@ def run(study, names, *script, earlier=(), on_poll=lambda: None, **settings):
     SCRIPTS[str(len(SCRIPTS) + 1)] = [*script]
     noted = []
     settings = {"poll_seconds": 0.0, "settle_seconds": 0.0} | settings
-    Scripted(noted.append, **settings).run(Batch(study, names, None), on_poll)
+    Scripted(noted.append, **settings).run(MemberBatch(study, names, None), on_poll)
     return noted
 
 
@@ -172,7 +172,9 @@ def test_a_member_that_is_submitted_again_may_end_at_once(study):
     name = study.missing()[0]
     study.fail(name, Outcome(code="CAP-E010", message="an earlier attempt", fix="Mend it."))
     SCRIPTS["1"] = [[ENDS]]
-    Fast(print, poll_seconds=0.0, settle_seconds=0.0).run(Batch(study, [name], None), lambda: None)
+    Fast(print, poll_seconds=0.0, settle_seconds=0.0).run(
+        MemberBatch(study, [name], None), lambda: None
+    )
     assert study.outcome(name) == FAILED
 
 
@@ -190,7 +192,7 @@ class Late(Scripted):
 def test_a_member_that_has_just_finished_is_not_submitted_again(study):
     name = study.missing()[0]
     noted = []
-    Late(noted.append).run(Batch(study, [name], None), lambda: None)
+    Late(noted.append).run(MemberBatch(study, [name], None), lambda: None)
     assert (noted, study.state(name).state) == ([], "done")
 
 
@@ -234,7 +236,7 @@ def test_an_array_is_written_down_before_the_next_one_and_cancelled_with_it(
 
     monkeypatch.setattr(Programs, "call", call)
     with pytest.raises(type(error), match="full"):
-        Half(print).run(Batch(study, names, None), lambda: None)
+        Half(print).run(MemberBatch(study, names, None), lambda: None)
     assert written == [(["cancel", "1"], names[:1])]
     assert not (study.path / "scripted/1.members").exists()
 
@@ -252,7 +254,7 @@ def test_an_array_that_cannot_be_cancelled_stays_written_down(study, monkeypatch
         study.fail(name, FAILED)
     monkeypatch.setattr(Half, "error", error)
     with pytest.raises(CapsuleError) as caught:  # there is no program 'cancel'
-        Half(print).run(Batch(study, names, None), lambda: None)
+        Half(print).run(MemberBatch(study, names, None), lambda: None)
     assert caught.value.code == code
     assert "jobs 1" in caught.value.message
     assert "'cancel 1' cancels" in caught.value.fix
@@ -281,7 +283,7 @@ def test_jobs_of_an_interrupted_submission_are_written_down(study):
     SCRIPTS["1"] = [[RUNS, RUNS], [ENDS, ENDS]]
     names = study.missing()[:2]
     with pytest.raises(CapsuleError) as caught:
-        Interrupted(print).run(Batch(study, names, None), lambda: None)
+        Interrupted(print).run(MemberBatch(study, names, None), lambda: None)
     assert caught.value.code == "CAP-Y024"
     assert "jobs 1" in caught.value.message
     assert "'cancel 1' cancels the members" in caught.value.fix
@@ -294,7 +296,7 @@ def test_the_largest_limits_are_reserved_unless_the_study_says(tmp_path):
     limits = {"memory_mb": 2_000, "minutes": 30}
     lock = make_lock(base={**BASE, "limits": limits}, resources={"cores": 3, "minutes": 5})
     study = StudyDirectory.create(tmp_path / "study", lock, resume=False)
-    assert reservation(Batch(study, study.missing(), None)) == (3, 2_512, 5, 0)
+    assert reservation(MemberBatch(study, study.missing(), None)) == (3, 2_512, 5, 0)
 
 
 def test_a_program_that_fails_in_a_way_that_is_known():

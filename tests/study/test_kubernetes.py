@@ -16,7 +16,7 @@ from capsule.study.directory import Outcome, StudyDirectory
 from capsule.study.jobs import Element
 from capsule.study.kubernetes import IndexedJob, Kubernetes
 from capsule.study.kubernetes_job import JobTemplate
-from capsule.study.running import Batch, RunOptions, run_locally
+from capsule.study.running import MemberBatch, RunOptions, run_locally
 from tests.refusals import refusal
 from tests.study.kubernetes_cluster import one_machine_cluster
 from tests.study.short_runs import write_study
@@ -90,7 +90,7 @@ def run(directory, template, options):
         noted = []
         settings = {"poll_seconds": 0.05, "settle_seconds": 0.0} | settings
         backend = Kubernetes(noted.append, template, **settings)
-        backend.run(Batch(directory, names or directory.missing(), options), on_poll)
+        backend.run(MemberBatch(directory, names or directory.missing(), options), on_poll)
         return noted
 
     return run
@@ -166,7 +166,7 @@ def test_as_many_pods_run_as_the_template_says(cluster, directory, image, option
         phases = [pod["status"]["phase"] for pod in cluster.pods.values()]
         alive.append(phases.count("Running"))
 
-    backend.run(Batch(directory, NAMES[:2], options), count)
+    backend.run(MemberBatch(directory, NAMES[:2], options), count)
     assert states(directory)[:2] == ["done", "done"]
     assert max(alive) == 1
 
@@ -273,7 +273,7 @@ def test_a_suspended_job_and_one_that_ends_as_a_whole(cluster, directory, tmp_pa
             {"type": "Failed", "status": "True", "reason": "DeadlineExceeded"}
         ]
 
-    backend.run(Batch(directory, NAMES[:1], options), end)
+    backend.run(MemberBatch(directory, NAMES[:1], options), end)
     assert noted[1].endswith("wait: the Job is suspended")
     assert "Failed (DeadlineExceeded)" in directory.outcome(NAMES[0]).message
 
@@ -284,7 +284,7 @@ def test_a_manifest_that_the_cluster_rejects(cluster, directory, tmp_path, optio
     (tmp_path / "job.yaml").write_text(TEMPLATE.replace("image: capsule", "image: a, tti: true"))
     backend = Kubernetes(print, JobTemplate.load(tmp_path / "job.yaml"))
     with pytest.raises(CapsuleError, match="'tti' was unexpected") as caught:
-        backend.run(Batch(directory, NAMES, options), print)
+        backend.run(MemberBatch(directory, NAMES, options), print)
     assert caught.value.code == "CAP-Y022"
     assert not cluster.jobs
     assert not jobs_of(directory)
@@ -415,7 +415,7 @@ def test_the_claims_are_those_of_a_local_run_also_after_an_eviction(
     assert len(cluster.pods) == 4
 
     local = StudyDirectory.create(tmp_path / "local", study.lock, resume=False)
-    run_locally(Batch(local, [first], options), 1, lambda: None)
+    run_locally(MemberBatch(local, [first], options), 1, lambda: None)
     claims = [study.outcome(name).claim_id for name in names]
     assert claims[0] == local.outcome(first).claim_id
     assert len(set(claims)) == 3

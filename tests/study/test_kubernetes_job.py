@@ -11,7 +11,7 @@ import pytest
 from capsule.host.errors import CapsuleError
 from capsule.study.directory import StudyDirectory
 from capsule.study.kubernetes_job import JobTemplate, job_name
-from capsule.study.running import Batch, RunOptions
+from capsule.study.running import MemberBatch, RunOptions
 from tests.study.studies import BASE, make_lock
 
 TEMPLATE = """\
@@ -55,19 +55,19 @@ def template(folder, text=TEMPLATE):
 def refused(folder, code, study=None, text=TEMPLATE, *replacement):
     with pytest.raises(CapsuleError) as caught:
         loaded = template(folder, text.replace(*replacement) if replacement else text)
-        loaded.manifest("tiny-1", Batch(study, study.missing(), RunOptions(Path("k"))))
+        loaded.manifest("tiny-1", MemberBatch(study, study.missing(), RunOptions(Path("k"))))
     assert caught.value.code == code
     return caught.value
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_manifest_is_valid_by_the_published_schema(study, options, tmp_path, version):
-    manifest = template(tmp_path).manifest("tiny-1", Batch(study, study.missing(), options))
+    manifest = template(tmp_path).manifest("tiny-1", MemberBatch(study, study.missing(), options))
     assert version in kubernetes_validate.validate(manifest, version, strict=True)
 
 
 def test_the_schema_would_find_an_error(study, options, tmp_path):
-    manifest = template(tmp_path).manifest("tiny-1", Batch(study, study.missing(), options))
+    manifest = template(tmp_path).manifest("tiny-1", MemberBatch(study, study.missing(), options))
     for field, value in (("completions", "two"), ("completionmode", "Indexed")):
         wrong = copy.deepcopy(manifest)
         wrong["spec"][field] = value
@@ -78,7 +78,7 @@ def test_the_schema_would_find_an_error(study, options, tmp_path):
 def test_the_example_of_the_documentation_is_a_template(study, options, tmp_path):
     page = (ROOT / "docs" / "kubernetes.md").read_text()
     example = template(tmp_path, page.split("```yaml\n")[1].split("```")[0])
-    manifest = example.manifest("tiny-1", Batch(study, study.missing(), options))
+    manifest = example.manifest("tiny-1", MemberBatch(study, study.missing(), options))
     kubernetes_validate.validate(manifest, VERSIONS[-1], strict=True)
     assert manifest["spec"]["parallelism"] == 20
 
@@ -86,7 +86,7 @@ def test_the_example_of_the_documentation_is_a_template(study, options, tmp_path
 def test_every_member_runs_to_its_end_once_at_a_time(study, options, tmp_path):
     names = study.missing()
     loaded = template(tmp_path)
-    manifest = loaded.manifest("tiny-1", Batch(study, names, options))
+    manifest = loaded.manifest("tiny-1", MemberBatch(study, names, options))
     pod = manifest["spec"].pop("template")["spec"]
     assert manifest == {
         "apiVersion": "batch/v1",
@@ -123,7 +123,7 @@ def test_what_is_reserved(options, tmp_path):
     for number, resources in enumerate(({}, exact)):
         lock = make_lock(base=limited, resources=resources)
         each = StudyDirectory.create(tmp_path / str(number), lock, resume=False)
-        manifest = template(tmp_path).manifest("tiny-1", Batch(each, each.missing(), options))
+        manifest = template(tmp_path).manifest("tiny-1", MemberBatch(each, each.missing(), options))
         pod = manifest["spec"]["template"]["spec"]
         found.append((pod["activeDeadlineSeconds"], pod["containers"][0]["resources"]))
     implicit = {"cpu": "1", "memory": "2512Mi"}
@@ -136,7 +136,7 @@ def test_what_is_reserved(options, tmp_path):
 
 def test_the_command_runs_the_member_of_its_index(study, options, tmp_path):
     names = study.missing()
-    command = template(tmp_path).manifest("tiny-1", Batch(study, names, options))["spec"][
+    command = template(tmp_path).manifest("tiny-1", MemberBatch(study, names, options))["spec"][
         "template"
     ]["spec"]["containers"][0]["command"]
     programs = tmp_path / "bin"
@@ -158,7 +158,9 @@ def test_the_command_runs_the_member_of_its_index(study, options, tmp_path):
 
 
 def test_a_command_that_is_given_no_index_runs_nothing(study, options, tmp_path):
-    pod = template(tmp_path).manifest("tiny-1", Batch(study, study.missing(), options))["spec"]
+    pod = template(tmp_path).manifest("tiny-1", MemberBatch(study, study.missing(), options))[
+        "spec"
+    ]
     command = pod["template"]["spec"]["containers"][0]["command"]
     words = [word.replace("$$", "$") for word in command]
     done = subprocess.run(words, env={"PATH": "/nonexistent"}, stderr=subprocess.DEVNULL)
@@ -169,7 +171,7 @@ def test_a_command_that_is_given_no_index_runs_nothing(study, options, tmp_path)
 def test_a_study_of_two_thousand_members_fits_into_a_manifest(options, tmp_path):
     lock = make_lock(groups={"a-group-whose-name-has-32-letter": {}}, runs=2_000)
     study = StudyDirectory.create(tmp_path / "study", lock, resume=False)
-    manifest = template(tmp_path).manifest("tiny-1", Batch(study, study.missing(), options))
+    manifest = template(tmp_path).manifest("tiny-1", MemberBatch(study, study.missing(), options))
     assert len(json.dumps(manifest)) < 1_000_000  # etcd takes 1.5 MiB
     command = manifest["spec"]["template"]["spec"]["containers"][0]["command"]
     done = subprocess.run(
@@ -184,7 +186,7 @@ def test_a_study_of_two_thousand_members_fits_into_a_manifest(options, tmp_path)
 
 def test_the_templates_parallelism_stays(study, options, tmp_path):
     loaded = template(tmp_path, TEMPLATE.replace("spec:\n", "spec:\n  parallelism: 2\n", 1))
-    manifest = loaded.manifest("tiny-1", Batch(study, study.missing(), options))
+    manifest = loaded.manifest("tiny-1", MemberBatch(study, study.missing(), options))
     assert manifest["spec"]["parallelism"] == 2
 
 
@@ -192,7 +194,9 @@ def test_a_template_may_say_what_capsule_says(study, options, tmp_path):
     text = TEMPLATE.replace("spec:\n", "spec:\n  completionMode: Indexed\n", 1).replace(
         "image:", "resources: {limits: {cpu: 1, ephemeral-storage: 4Gi}}\n          image:"
     )
-    manifest = template(tmp_path, text).manifest("tiny-1", Batch(study, study.missing(), options))
+    manifest = template(tmp_path, text).manifest(
+        "tiny-1", MemberBatch(study, study.missing(), options)
+    )
     resources = manifest["spec"]["template"]["spec"]["containers"][0]["resources"]
     assert resources["limits"] == {"cpu": "1", "memory": "512Mi", "ephemeral-storage": "4Gi"}
 

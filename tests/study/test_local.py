@@ -7,7 +7,7 @@ from capsule.host.errors import CapsuleError
 from capsule.machine.devices import Device
 from capsule.study import local
 from capsule.study.local import Local
-from capsule.study.running import Batch
+from capsule.study.running import MemberBatch
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_as_many_members_run_as_the_cores_of_the_study_allow(
     resources = directory.lock.study.resources.model_copy(update={"cores": cores})
     study = directory.lock.study.model_copy(update={"resources": resources})
     directory.lock = directory.lock.model_copy(update={"study": study})
-    Local(chosen).run(Batch(directory, [], None), lambda: None)
+    Local(chosen).run(MemberBatch(directory, [], None), lambda: None)
     assert ran == [wanted]
 
 
@@ -49,7 +49,7 @@ def on_gpus(directory, monkeypatch):
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         names = [member.name for member in directory.lock.members]
-        Local(chosen).run(Batch(directory, names, None), lambda: None)
+        Local(chosen).run(MemberBatch(directory, names, None), lambda: None)
         return ran[0]
 
     return run

@@ -13,7 +13,7 @@ import pytest
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.study.directory import StudyDirectory
 from capsule.study.ray import Ray
-from capsule.study.running import Batch, RunOptions, run_locally
+from capsule.study.running import MemberBatch, RunOptions, run_locally
 from capsule.training.impala.actors.ray import connection
 from tests.cluster.ray_cluster import cluster_of, ray_token
 from tests.study.studies import make_lock
@@ -85,7 +85,7 @@ def test_the_claims_are_those_of_a_local_run_whatever_happens_meanwhile(
             cluster.remove_node(lost[0], allow_graceful=False)
             cluster.add_node(wait=False, num_cpus=1, **NODE)
 
-    Ray(cluster.client_address, print).run(Batch(study, study.missing(), options), interfere)
+    Ray(cluster.client_address, print).run(MemberBatch(study, study.missing(), options), interfere)
     assert lost
 
     # A run may outlive the Ray processes of its node, as all are on one machine here; Ray cannot
@@ -99,7 +99,7 @@ def test_the_claims_are_those_of_a_local_run_whatever_happens_meanwhile(
 
     local = StudyDirectory.create(workplace / "local", study.lock, resume=False)
     first = local.missing()[0]
-    run_locally(Batch(local, [first], options), 1, lambda: None)
+    run_locally(MemberBatch(local, [first], options), 1, lambda: None)
     claims = {name: state.outcome.claim_id for name, state in states_of(study).items()}
     assert claims[first] == local.outcome(first).claim_id
     assert len(set(claims.values())) == 3
@@ -109,7 +109,7 @@ def test_the_claims_are_those_of_a_local_run_whatever_happens_meanwhile(
 def test_a_member_that_does_not_begin_fails_with_what_its_node_said(cluster, study, tmp_path):
     options = RunOptions(tmp_path / "nobody", engine="process")
     Ray(cluster.client_address, print, settle_seconds=0.0).run(
-        Batch(study, [NAME], options), lambda: None
+        MemberBatch(study, [NAME], options), lambda: None
     )
     outcome = study.outcome(NAME)
     assert outcome.code == "CAP-Y025"
@@ -131,7 +131,9 @@ def test_a_member_that_is_being_submitted_is_interrupted_with_the_others(
     monkeypatch.setattr("capsule.study.ray._submit", submit)
     monkeypatch.setattr("capsule.study.ray._interrupt", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        Ray("ray://x:1", print).run(Batch(study, [FIRST, SECOND, THIRD], options), lambda: None)
+        Ray("ray://x:1", print).run(
+            MemberBatch(study, [FIRST, SECOND, THIRD], options), lambda: None
+        )
     assert interrupted.call_args.args[1] == [f"task of {FIRST}", f"task of {SECOND}"]
 
 
@@ -153,7 +155,7 @@ def test_members_are_interrupted_after_an_error(study, options, monkeypatch, err
     monkeypatch.setattr("capsule.study.ray._submit", lambda *facts: f"task of {facts[2]}")
     monkeypatch.setattr("capsule.study.ray._interrupt", interrupted)
     with pytest.raises((OSError, CapsuleError), match=str(error.args[0])):
-        Ray("ray://x:1", print).run(Batch(study, [FIRST, SECOND], options), on_poll)
+        Ray("ray://x:1", print).run(MemberBatch(study, [FIRST, SECOND], options), on_poll)
     found = interrupted.call_args and interrupted.call_args.args[1]
     assert found == (members and [f"task of {name}" for name in members])
 
@@ -168,7 +170,9 @@ def test_members_that_no_node_can_take_wait_and_say_so(cluster, tmp_path, option
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Ray(cluster.client_address, noted.append).run(Batch(study, [NAME], options), interrupt)
+        Ray(cluster.client_address, noted.append).run(
+            MemberBatch(study, [NAME], options), interrupt
+        )
     assert noted == [f"members wait: no node of the Ray cluster has CPU 3, memory {512 << 20}"]
     assert study.state(NAME).state == "waiting"
 
@@ -181,11 +185,11 @@ def test_a_cluster_that_is_lost_is_told_from_one_that_was_never_there(
         raise CapsuleError("CAP-T353", "the head is gone", fix="Start it.")
 
     with pytest.raises(CapsuleError, match="no connection") as caught:
-        Ray("ray://127.0.0.1:1", print).run(Batch(study, [NAME], options), print)
+        Ray("ray://127.0.0.1:1", print).run(MemberBatch(study, [NAME], options), print)
     assert caught.value.code == "CAP-Y022"
     monkeypatch.setattr(connection.Cluster, "wait", lose)
     with pytest.raises(CapsuleError, match="the head is gone") as caught:
-        Ray(cluster.client_address, print).run(Batch(study, [NAME], options), print)
+        Ray(cluster.client_address, print).run(MemberBatch(study, [NAME], options), print)
     assert caught.value.code == "CAP-Y023"
     assert "--resume" in caught.value.fix
 
@@ -193,6 +197,6 @@ def test_a_cluster_that_is_lost_is_told_from_one_that_was_never_there(
 def test_ray_has_to_be_installed(study, options, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(CapsuleError, match="not installed") as caught:
-        Ray("ray://head:10001", print).run(Batch(study, [NAME], options), print)
+        Ray("ray://head:10001", print).run(MemberBatch(study, [NAME], options), print)
     assert caught.value.code == "CAP-Y021"
     assert "capsule-rl[cluster]" in caught.value.fix

@@ -15,7 +15,7 @@ from capsule.host.errors import CapsuleError
 from capsule.machine.devices import Device
 from capsule.study import gpu_pool
 from capsule.study.directory import CONSOLE, OUTCOME, Outcome
-from capsule.study.running import Batch, RunOptions, Runs, outcome_of, run_locally
+from capsule.study.running import MemberBatch, RunOptions, Runs, outcome_of, run_locally
 from tests.conftest import wait_until
 
 OPTIONS = RunOptions(Path("alice"), engine="process")
@@ -26,15 +26,15 @@ STUDY_PROCESS = """
 import sys
 from pathlib import Path
 from capsule.study.directory import StudyDirectory
-from capsule.study.running import Batch, RunOptions, run_locally
+from capsule.study.running import MemberBatch, RunOptions, run_locally
 sys.executable = sys.argv[2]
 study = StudyDirectory.open(Path(sys.argv[1]))
-run_locally(Batch(study, study.missing(), RunOptions(Path("alice"))), 2, lambda: None)
+run_locally(MemberBatch(study, study.missing(), RunOptions(Path("alice"))), 2, lambda: None)
 """
 
 
 def run(directory, *, on_poll=lambda: None, processes=2):
-    run_locally(Batch(directory, directory.missing(), OPTIONS), processes, on_poll)
+    run_locally(MemberBatch(directory, directory.missing(), OPTIONS), processes, on_poll)
 
 
 def states(directory):
@@ -84,7 +84,7 @@ def test_members_that_run_at_a_time_have_different_gpus(directory, planned):
                 (folder / "go").touch()
 
     gpus = ("GPU-a", "GPU-b")
-    run_locally(Batch(directory, directory.missing(), OPTIONS), 2, let_both_go, gpus)
+    run_locally(MemberBatch(directory, directory.missing(), OPTIONS), 2, let_both_go, gpus)
     given = {
         member.name: json.loads((directory.folder(member.name) / "arguments").read_text())
         for member in directory.lock.members
@@ -107,7 +107,7 @@ def test_a_gpu_that_fails_a_member_gets_no_other(directory, monkeypatch, gpus, e
 
     monkeypatch.setattr(Runs, "run", run_member)
     names = directory.missing()
-    run_locally(Batch(directory, names, OPTIONS), len(gpus), lambda: None, gpus, notes.append)
+    run_locally(MemberBatch(directory, names, OPTIONS), len(gpus), lambda: None, gpus, notes.append)
     assert len(begun) == ends
     ((_, name),) = (each for each in begun if each[0] == "GPU-dead")
     assert notes[0] == f"GPU-dead is not used again, because {name} failed on it with CAP-M009"
@@ -126,7 +126,7 @@ def test_a_gpu_is_used_again_unless_the_driver_has_lost_it(
     monkeypatch.setattr(Runs, "run", lambda *_: Outcome(code=code, message="it failed", fix="-"))
     notes = []
     names = directory.missing()
-    run_locally(Batch(directory, names, OPTIONS), 1, lambda: None, ["GPU-a"], notes.append)
+    run_locally(MemberBatch(directory, names, OPTIONS), 1, lambda: None, ["GPU-a"], notes.append)
     assert bool(notes) == lost
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.study.directory import OUTCOME, Outcome, StudyDirectory
-from capsule.study.running import Batch, RunOptions, run_locally
+from capsule.study.running import MemberBatch, RunOptions, run_locally
 from capsule.study.slurm import Slurm, SlurmArray
 from tests.conftest import wait_until
 from tests.refusals import refusal
@@ -96,7 +96,7 @@ def test_the_claims_are_those_of_a_local_run_whatever_happens_meanwhile(
             slurm("scontrol", "update", f"job={array.name}_2", "starttime=now")
 
     backend = Slurm(noted.append, poll_seconds=0.2, settle_seconds=1.0)
-    backend.run(Batch(study, study.missing(), options), interfere)
+    backend.run(MemberBatch(study, study.missing(), options), interfere)
     assert noted[0] == f"Slurm job {array.name} still has members that wait or run"
     assert sorted(interfered) == [SECOND, THIRD]
     assert arrays_of(study) == [array]
@@ -118,7 +118,7 @@ def test_the_claims_are_those_of_a_local_run_whatever_happens_meanwhile(
     assert [each.members for each in arrays_of(study)] == [array.members, (SECOND,)]
 
     local = StudyDirectory.create(workplace / "local", study.lock, resume=False)
-    run_locally(Batch(local, [SECOND], options), 1, lambda: None)  # the one that was killed
+    run_locally(MemberBatch(local, [SECOND], options), 1, lambda: None)  # the one that was killed
     assert claims_of(study)[SECOND] == local.outcome(SECOND).claim_id
     assert len(set(claims_of(study).values())) == 3
 
@@ -159,7 +159,7 @@ def test_the_commands_for_clusters_without_docker(cluster, workplace, monkeypatc
 def test_what_slurm_rejects_is_said_in_its_words(cluster, study, options, monkeypatch):
     monkeypatch.setenv("SBATCH_PARTITION", "nonesuch")
     with pytest.raises(CapsuleError, match="invalid partition specified: nonesuch") as caught:
-        Slurm(print).run(Batch(study, study.missing(), options), print)
+        Slurm(print).run(MemberBatch(study, study.missing(), options), print)
     assert caught.value.code == "CAP-Y022"
     assert not arrays_of(study)
     assert slurm("squeue", "--noheader", "--name=tiny") == ""
@@ -175,7 +175,7 @@ def test_a_controller_that_is_not_reachable(cluster, study, options, monkeypatch
     elsewhere.write_text("\n".join(lines))
     monkeypatch.setenv("SLURM_CONF", str(elsewhere))
     with pytest.raises(CapsuleError, match="Unable to contact slurm controller") as caught:
-        Slurm(print).run(Batch(study, study.missing(), options), print)
+        Slurm(print).run(MemberBatch(study, study.missing(), options), print)
     assert caught.value.code == "CAP-Y022"
     assert not arrays_of(study)
 
@@ -199,7 +199,7 @@ def test_jobs_that_are_cancelled_before_they_wrote_anything(cluster, study, opti
 
     names = study.missing()[:2]
     backend = Slurm(print, poll_seconds=0.2, settle_seconds=1.0)
-    backend.run(Batch(study, names, options), cancel)
+    backend.run(MemberBatch(study, names, options), cancel)
     for name in names:
         assert study.outcome(name).code == "CAP-Y025"
         assert "ended as CANCELLED" in study.outcome(name).message
@@ -208,7 +208,7 @@ def test_jobs_that_are_cancelled_before_they_wrote_anything(cluster, study, opti
 @pytest.mark.slow
 def test_a_member_that_fails_by_itself_says_so_itself(cluster, study, options):
     name = study.missing()[0]
-    Slurm(print, poll_seconds=0.2).run(Batch(study, [name], options), lambda: None)
+    Slurm(print, poll_seconds=0.2).run(MemberBatch(study, [name], options), lambda: None)
     assert study.outcome(name).code.startswith("CAP-")
     assert study.outcome(name).code != "CAP-Y025"
 
@@ -255,7 +255,7 @@ def programs(tmp_path, monkeypatch):
 def run(study, options, names=None, noted=None, **settings):
     settings = {"poll_seconds": 0.0, "settle_seconds": 0.0} | settings
     note = (noted if noted is not None else []).append
-    Slurm(note, **settings).run(Batch(study, names or study.missing(), options), lambda: None)
+    Slurm(note, **settings).run(MemberBatch(study, names or study.missing(), options), lambda: None)
 
 
 def test_slurm_is_not_installed(study, options, tmp_path, monkeypatch):

@@ -65,7 +65,7 @@ def command(
     from capsule.study.backends import parse_backend
     from capsule.study.directory import CONSOLE, StudyDirectory
     from capsule.study.progress import progress_of, show
-    from capsule.study.running import Batch, RunOptions
+    from capsule.study.running import MemberBatch, RunOptions
 
     backend = parse_backend(on, lambda text: None if quiet else typer.echo(text, err=True))
     # No passphrase is asked for, because the members read the key themselves, without a terminal.
@@ -81,7 +81,7 @@ def command(
     names = directory.missing(only or [])
     if names:
         with nullcontext(lambda: None) if quiet else _live_table(directory) as poll:
-            batch = Batch(directory, names, RunOptions(key_file, passphrase_file, engine))
+            batch = MemberBatch(directory, names, RunOptions(key_file, passphrase_file, engine))
             backend.run(batch, poll)
     progress = progress_of(directory)
     if as_json:

@@ -60,7 +60,7 @@ class ActorInference(Model):
 
 
 class ServerInference(Model):
-    """Separate processes compute the actors' actions (section 3.1, "dynamic batching").
+    """Separate processes compute the actors' actions (section 5.1, "dynamic batching").
 
     Their number is an option of capsule run, because it does not affect the result.
     """

@@ -1,1 +1,1 @@
-"""Acting: networks evaluated for many actors at once, in this process or in others."""
+"""Acting: running actors in this process or in others, and evaluating networks for them."""

@@ -1,14 +1,14 @@
-"""Actor workers: each plays logical actors in one process (Horgan et al. 2018, arXiv:1803.00933).
+"""Actor workers: each runs logical actors in one process (Horgan et al. 2018, arXiv:1803.00933).
 
-A logical actor is an environment, random streams and a recurrent state of its own. An actor worker
-plays any set of a run's actors and evaluates the network for many of them at once. How actors are
-spread over workers, and which of them act together, changes no bit
+A logical actor consists of an environment, random streams and a recurrent state. An actor worker
+runs any set of a run's actors and evaluates the network for many of them at once. The distribution
+of actors over workers, and the batches in which they act, do not change a bit
 (:mod:`capsule.training.acting.batching`). Each algorithm derives its worker from
-:class:`ActorWorker`: how actions are chosen, and what is sent back, is the algorithm's own.
+:class:`ActorWorker`, and defines how actions are chosen and what is returned to the learner.
 
-An actor is a value: what it did is sent back with a snapshot of the actor, from which any worker
-can continue. So a run is saved, resumed, or continued after the loss of a worker, without asking a
-worker for anything.
+Every answer of a worker contains a snapshot of the actor, from which any worker can continue. A run
+is therefore saved, resumed, or continued after the loss of a worker, without further requests to
+the workers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ENVIRONMENT_STREAMS: tuple[StreamName, ...] = ("environment", "no-op")
 
 
 class ActorRequest(NamedTuple):
-    """An actor's next steps, with a version of the policy."""
+    """A request for an actor's next steps, with a version of the policy."""
 
     actor: int
     version: int
@@ -52,7 +52,7 @@ class Snapshot(NamedTuple):
     Attributes:
         document: JSON-safe: the environment, the streams, and the previous action and reward.
         stack: The last frames, ``[frame_stack, *frame_shape]``.
-        state: Recurrent, float32 ``[*state_shape]``.
+        state: The recurrent state, float32 ``[*state_shape]``.
     """
 
     document: dict[str, Any]
@@ -60,13 +60,13 @@ class Snapshot(NamedTuple):
     state: NDArray[np.float32]
 
     def saved(self) -> dict[str, Any]:
-        """Return all of it, JSON-safe."""
+        """Return the snapshot as a JSON-safe document."""
         arrays = {"stack": array_document(self.stack), "state": array_document(self.state)}
         return {"document": self.document, **arrays}
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> Snapshot:
-        """Return the snapshot that was :meth:`saved`."""
+        """Return the snapshot of a document that :meth:`saved` returned."""
         stack, state = document_array(saved["stack"]), document_array(saved["state"])
         return cls(saved["document"], stack, state)
 
@@ -78,9 +78,9 @@ class Played(NamedTuple, Generic[Made]):
     """The answer to a request.
 
     Attributes:
-        actor: Whose.
-        made: What it did.
-        after: The actor then.
+        actor: Number of the actor.
+        made: The experience that it made.
+        after: The actor after it.
     """
 
     actor: int
@@ -95,11 +95,11 @@ class WorkerSettings(ABC):
     Attributes:
         tasks: The spec's ``environment`` section for each task; actor ``i`` plays task ``i`` modulo
             their number.
-        seeds: The spec's ``seeds`` section, with the root seed that holds.
-        network: What is evaluated.
-        steps: Steps that one request asks for.
-        vocabulary: What instructions are made of.
-        rows: Number of rows of each batch that the network is evaluated in, where that matters.
+        seeds: The spec's ``seeds`` section, with the root seed of the run.
+        network: The network, without parameters.
+        steps: Steps that an actor takes for one request.
+        vocabulary: The words of instructions.
+        rows: Number of rows of a batch of fixed size.
         determinism: The spec's ``determinism`` section.
     """
 
@@ -113,7 +113,7 @@ class WorkerSettings(ABC):
 
     @property
     def batching(self) -> Batching:
-        """How the network is evaluated for many actors at once."""
+        """The way in which the network is evaluated for many actors at once."""
         return Batching.of(self.determinism, self.network.products, self.rows)
 
     @abstractmethod
@@ -123,29 +123,29 @@ class WorkerSettings(ABC):
         """Make a worker in this process.
 
         Args:
-            played: The actors that it plays, ascending.
-            service: Chooses their actions; None: the worker itself does.
+            played: The actors that it runs, ascending.
+            service: The service that chooses their actions; None if the worker itself does.
 
         Raises:
             CapsuleError: CAP-T212 to CAP-T216, the environment is not available or cannot be
-                played; CAP-T242, an actor is told what the vocabulary has no numbers for.
+                played; CAP-T242, as :meth:`Vocabulary.encode`.
         """
 
 
 class Actor:
-    """One logical actor, except for what is evaluated in batches.
+    """One logical actor, without the inputs of the network (:class:`ActorRows`).
 
     Attributes:
-        streams: What it draws from.
+        streams: Its random streams.
         environment: Its environment.
-        age: Steps of the running episode of the agent.
-        episode_return: Episode return of the running episode of the environment.
+        age: Steps of the agent's current episode.
+        episode_return: Return of the environment's current episode so far.
     """
 
     drawn: ClassVar[tuple[StreamName, ...]] = ENVIRONMENT_STREAMS
 
     def __init__(self, settings: WorkerSettings, number: int) -> None:
-        """Make actor ``number``, without an episode."""
+        """Make actor ``number``, before its first episode."""
         self.streams = actor_streams(settings.seeds, number, self.drawn)
         task = settings.tasks[number % len(settings.tasks)]
         self.environment = make_environment(task, self.streams, training=True)
@@ -161,7 +161,7 @@ class Actor:
         """Continue from a snapshot by playing the running episode again.
 
         Raises:
-            CapsuleError: CAP-T201 or CAP-T211, as :meth:`Environment.restore` says.
+            CapsuleError: CAP-T201 or CAP-T211, as :meth:`Environment.restore`.
         """
         self.environment.restore(document["environment"])
         self.age, self.episode_return = document["age"], document["return"]
@@ -171,7 +171,7 @@ AnyActor = TypeVar("AnyActor", bound=Actor)
 
 
 class ActorWorker(ABC, Generic[AnyActor, Made]):
-    """Plays some actors in this process."""
+    """Runs some actors in this process."""
 
     def __init__(
         self, settings: WorkerSettings, played: Sequence[int], actors: Sequence[AnyActor]
@@ -179,8 +179,8 @@ class ActorWorker(ABC, Generic[AnyActor, Made]):
         """Begin an episode of each actor.
 
         Args:
-            settings: What made the actors.
-            played: Their numbers, ascending.
+            settings: The settings with which the actors were made.
+            played: Numbers of the actors, ascending.
             actors: The actors.
         """
         self._shapes, self._length = settings.network.shapes, settings.steps
@@ -204,8 +204,8 @@ class ActorWorker(ABC, Generic[AnyActor, Made]):
         Args:
             requests: At most one for each actor.
             parameters: Versions that this worker has not been given before, each in the order of
-                :attr:`Parameters.flat`; none where a service chooses actions.
-            lag: Versions older than the newest by more than this are dropped.
+                :attr:`Parameters.flat`; none if a service chooses actions.
+            lag: Versions that are more than this number before the newest are dropped.
 
         Raises:
             CapsuleError: As :meth:`Service.answer`.
@@ -234,8 +234,8 @@ class ActorWorker(ABC, Generic[AnyActor, Made]):
         """
         for actor, snapshot in snapshots.items():
             row, document = self._row_of[actor], snapshot.document
-            # First, because the episode has to be played again before its present instruction is
-            # known.
+            # First, because the current instruction is known only when the episode has been played
+            # again.
             self._actors[row].restore(document)
             self._rows.tell(row, self._actors[row].environment.instruction)
             self._rows.stacks[row] = snapshot.stack
@@ -245,14 +245,14 @@ class ActorWorker(ABC, Generic[AnyActor, Made]):
 
     @abstractmethod
     def _together(self, rows: Sequence[int], version: int) -> Iterable[Made]:
-        """Let the actors of ``rows`` act with the same version; return what each did."""
+        """Let the actors of ``rows`` act with the same version; return the experience of each."""
 
     def _step(self, row: int, action: int) -> Transition:
-        """Take one step of one actor."""
+        """Take one step of the environment of one actor, and update its row."""
         actor = self._actors[row]
         transition = actor.environment.step(action)
         actor.age += 1
-        # The return counts what the game gave; the network is shown the reward that is trained on.
+        # The episode return sums the game's own rewards; the network reads the training reward.
         actor.episode_return += transition.game_reward
         self._rows.advance(row, action, transition.reward, transition.frame)
         self._rows.tell(row, actor.environment.instruction)
@@ -262,7 +262,7 @@ class ActorWorker(ABC, Generic[AnyActor, Made]):
         """Begin the next episode of an actor's environment."""
         actor = self._actors[row]
         actor.episode_return = 0.0
-        # Before tell(), since the reset decides what the instruction is.
+        # The reset comes before tell(), because it determines the instruction.
         self._begin(row, actor.environment.reset())
         self._rows.tell(row, actor.environment.instruction)
 
@@ -277,7 +277,8 @@ class ActorWorker(ABC, Generic[AnyActor, Made]):
             "previous_action": int(self._rows.previous_actions[row]),
             "previous_reward": float(self._rows.previous_rewards[row]).hex(),  # -0.0, too
         }
-        # Copies: Serial hands them over within this process, and the next step changes the rows.
+        # Copies, because Serial passes them on within this process, and the next step changes the
+        # rows.
         return Snapshot(document, self._rows.stacks[row].copy(), self._rows.states[row].copy())
 
 
@@ -291,18 +292,18 @@ def actor_streams(
 def profiles_of(
     seeds: SeedsSpec, actor: int, snapshot: Snapshot, *others: tuple[Account, Mapping[str, Any]]
 ) -> list[StreamProfile]:
-    """Return what the streams of an actor gave out up to a snapshot, named ``stream/actor``.
+    """Return the profiles of an actor's streams up to a snapshot, named ``stream/actor``.
 
     Args:
-        seeds: The spec's ``seeds`` section, with the root seed that holds.
-        actor: Whose.
-        snapshot: Tells what the environment drew.
+        seeds: The spec's ``seeds`` section, with the root seed of the run.
+        actor: Number of the actor.
+        snapshot: The snapshot, with the states of the environment's streams.
         others: Further streams, or accounts of them, each with its saved state.
 
     Raises:
         CapsuleError: CAP-T201, a state is of another stream or seed.
     """
-    # Without the streams that the environment does not draw from.
+    # This lacks the streams from which the environment does not draw; they have their first state.
     drawn = snapshot.document["environment"]["streams"]
     streams = actor_streams(seeds, actor).values()
     accounts = [*((each, drawn.get(each.name, each.state())) for each in streams), *others]

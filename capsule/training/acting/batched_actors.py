@@ -1,4 +1,4 @@
-"""What the actors of one process see and remember, a row each, as networks take it."""
+"""The observations and memories of the actors of one process, as inputs of a network."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ NO_ACTION = -1
 
 
 class Inputs(NamedTuple):
-    """One step of some actors, as a network takes it.
+    """The inputs of a network for one step of some actors.
 
     Attributes:
         observations: ``[rows, frame_stack, *frame_shape]``.
         previous_actions: int64 ``[rows]``; :data:`NO_ACTION` for none.
         previous_rewards: float32 ``[rows]``.
-        states: Recurrent, float32 ``[rows, *state_shape]``.
-        instructions: int64 ``[rows, words]``, as :meth:`Vocabulary.encode` numbers them; of no
-            words where there are none.
+        states: Recurrent states, float32 ``[rows, *state_shape]``.
+        instructions: int64 ``[rows, words]``, as :meth:`Vocabulary.encode` numbers words; with 0
+            words if the network reads no instructions.
     """
 
     observations: torch.Tensor
@@ -36,7 +36,7 @@ class Inputs(NamedTuple):
     instructions: torch.Tensor
 
     def step(self, *, reset: bool) -> Sequences:
-        """Return them as sequences of one step, with or without a reset before it."""
+        """Return the inputs as sequences of one step, with or without a reset before it."""
         resets = torch.full_like(self.previous_actions, reset, dtype=torch.bool)
         return Sequences(
             self.observations.unsqueeze(0),
@@ -66,7 +66,7 @@ class ActorRows:
         network: Architecture,
         vocabulary: Vocabulary = NO_INSTRUCTIONS,
     ) -> None:
-        """Make rows of zeros, with nothing told."""
+        """Make rows of zeros, without instructions."""
         stack: Shape = (example.frame_stack, *example.frame_shape)
         self.stacks = np.zeros((count, *stack), example.frame_dtype)
         self.previous_actions = np.zeros(count, np.int64)
@@ -76,7 +76,7 @@ class ActorRows:
         self._told, self._vocabulary = [""] * count, vocabulary
 
     def begin(self, row: int, frame: Frame) -> None:
-        """Begin an episode with ``frame``: there is nothing before it."""
+        """Begin an episode with ``frame``, ``[*frame_shape]``, without anything before it."""
         self.stacks[row] = 0
         self.stacks[row, -1] = frame
         self.previous_actions[row] = NO_ACTION
@@ -84,25 +84,28 @@ class ActorRows:
         self.states[row] = 0
 
     def advance(self, row: int, action: int, reward: float, frame: Frame) -> None:
-        """Enter what was done and what it led to; the recurrent state is the caller's."""
+        """Enter an action, its reward and the next frame, ``[*frame_shape]``.
+
+        The caller sets the recurrent state.
+        """
         self.previous_actions[row] = action
         self.previous_rewards[row] = reward
         self.stacks[row, :-1] = self.stacks[row, 1:]
         self.stacks[row, -1] = frame
 
     def tell(self, row: int, instruction: str) -> None:
-        """Enter what an actor is told to do from now on.
+        """Enter the instruction of an actor.
 
         Raises:
-            CapsuleError: CAP-T242, the vocabulary has no numbers for it.
+            CapsuleError: CAP-T242, as :meth:`Vocabulary.encode`.
         """
-        # At most steps it is the same as before, and nothing has to be encoded.
+        # At most steps the instruction is the same as before, and is not encoded again.
         if instruction != self._told[row]:
             self._told[row] = instruction
             self.instructions[row] = self._vocabulary.encode(instruction)
 
     def inputs(self, rows: Sequence[int]) -> Arrays:
-        """Return what a network takes of ``rows``, as :class:`Inputs` has it: copies."""
+        """Return copies of the network's inputs for ``rows``, in the order of :class:`Inputs`."""
         arrays = (
             self.stacks,
             self.previous_actions,
@@ -110,5 +113,5 @@ class ActorRows:
             self.states,
             self.instructions,
         )
-        # Indexing by a list copies. A slice would be a view, which the next steps would change.
+        # Indexing by a list copies; a slice would be a view, which the next steps would change.
         return tuple(array[list(rows)] for array in arrays)

@@ -1,10 +1,10 @@
-"""Batches: a network evaluated for many actors at once, so that no row depends on its company.
+"""Batches: evaluating a network for many actors at once, with rows that do not affect one another.
 
-The libraries' products choose kernels by the size of a batch, and under some kernels a row's bits
-depend on its place in the batch as well. So every batch has a *fixed* number of rows, of which
-actor ``i`` always has row ``i mod rows``; rows without an actor are zeros. Under ``FIXED_ORDER`` of
-:mod:`capsule.training.layers.backends` a row depends on its inputs alone. There, and where
-``determinism.batch_invariance`` is off, one batch holds whatever was asked for.
+Torch's libraries choose the kernel of a product by the size of the batch, and with some kernels the
+bits of a row also depend on its place in the batch. Every batch therefore has a *fixed* number of
+rows, in which actor ``i`` always has row ``i mod rows``; rows without an actor are zeros. Under
+``FIXED_ORDER`` of :mod:`capsule.training.layers.backends` a row depends on its inputs alone. In
+this case, and if ``determinism.batch_invariance`` is off, one batch has all requested rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROWS = 16
 Arrays = tuple[NDArray[Any], ...]
 Tensors = tuple[torch.Tensor, ...]
 Network = Callable[[Tensors], Tensors]
-"""Evaluates a batch: inputs, ``[rows, …]`` each, to outputs, ``[rows, …]`` each."""
+"""A function from the inputs of a batch, ``[rows, …]`` each, to its outputs, ``[rows, …]`` each."""
 
 
 class Evaluated(NamedTuple):
@@ -34,7 +34,7 @@ class Evaluated(NamedTuple):
 
     Attributes:
         outputs: ``[actors, …]`` each.
-        sizes: int64 ``[actors]``: rows of the batch that each was evaluated in.
+        sizes: int64 ``[actors]``: number of rows of the batch in which each was evaluated.
         places: int64 ``[actors]``: its row in that batch.
     """
 
@@ -44,11 +44,11 @@ class Evaluated(NamedTuple):
 
 
 class Batching(NamedTuple):
-    """How batches are made.
+    """The way in which batches are made.
 
     Attributes:
-        rows: Rows of a batch of fixed size.
-        fixed: Whether batches have that size, and actors their rows.
+        rows: Number of rows of a batch of fixed size.
+        fixed: Whether batches have that size, and each actor its row.
     """
 
     rows: int = ROWS
@@ -56,19 +56,18 @@ class Batching(NamedTuple):
 
     @classmethod
     def of(cls, determinism: DeterminismSpec, products: LayerBackend, rows: int = ROWS) -> Batching:
-        """Return how a run makes batches of a network with these products."""
+        """Return how a run makes batches for a network with the arithmetic ``products``."""
         return cls(rows, determinism.batch_invariance and not products.fixed_order)
 
     def evaluate(self, network: Network, actors: Sequence[int], inputs: Arrays) -> Evaluated:
         """Evaluate a network for some actors, each of which may appear several times.
 
         Args:
-            network: What is evaluated.
-            actors: At least one.
+            network: The network.
+            actors: Numbers of the actors, at least one.
             inputs: ``[actors, …]`` each.
         """
-        # Here a row depends on its inputs alone (FIXED_ORDER), or the spec declares that it need
-        # not.
+        # Either a row depends on its inputs alone (FIXED_ORDER), or the spec does not require that.
         if not self.fixed:
             size = len(actors)
             outputs = _evaluated(network, tuple(map(torch.from_numpy, inputs)))
@@ -79,18 +78,17 @@ class Batching(NamedTuple):
             found = (output[places] for output in _evaluated(network, batch))
             parts.append((np.array(asked), np.array(places), *found))
         numbers, rows, *columns = map(np.concatenate, zip(*parts, strict=True))
-        # Back into the order of ``actors``, of which each batch took one for each row.
+        # The parts are in the order of the batches; this restores the order of ``actors``.
         order = np.argsort(numbers)
         outputs = tuple(column[order] for column in columns)
         return Evaluated(outputs, np.full(len(order), self.rows), rows[order])
 
     def _batches(self, actors: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
-        """Yield batches: which of ``actors`` each holds, and their rows in it."""
+        """Yield batches: the indices of ``actors`` in each, and their rows in it."""
         columns: dict[int, list[int]] = {}
         for number, actor in enumerate(actors):
             columns.setdefault(actor % self.rows, []).append(number)
-        # If actors have the same row, or one is asked several times, each takes the row
-        # in a batch of its own.
+        # Actors with the same row, and several requests of one actor, are in different batches.
         for batch in zip_longest(*columns.values()):
             rows = zip(batch, columns, strict=True)
             filled = {number: row for number, row in rows if number is not None}
@@ -103,31 +101,31 @@ def _evaluated(network: Network, inputs: Tensors) -> Arrays:
 
 
 def require_independent_rows(network: Network, inputs: Tensors, batching: Batching) -> int:
-    """Check that a row's outputs do not depend on who else is in its batch.
+    """Check that a row's outputs do not depend on the other rows of its batch.
 
-    Each row is evaluated among the others and alone: in its place among zeros where batches have a
-    fixed size, else in a batch of its own. To be called when a trainer starts: which kernels a
-    library chooses is a fact of the machine.
+    Each row is evaluated together with the others and alone: in its place among zeros if batches
+    have a fixed size, otherwise in a batch of its own. The check is made when a trainer starts,
+    because a library chooses its kernels by the machine.
 
     Args:
-        network: What is checked.
-        inputs: A full batch of different rows, e.g. random ones.
+        network: The network.
+        inputs: A full batch of different rows, such as random ones, ``[rows, …]`` each.
         batching: How batches are made.
 
     Returns:
-        How many rows were compared.
+        The number of rows compared.
 
     Raises:
-        CapsuleError: CAP-T321, a row depends on its neighbours.
+        CapsuleError: CAP-T321, a row depends on the other rows.
     """
     arrays = tuple(tensor.numpy() for tensor in inputs)
-    # These are the numbers of actors, too, so that each has a place of its own in a full batch.
+    # These also serve as actor numbers, so that each row has its own place in a full batch.
     rows = range(len(arrays[0]))
     together = batching.evaluate(network, rows, arrays).outputs
     for row in rows:
         one = tuple(array[row : row + 1] for array in arrays)
         alone = batching.evaluate(network, [row], one).outputs
-        # By bytes: numbers would call 0 and -0 equal, and NaN unequal to itself.
+        # Compared as bytes, because 0 equals -0 as a number, and NaN does not equal itself.
         if any(x[row].tobytes() != y[0].tobytes() for x, y in zip(together, alone, strict=True)):
             raise CapsuleError(
                 "CAP-T321",
@@ -139,7 +137,7 @@ def require_independent_rows(network: Network, inputs: Tensors, batching: Batchi
 
 
 def _placed(array: NDArray[Any], places: Sequence[int], size: int) -> torch.Tensor:
-    """Return a batch with zeros where no row has its place."""
+    """Return a batch with the rows of ``array`` at ``places``, and zeros elsewhere."""
     batch = np.zeros((size, *array.shape[1:]), array.dtype)
     batch[places] = array
     return torch.from_numpy(batch)

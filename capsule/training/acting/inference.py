@@ -1,23 +1,24 @@
-"""Inference: an action for each request, whatever else is in its batch and whichever answers.
+"""Inference: choosing actions so that they depend neither on the batch nor on the replica.
 
-A *replica* evaluates the policy for requests of any actors and draws their actions. Three things
-would let timing into the results, and each has a switch in the spec's ``determinism`` section:
+A *replica* evaluates the policy for requests of any actors and draws their actions. Timing could
+affect the results in three ways, each of which a field of the spec's ``determinism`` section
+prevents:
 
 * ``batch_invariance``: an answer does not depend on its batch
   (:mod:`capsule.training.acting.batching`).
-* ``request_seeds``: the action of request ``n`` of an actor is drawn from block ``n`` of the words
-  of that actor's stream ``exploration`` (:class:`~capsule.training.state.streams.RequestWords`). So
-  it depends on the root seed, the actor and ``n``; not on the replica, nor on the order of arrival.
-  Without it a replica draws for all from one stream of its own.
+* ``request_seeds``: the action of request ``n`` of an actor is drawn with block ``n`` of the words
+  of that actor's stream ``exploration`` (:class:`~capsule.training.state.streams.RequestWords`). It
+  therefore depends on the root seed, the actor and ``n``, and neither on the replica nor on the
+  order of arrival. If the field is off, each replica draws all its actions from one stream.
 * ``deterministic_routing``: actor ``i`` is answered by replica ``i`` modulo their number, and a
-  replica works in the order (policy version, actor, request). Without it requests are dealt out to
-  the replicas, and worked on, in the order of their arrival.
+  replica processes requests in the order of policy version, actor and request. If the field is off,
+  requests are distributed over the replicas, and processed, in the order of arrival.
 
-Every answer says how it came about, and the actor keeps count (:class:`Requests`): the ledger
-judges by what the actors counted, not by the switches.
+Every answer states how it was made, and the actor counts this (:class:`Requests`). The ledger uses
+the actors' counts, and not the fields of the spec.
 
-Nothing here moves data between processes. Actor numbers are logical; which process plays an actor
-is no part of a result.
+This module does not move data between processes. Actor numbers are logical: the process that runs
+an actor does not affect a result.
 """
 
 from __future__ import annotations
@@ -38,8 +39,11 @@ _STREAM: StreamName = "exploration"
 _COUNTS = ("own_stream", "own_row", "misrouted")
 
 Policy = Callable[[int, Tensors], Tensors]
-"""Evaluates a version of the policy on a batch: its inputs to ``ln mu`` and ``mu``, float32
-``[rows, actions]``, and the recurrent states after the step, ``[rows, *state_shape]``."""
+"""A function of a policy version and the inputs of a batch.
+
+It returns ``ln mu`` and ``mu``, float32 ``[rows, actions]``, and the recurrent states after the
+step, float32 ``[rows, *state_shape]``.
+"""
 
 
 class Asked(NamedTuple):
@@ -48,8 +52,8 @@ class Asked(NamedTuple):
     Attributes:
         version: Version of the policy that must answer.
         actors: int64 ``[requests]``.
-        numbers: int64 ``[requests]``: which request of its actor each is, from 0.
-        inputs: What the policy takes, ``[requests, …]`` each.
+        numbers: int64 ``[requests]``: number of each among the requests of its actor, from 0.
+        inputs: Inputs of the policy, ``[requests, …]`` each.
     """
 
     version: int
@@ -62,13 +66,13 @@ class Answers(NamedTuple):
     """The answers to some requests, a row for each.
 
     Attributes:
-        actions: int64: the actions drawn.
-        logarithms: float32: ``ln mu`` of them.
-        states: float32 ``[requests, *state_shape]``: recurrent, after the step.
-        words: uint64: what each action was drawn by.
-        replicas: int64: who answered.
-        sizes: int64: rows of the batch that the policy was evaluated in.
-        places: int64: the request's row in it.
+        actions: int64 ``[requests]``: the actions drawn.
+        logarithms: float32 ``[requests]``: ``ln mu`` of these actions.
+        states: float32 ``[requests, *state_shape]``: recurrent states after the step.
+        words: uint64 ``[requests]``: the random word with which each action was drawn.
+        replicas: int64 ``[requests]``: rank of the replica that answered.
+        sizes: int64 ``[requests]``: number of rows of the batch of the policy.
+        places: int64 ``[requests]``: the request's row in that batch.
     """
 
     actions: NDArray[np.int64]
@@ -89,7 +93,8 @@ class Service(Protocol):
     """A service that answers requests.
 
     Attributes:
-        replicas: How many requests are shared among; 0: they are answered where they are asked.
+        replicas: Number of replicas that share the requests; 0 if the service is in the process
+            that sends them.
     """
 
     replicas: int
@@ -98,12 +103,12 @@ class Service(Protocol):
         """Answer one request each of some actors.
 
         Raises:
-            CapsuleError: CAP-T151, the policy is no distribution; CAP-T362, a replica is gone.
+            CapsuleError: CAP-T151, a probability is not finite; CAP-T362, a replica has died.
         """
 
 
 class InferenceReplica:
-    """Answers requests; as a :class:`Service`, those of its own process."""
+    """Answers requests. As a :class:`Service`, it answers those of its own process."""
 
     replicas = 0
 
@@ -115,14 +120,14 @@ class InferenceReplica:
         determinism: DeterminismSpec,
         seeds: SeedsSpec,
     ) -> None:
-        """Take a policy.
+        """Prepare to answer with a policy.
 
         Args:
             rank: The replica's number.
-            policy: What answers.
+            policy: The policy.
             batching: How batches are made.
             determinism: The spec's ``determinism`` section.
-            seeds: The spec's ``seeds`` section, with the root seed that holds.
+            seeds: The spec's ``seeds`` section, with the root seed of the run.
         """
         self._rank, self._policy, self._batching = rank, policy, batching
         self._determinism = determinism
@@ -135,25 +140,24 @@ class InferenceReplica:
         return self.answer_all([asked])[0]
 
     def answer_all(self, asked: Sequence[Asked]) -> list[Answers]:
-        """Answer everything that is there, in batches that several may share.
+        """Answer the requests of several workers, which may share batches.
 
         Raises:
-            CapsuleError: CAP-T151, the policy is no distribution.
+            CapsuleError: CAP-T151, a probability is not finite.
         """
-        # The requests of all who ask become one table, so that they can share batches. The end
-        # takes the answers apart again.
+        # The requests of all workers are joined, so that they can share batches. At the end the
+        # answers are split again.
         lengths = [len(each.actors) for each in asked]
         versions = np.repeat([each.version for each in asked], lengths)
         rows = ((each.actors, each.numbers, *each.inputs) for each in asked)
         columns = versions, *map(_joined, zip(*rows, strict=True))
         order = np.arange(len(versions))
         if self._determinism.deterministic_routing:
-            # By version, actor and number: what shares a batch follows from what was asked, and
-            # not from who asked first.
-            # The last key of lexsort is the first to sort by.
+            # In the order of version, actor and number, so that the batches do not depend on the
+            # order of arrival. (The last key of lexsort is the primary one.)
             order = np.lexsort((columns[2], columns[1], versions))
         parts = [self._answer(each) for each in _by_version(_arranged(columns, order))]
-        # Back into the order in which the requests came.
+        # This restores the order in which the requests came.
         answers = Answers(*map(_joined, zip(*parts, strict=True))).rows(np.argsort(order))
         ends = np.cumsum(lengths)
         return [answers.rows(slice(end - n, end)) for n, end in zip(lengths, ends, strict=True)]
@@ -164,8 +168,7 @@ class InferenceReplica:
             lambda inputs: self._policy(asked.version, inputs), asked.actors.tolist(), asked.inputs
         )
         logarithms, probabilities, states = evaluated.outputs
-        # With a NaN among them no sum exceeds the uniform, and sample() would return an action that
-        # does not exist.
+        # With a NaN among the probabilities, sample() would return an action that does not exist.
         require_probabilities(probabilities)
         requests = zip(asked.actors.tolist(), asked.numbers.tolist(), strict=True)
         words = [self._word(asked.version, *request) for request in requests]
@@ -186,34 +189,35 @@ class InferenceReplica:
         """Draw the word of a request."""
         if not self._determinism.request_seeds:
             return self._shared_word(version)
-        # Kept for each actor: while its requests come in their order, the generator need not be
-        # advanced.
+        # Kept for each actor, because the generator need not be advanced while its requests come in
+        # their order.
         if actor not in self._words:
             self._words[actor] = RequestWords(request_account(self._seeds, actor).key)
         return self._words[actor].word(number)
 
     def _shared_word(self, version: int) -> int:
         if self._shared is None:
-            # By the first version that it answers, or a resumed run would draw the same again.
+            # The index is the first version that it answers, or a resumed run would draw the same
+            # words again.
             name = f"{_STREAM}/replica-{self._rank}"
             self._shared = Stream(name, self._seeds.root_of(_STREAM), version)
         return self._shared.word()
 
 
 class Requests:
-    """The requests of one actor, and how they were answered.
+    """Counts of the requests of one actor, and of how they were answered.
 
     Attributes:
-        account: The words that its actions were drawn by.
+        account: The account of the words with which its actions were drawn.
     """
 
     def __init__(self, seeds: SeedsSpec, actor: int, batching: Batching, replicas: int) -> None:
         """Begin with no request.
 
         Args:
-            seeds: The spec's ``seeds`` section, with the root seed that holds.
-            actor: Whose.
-            batching: How batches ought to be made.
+            seeds: The spec's ``seeds`` section, with the root seed of the run.
+            actor: Number of the actor.
+            batching: How batches should be made.
             replicas: Number of replicas of the service.
         """
         self.account = request_account(seeds, actor)
@@ -222,10 +226,10 @@ class Requests:
         self._counts = dict.fromkeys(_COUNTS, 0)
 
     def enter(self, word: int, replica: int, size: int, place: int) -> None:
-        """Enter how the next request was answered, see :class:`Answers`."""
+        """Count how the next request was answered; :class:`Answers` describes the arguments."""
         counts, batching = self._counts, self._batching
-        # The actor computes the word of its request itself, and does not rely on what the replica
-        # states.
+        # The actor computes the word of its request itself, and does not rely on the statement of
+        # the replica.
         counts["own_stream"] += word == self._own.word(self.account.draws)
         if batching.fixed:
             own = batching.rows, self._actor % batching.rows
@@ -249,7 +253,7 @@ class Requests:
 
 
 def counted(states: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Add up what actors counted, from the :meth:`Requests.state` of each.
+    """Add up the counts of actors, from the :meth:`Requests.state` of each.
 
     Returns:
         The counts of :class:`capsule.experiment.contract.Inference`, by field.
@@ -259,7 +263,7 @@ def counted(states: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def request_account(seeds: SeedsSpec, actor: int) -> Account:
-    """Return an empty account of the words that the requests of an actor are drawn from."""
+    """Return an empty account of the words with which the actions of an actor are drawn."""
     return Account(_STREAM, seeds.root_of(_STREAM), actor)
 
 
@@ -269,27 +273,27 @@ def replica_of(actor: int, replicas: int) -> int:
 
 
 def sample(probabilities: NDArray[np.float32], uniform: float) -> int:
-    """Return the action at which the distribution function passes ``uniform``.
+    """Return the action at which the cumulative distribution exceeds ``uniform``.
 
     Args:
-        probabilities: float32 ``[actions]``; added up one after the other in float64.
-        uniform: In ``[0, 1)``, of their sum.
+        probabilities: float32 ``[actions]``, which are added in float64, in order.
+        uniform: In ``[0, 1)``, relative to their sum.
     """
-    # A running sum has one order; np.sum chooses one by the layout in memory. The last sum is not
-    # exactly 1: unless the uniform is multiplied by it, a uniform near 1 may be beyond the last
-    # action.
+    # The order of a cumulative sum is fixed, while np.sum chooses one by the layout in memory. The
+    # last sum need not be exactly 1: without multiplication by it, a uniform near 1 could be beyond
+    # the last action.
     cumulated = np.cumsum(probabilities, dtype=np.float64)
-    # On the right: an action of probability 0 is not drawn even by a uniform of 0.
+    # side="right", so that an action of probability 0 is not drawn even with a uniform of 0.
     return int(np.searchsorted(cumulated, uniform * cumulated[-1], side="right"))
 
 
 def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Return arrays one after the other; a single one is not copied."""
+    """Return the concatenation of arrays; a single array is not copied."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _arranged(arrays: Arrays, order: NDArray[np.int64]) -> Arrays:
-    """Return arrays with their rows in an order; what has it already is not copied."""
+    """Return arrays with their rows in an order; arrays that have it already are not copied."""
     if (np.diff(order) == 1).all():
         return arrays
     return tuple(array[order] for array in arrays)
@@ -298,8 +302,8 @@ def _arranged(arrays: Arrays, order: NDArray[np.int64]) -> Arrays:
 def _by_version(columns: Arrays) -> Iterator[Asked]:
     """Split versions, actors, numbers and inputs, row by row, where the version changes."""
     versions = columns[0]
-    # Without deterministic routing, a version may occur in several places. Each has a batch of its
-    # own, because the order of arrival stays.
+    # Without deterministic routing, requests stay in the order of arrival, so a version may occur
+    # in several places, each of which is a batch of its own.
     borders = np.flatnonzero(np.diff(versions)) + 1
     for start, end in pairwise([0, *borders.tolist(), len(versions)]):
         actors, numbers, *inputs = (column[start:end] for column in columns[1:])
@@ -307,13 +311,13 @@ def _by_version(columns: Arrays) -> Iterator[Asked]:
 
 
 def require_probabilities(probabilities: NDArray[np.float32]) -> None:
-    """Check the distributions that actions are drawn from.
+    """Check the distributions from which actions are drawn.
 
     Args:
         probabilities: float32 ``[rows, actions]``.
 
     Raises:
-        CapsuleError: CAP-T151, it is no distribution, as the parameters are too large.
+        CapsuleError: CAP-T151, a probability is not finite, because training has diverged.
     """
     if not np.isfinite(probabilities).all():
         raise CapsuleError(

@@ -1,4 +1,4 @@
-"""Transports: how actors are asked to act, in this process or in others of this machine."""
+"""Transports: running actors in this process, or in other processes of this machine."""
 
 from __future__ import annotations
 
@@ -25,33 +25,34 @@ from capsule.training.acting.inference import Service
 from capsule.training.acting.worker_process import STOP_SECONDS, WorkerProcess, stop
 
 Versions = Mapping[int, NDArray[np.float32]]
+"""Policy versions by number, each in the order of :attr:`Parameters.flat`."""
 
 
 class Transport(Protocol):
-    """A transport plays actors. The order and place in which it does so do not affect results.
+    """A transport runs actors. The order and place in which it does so do not affect results.
 
     Attributes:
-        replicas: Processes that answer actors; 0: they are answered where they play.
+        replicas: Number of processes that choose actions; 0 if each worker chooses its own.
     """
 
     replicas: int
 
     def publish(self, versions: Versions) -> None:
-        """Take the policy versions that requests may name from now on."""
+        """Set the policy versions that requests may name from now on."""
 
     def begin(self, requests: Sequence[ActorRequest]) -> None:
-        """Let actors begin to act; none of them has a request outstanding."""
+        """Let actors begin to act. None of them may have an outstanding request."""
 
     def finished(self) -> list[Played[Any]]:
-        """Wait until requests are finished, and return what was played.
+        """Wait until a request is finished, and return the answers of all finished ones.
 
         Raises:
-            CapsuleError: What a worker raised; CAP-T331 or CAP-T332, one was lost. No process of
-                this machine is left then.
+            CapsuleError: An error of a worker; CAP-T331 or CAP-T332, a worker was lost. All
+                processes of this machine have ended then.
         """
 
     def restore(self, snapshots: Mapping[int, Snapshot]) -> None:
-        """Restore actors from snapshots; none of them has a request outstanding.
+        """Restore actors from snapshots. None of them may have an outstanding request.
 
         Raises:
             CapsuleError: As :meth:`ActorWorker.restore`, and as :meth:`finished`.
@@ -62,53 +63,62 @@ class Transport(Protocol):
 
 
 class CloseableService(Service, Protocol):
-    """A worker's way to what chooses the actions of its actors."""
+    """A worker's connection to the processes that choose the actions of its actors."""
 
     def close(self) -> None:
-        """Close this process's end, once another has it."""
+        """Close this process's end of the connection, once the worker has its own."""
 
 
 class InferenceProcesses(Protocol):
     """Processes that choose actions for all workers.
 
     Attributes:
-        count: How many there are.
+        count: Number of processes.
     """
 
     count: int
 
     @property
     def clients(self) -> Sequence[CloseableService]:
-        """One for each worker."""
+        """The connections, one for each worker."""
 
     def begin(self) -> None:
-        """Wait until all have tested themselves, and have them answer.
+        """Wait until all have tested themselves, and let them answer requests.
 
         Raises:
-            CapsuleError: CAP-T321, rows of a batch depend on each other there; CAP-T362, one died.
+            CapsuleError: CAP-T321, rows of a batch depend on one another; CAP-T362, one died.
         """
 
     def publish(self, versions: Versions) -> None:
-        """Give them the policy versions that may be asked for from now on."""
+        """Give the processes the policy versions that requests may name from now on."""
 
     def explain(self, error: BaseException) -> None:
-        """Say why one of them left a worker without an answer, if that is what ``error`` is.
+        """Raise the cause of ``error``, if that is the missing answer of one of these processes.
 
         Raises:
-            CapsuleError: CAP-T362, it died; or what it raised.
+            CapsuleError: CAP-T362, a process died; or the error that it raised.
         """
 
     def close(self) -> None:
-        """End them, after every worker."""
+        """End the processes. All workers must have ended before."""
 
 
 class Serial:
-    """All actors in this process, playing while the learner waits for them."""
+    """All actors in this process; they act while the learner waits."""
 
     replicas = 0
 
     def __init__(self, settings: WorkerSettings, actors: int, *, lag: int) -> None:
-        """Make the actors."""
+        """Make the actors.
+
+        Args:
+            settings: The settings of the actors.
+            actors: Number of actors.
+            lag: Lag of the schedule.
+
+        Raises:
+            CapsuleError: As :meth:`WorkerSettings.make_worker`.
+        """
         self._worker = settings.make_worker(range(actors))
         self._lag = lag
         self._known: set[int] = set()
@@ -138,7 +148,7 @@ class Serial:
 
 
 class Processes:
-    """Actors dealt out to processes, who play while the learner learns."""
+    """Actors distributed over processes, which act while the learner learns."""
 
     def __init__(
         self,
@@ -153,13 +163,13 @@ class Processes:
         """Start the processes and make the actors.
 
         Args:
-            settings: What makes them.
-            actors: How many.
-            processes: How many to play in, at most one for each actor.
+            settings: The settings of the actors.
+            actors: Number of actors.
+            processes: Number of processes; at most one for each actor is started.
             lag: Lag of the schedule.
             numerics: The CPU numerics profile of the run.
-            inference: Chooses actions, with a client for each of the processes; None: each process
-                chooses those of the actors that it plays.
+            inference: The processes that choose actions, with a client for each process of actors;
+                None if each of these chooses the actions of its own actors.
 
         Raises:
             CapsuleError: As :meth:`InferenceProcesses.begin`.
@@ -173,15 +183,17 @@ class Processes:
             clients = inference.clients
         self._feeders = []
         for number, client in enumerate(clients):
-            # Dealt out, because actors with neighbouring numbers are asked together.
+            # Actors with neighbouring numbers are requested together, so they are distributed over
+            # the processes.
             played = range(number, actors, count)
             make = partial(settings.make_worker, played, client)
             process = WorkerProcess(number, make, played, settings.determinism, numerics)
             self._feeders.append(_Feeder(process, self._done, lag))
             if client is not None:
-                client.close()  # the process has it
+                client.close()  # the process has its own copy
         self._of = {actor: self._feeders[actor % count] for actor in range(actors)}
-        # Also called at the interpreter's end, before multiprocessing waits for its processes.
+        # This is also called when the interpreter ends, before multiprocessing waits for its
+        # processes.
         self._stop = Finalize(self, _end, (self._feeders, inference), exitpriority=0)
         if inference is not None:
             with self._closing_on_failure():
@@ -203,7 +215,7 @@ class Processes:
     def finished(self) -> list[Played[Any]]:
         """See :class:`Transport`."""
         finished = self._next()
-        # What else is ready is handed over as well; the schedule decides what of it is used first.
+        # Other finished requests are returned as well; the schedule decides which are used first.
         while not self._done.empty():
             finished += self._next()
         return finished
@@ -211,9 +223,8 @@ class Processes:
     def restore(self, snapshots: Mapping[int, Snapshot]) -> None:
         """See :class:`Transport`."""
         with self._closing_on_failure():
-            # No request is outstanding, so the threads of the feeders leave the pipes alone.
-            # Episodes are played again, which takes time: all processes begin before one is waited
-            # for.
+            # No request is outstanding, so the threads of the feeders do not use the pipes. All
+            # processes begin before one is waited for, because playing episodes again takes time.
             for feeder in self._feeders:
                 own = {a: each for a, each in snapshots.items() if self._of[a] is feeder}
                 feeder.process.ask(ActorWorker.restore, own)
@@ -229,8 +240,8 @@ class Processes:
         if not isinstance(finished, BaseException):
             return finished
         with self._closing_on_failure():
-            # A worker fails, too, when the process that chooses its actions has died. The cause is
-            # what the error should name.
+            # A worker also fails when the process that chooses its actions has died. The error
+            # should name the cause.
             if self._inference is not None:
                 self._inference.explain(finished)
             raise finished
@@ -245,9 +256,9 @@ class Processes:
 
 
 def _end(feeders: Sequence[_Feeder], inference: InferenceProcesses | None) -> None:
-    """End processes; workers in the middle of their steps need inference to finish them."""
-    # All threads are told before one is waited for, and have ended before their pipes are closed:
-    # of two threads that wait for one process, only one learns how it ended.
+    """End all processes, those of inference last, because workers need them to finish a request."""
+    # All threads are asked to end before one is waited for. They end before their pipes are closed,
+    # because of two threads that wait for the same process, only one receives its exit status.
     for feeder in feeders:
         feeder.end()
     for feeder in feeders:
@@ -258,9 +269,9 @@ def _end(feeders: Sequence[_Feeder], inference: InferenceProcesses | None) -> No
 
 
 class _Feeder:
-    """A thread that keeps one process busy while this one learns.
+    """A thread that sends requests to one process while this process learns.
 
-    What arrives while its process plays is asked for at once, and played together, when it is done.
+    Requests that are given while its process is busy are sent together when it has answered.
     """
 
     def __init__(
@@ -292,10 +303,10 @@ class _Feeder:
             self._changed.notify()
 
     def join(self) -> None:
-        """Wait for the thread: while it reads the pipe, the pipe must stay open."""
+        """Wait for the thread. Its pipe must stay open until it has ended."""
         if self._thread is None:
             return
-        self._thread.join(STOP_SECONDS)  # that its process has to finish a request in
+        self._thread.join(STOP_SECONDS)  # time in which its process may finish a request
         if self._thread.is_alive():
             self.process.kill()
             self._thread.join()
@@ -303,7 +314,7 @@ class _Feeder:
     def _work(self) -> None:
         try:
             while requests := self._take():
-                # Read once: publish() exchanges the mapping while this thread works.
+                # ``versions`` is read once, because publish() may replace it at any moment.
                 new = new_versions(self.versions, self._known, requests)
                 self.process.ask(ActorWorker.play, requests, new, self._lag)
                 self._done.put(self.process.answer())
@@ -311,7 +322,7 @@ class _Feeder:
             self._done.put(error)
 
     def _take(self) -> list[ActorRequest]:
-        """Wait for requests; none where it is to end."""
+        """Wait for requests and return them; none if the thread must end."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._ended)
             requests, self._waiting = self._waiting, []
@@ -319,10 +330,10 @@ class _Feeder:
 
 
 def new_versions(versions: Versions, known: set[int], requests: Iterable[ActorRequest]) -> Versions:
-    """Return the policy versions that a worker needs for requests, and note them in ``known``.
+    """Return the policy versions that a worker lacks for requests, and add them to ``known``.
 
-    A version that is no longer published is not given again, and the worker drops it by the lag.
-    Nothing is published to the workers where inference processes answer them.
+    Versions that are no longer published are removed from ``known``, as the worker drops them by
+    the lag. Nothing is published if inference processes choose the actions.
     """
     known.intersection_update(versions)
     needed = sorted({request.version for request in requests} & versions.keys() - known)
@@ -333,14 +344,18 @@ def new_versions(versions: Versions, known: set[int], requests: Iterable[ActorRe
 def local_transport(
     settings: WorkerSettings, actors: int, *, processes: int, lag: int, numerics: Numerics
 ) -> Transport:
-    """Start what plays actors on this machine.
+    """Return a transport that runs actors on this machine.
 
     Args:
-        settings: What makes them.
-        actors: How many.
-        processes: How many others to play in; 0: in this process.
+        settings: The settings of the actors.
+        actors: Number of actors.
+        processes: Number of other processes; 0 to run the actors in this process.
         lag: Lag of the schedule.
         numerics: The CPU numerics profile of the run.
+
+    Raises:
+        CapsuleError: Without other processes, as :meth:`WorkerSettings.make_worker`. Errors of
+            other processes are raised by the transport's methods.
     """
     if processes == 0:
         return Serial(settings, actors, lag=lag)

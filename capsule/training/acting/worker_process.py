@@ -1,12 +1,12 @@
-"""An object in another process: asked, waited for, and never left behind.
+"""An object in another process, whose methods are called through a pipe.
 
-Processes are spawned, and inherit the environment variables of the run. What torch itself has
-switches for they set and read back again. They take no orders to stop but the end of their pipe: a
-signal to the whole process group leaves it to the trainer to finish the interval and save its
-state, and none outlives a trainer that was killed.
+Processes are spawned, and inherit the environment variables of the run. They set torch's flags
+themselves, and read them back. They ignore signals to stop, and end when their pipe is closed.
+After a signal to the whole process group, the trainer can therefore finish the interval and save
+its state, and no process outlives a trainer that was killed.
 
-Everything goes through pipes, pickled. At 16 actors x 25 steps of 84x84 that takes 2 ms, and shared
-memory 0.5 ms, of an interval of more than 200 ms.
+All data is pickled and sent through pipes. For 16 actors and 25 steps of 84x84 this took 2 ms of an
+interval of more than 200 ms; shared memory took 0.5 ms.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import DeterminismSpec, Numerics
 from capsule.training.determinism import cpu, torch_flags
 
-STOP_SECONDS = 5.0  # that a process has to end in once its pipe is closed
+STOP_SECONDS = 5.0  # time in which a process must end after its pipe was closed
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 Method = Callable[..., Any]
 
@@ -34,8 +34,8 @@ class Role(NamedTuple):
 
     Attributes:
         name: Name of the process, for the operating system.
-        part: What it has one or more of.
-        death: Code of its death.
+        part: Noun for the things that it has one or more of, in the singular.
+        death: Code of the error when it dies.
     """
 
     name: str
@@ -47,7 +47,7 @@ ACTORS = Role("actors", "actor", "CAP-T331")
 
 
 class WorkerProcess:
-    """An object in a process of its own, asked one thing at a time."""
+    """An object in a process of its own, of which one method is called at a time."""
 
     def __init__(
         self,
@@ -62,16 +62,16 @@ class WorkerProcess:
         """Start the process.
 
         Args:
-            number: Its number, for messages.
-            make: Makes the object there; to be pickled.
-            parts: Actors that it plays, or what else it has, for messages.
-            determinism: The spec's ``determinism`` section. The process has one maths thread
+            number: Number of the process, for messages.
+            make: Makes the object in the new process; it is pickled.
+            parts: Numbers of its actors, or of its other parts, for messages.
+            determinism: The spec's ``determinism`` section. The process has one maths thread,
                 whatever the section says.
             numerics: The CPU numerics profile of the run.
-            role: What it is for.
+            role: The purpose of the process.
         """
-        # A fork would have copies of locks that threads of this process hold, and no threads that
-        # release them; nor can CUDA be used after one.
+        # A forked process would have copies of locks that threads of this process hold, without the
+        # threads that release them; and CUDA cannot be used after a fork.
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
@@ -82,28 +82,28 @@ class WorkerProcess:
         )
         with _stop_signals_blocked():
             self._process.start()
-        # Called if the start of a later process fails, before anything can stop() this one: at its
-        # end, the interpreter would wait for ever for a process whose pipe is still open.
+        # This is called if stop() is not, for example because the start of a later process failed.
+        # Otherwise the interpreter would wait at its end for a process whose pipe is still open.
         self._abandon = Finalize(self, self._process.kill, exitpriority=0)
         theirs.close()  # so that the end of the process is the end of the pipe
         self._who = f"process {number} ({which(parts, role.part)})"
         self._death_code = role.death
 
     def fileno(self) -> int:
-        """Return what :func:`multiprocessing.connection.wait` waits on until it has answered."""
+        """Return the descriptor on which :func:`multiprocessing.connection.wait` can wait."""
         return self._pipe.fileno()
 
     def ask(self, method: Method, *arguments: Any) -> None:
         """Call ``method`` with the object and ``arguments``; :meth:`answer` must follow."""
-        with contextlib.suppress(OSError):  # it has died, as answer() will tell
+        with contextlib.suppress(OSError):  # the process has died, which answer() will report
             self._pipe.send((method, arguments))
 
     def answer(self) -> Any:
-        """Wait for what the method returned.
+        """Wait for the result of the method that was called.
 
         Raises:
-            CapsuleError: CAP-T331, or what the role has, the process died; CAP-T332, it failed;
-                or what it raised.
+            CapsuleError: The code of the role, CAP-T331 for actors: the process died; CAP-T332, the
+                method failed; or the error that it raised.
         """
         try:
             answer = self._pipe.recv()
@@ -121,17 +121,17 @@ class WorkerProcess:
         return answer
 
     def kill(self) -> None:
-        """End it in the middle of a request; :meth:`answer` then raises."""
+        """Kill the process, also during a call; :meth:`answer` then raises an error."""
         self._process.kill()
 
     def hang_up(self) -> None:
-        """Tell it to end; no other thread may wait in :meth:`answer`."""
+        """Close the pipe, at which the process ends. No thread may be waiting in :meth:`answer`."""
         self._pipe.close()
 
     def wait(self) -> None:
-        """Wait until it has ended, after :meth:`hang_up`."""
+        """Wait until the process has ended, after :meth:`hang_up`; kill it if that takes long."""
         self._process.join(STOP_SECONDS)
-        if self._process.is_alive():  # in the middle of many steps
+        if self._process.is_alive():  # it is in the middle of a long call
             self._process.kill()
             self._process.join()
         self._abandon.cancel()
@@ -140,8 +140,8 @@ class WorkerProcess:
 
 @contextlib.contextmanager
 def _stop_signals_blocked() -> Iterator[None]:
-    """Block orders to stop, also in a process that is started here, until it ignores them."""
-    resource_tracker.ensure_running()  # multiprocessing would unblock signals as it starts this
+    """Block signals to stop in this process, and in one started here until it ignores them."""
+    resource_tracker.ensure_running()  # multiprocessing would unblock signals when it starts this
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
     try:
         yield
@@ -155,8 +155,8 @@ def _serve(
     determinism: DeterminismSpec,
     numerics: Numerics,
 ) -> None:
-    """Make the object in this process, and call it as its pipe asks for, until the pipe ends."""
-    # Both are blocked since the start (_stop_signals_blocked), so none comes before this.
+    """Make the object in this process, and call its methods as requested, until the pipe ends."""
+    # These signals have been blocked since the start (_stop_signals_blocked), so none is lost.
     for number in _STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     try:
@@ -173,7 +173,7 @@ def _serve(
 
 
 def settle(determinism: DeterminismSpec, numerics: Numerics) -> None:
-    """Set in this process what no child inherits, and read it back.
+    """Set the flags that a child process does not inherit, and read them back.
 
     Raises:
         CapsuleError: CAP-T104, a flag did not take effect.
@@ -185,7 +185,7 @@ def settle(determinism: DeterminismSpec, numerics: Numerics) -> None:
 
 
 def _receive(pipe: Connection[Any, Any]) -> Any:
-    """Return the next request; end this process where the trainer has closed the pipe or died."""
+    """Return the next request; end this process if the trainer has closed the pipe or died."""
     try:
         return pipe.recv()
     except (EOFError, OSError):
@@ -193,7 +193,7 @@ def _receive(pipe: Connection[Any, Any]) -> Any:
 
 
 def _send(pipe: Connection[Any, Any], answer: Any) -> None:
-    """Send an answer; end this process where the trainer has gone."""
+    """Send an answer; end this process if the trainer has died."""
     try:
         pipe.send(answer)
     except OSError:
@@ -201,8 +201,8 @@ def _send(pipe: Connection[Any, Any], answer: Any) -> None:
 
 
 def stop(processes: Sequence[WorkerProcess]) -> None:
-    """End processes."""
-    # All are told before one is waited for, so that their times to end pass together.
+    """End processes, and wait for them."""
+    # All pipes are closed before one process is waited for, so that the processes end in parallel.
     for process in processes:
         process.hang_up()
     for process in processes:
@@ -210,7 +210,12 @@ def stop(processes: Sequence[WorkerProcess]) -> None:
 
 
 def which(numbers: Sequence[int], part: str = ACTORS.part) -> str:
-    """Name parts: ``actor 3``, ``actors 0 to 3``, ``actors 1 and 4``, ``actors 0, 2, …, 6``."""
+    """Return a name for parts: ``actor 3``, ``actors 0 to 3`` or ``actors 0, 2, …, 6``.
+
+    Args:
+        numbers: Numbers of the parts, ascending with a constant step, at least one.
+        part: Noun for a part, in the singular.
+    """
     first, last = numbers[0], numbers[-1]
     if first == last:
         return f"{part} {first}"
@@ -222,7 +227,7 @@ def which(numbers: Sequence[int], part: str = ACTORS.part) -> str:
 
 
 def _ending(status: int | None) -> str:
-    """Say how a process ended, given :attr:`multiprocessing.Process.exitcode`."""
+    """Describe how a process ended, given :attr:`multiprocessing.Process.exitcode`."""
     if status is None:
         return "its pipe is closed"
     return f"{signal.Signals(-status).name}" if status < 0 else f"exit status {status}"

@@ -9,12 +9,12 @@
     inbox.put(item, source="actor 3")
     item = inbox.get()
 
-A program that uses what comes first gives another result in every run. Under ``capsule run`` these
-functions record the order of arrival, and under ``capsule verify`` they repeat it. Without Capsule
-they do the same as the functions whose names they have.
+The result of a program that uses the order of arrival differs from run to run. Under ``capsule
+run`` these functions record the order, and under ``capsule verify`` they repeat it. Without Capsule
+they do the same as the functions of the standard library with the same names.
 
-Tasks that draw randomness from the operating system also need :func:`submit` or :func:`scoped`, so
-that a task draws the same bytes whichever worker does it. See ``docs/own-program.md``.
+Tasks that draw entropy from the operating system also need :func:`submit` or :func:`scoped`, so
+that a task draws the same bytes whichever worker executes it. See ``docs/own-program.md``.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ Result = TypeVar("Result")
 def submit(
     executor: pools.Executor, function: Callable[..., Result], /, *args: Any, **kwargs: Any
 ) -> pools.Future[Result]:
-    """Submit a task that draws the same randomness whichever worker does it.
+    """Submit a task that draws the same entropy whichever worker executes it.
 
     Args:
-        executor: Of threads or of processes.
-        function: What is called; executors of processes pickle it.
-        args: Its arguments.
-        kwargs: Its named arguments.
+        executor: An executor of threads or of processes.
+        function: The function to call; executors of processes pickle it.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
 
     Returns:
         The future of ``executor.submit``.
@@ -79,8 +79,8 @@ def submit(
     if directory is None:
         return executor.submit(function, *args, **kwargs)
     task = _Task(function, submitted(directory))
-    # An executor starts a worker if none is idle at this moment. In a scope, that does not count as
-    # a thread or a child of the calling thread's.
+    # An executor starts a worker if none is idle at this moment, which depends on time. In a scope,
+    # the worker does not count as a thread or child process of the calling thread.
     with Scope(submitted(directory)):
         return executor.submit(task, *args, **kwargs)
 
@@ -91,21 +91,22 @@ def as_completed(
     """Yield futures as they complete, as ``concurrent.futures.as_completed`` does.
 
     Args:
-        futures: In an order that does not depend on time. A future is numbered by its place.
+        futures: The futures, in an order that does not depend on time. The position of a future is
+            its number.
         name: Name of this wait; by default the calling thread's path and a number.
 
     Raises:
         CapsuleError: CAP-T381, the program does not repeat the recorded run; CAP-T382, the name
-            cannot be used, or one is needed.
+            cannot be used, or one is required.
     """
-    # Each future once, as in concurrent.futures, which has a set of them; the order of a set
-    # depends on addresses.
+    # Duplicates are removed, as in concurrent.futures, but without a set, whose order depends on
+    # addresses.
     directory, waited = run_directory(), list(dict.fromkeys(futures))
     if directory is None:
         return pools.as_completed(waited)
     name = wait_name(directory, name)
-    # This is not a generator itself, so that the wait has its number from the call. A generator
-    # would begin with the first result that is asked for, perhaps after that of a later wait.
+    # This function is not a generator, so that the wait is numbered when it is called. A generator
+    # would number it when its first result is requested, perhaps after a later wait.
     return _completed(Wait(directory, "completions", name, len(waited)), waited)
 
 
@@ -114,8 +115,8 @@ def _completed(
 ) -> Iterator[pools.Future[Result]]:
     done: queues.SimpleQueue[int] = queues.SimpleQueue()
     for number, future in enumerate(waited):
-        # The thread that completes the future calls this, so it only hands over the number: the
-        # wait is used by its reader alone.
+        # The thread that completes the future executes the callback, which therefore only passes on
+        # the number: only the reader may use the wait.
         future.add_done_callback(lambda _, number=number: done.put(number))  # type: ignore[misc]
     for _ in waited:
         while not wait.due():
@@ -134,32 +135,32 @@ def imap_unordered(
 ) -> Iterator[Result]:
     """Yield results as they come, as ``pool.imap_unordered`` does.
 
-    The call for an item draws the same randomness whichever worker makes it.
+    The call for an item draws the same entropy whichever worker makes it.
 
     Args:
-        pool: Of processes, or of threads (``multiprocessing.pool.ThreadPool``).
-        function: Called with each item.
-        items: In an order that does not depend on time.
-        chunksize: Items that a worker takes at a time.
+        pool: A pool of processes, or of threads (``multiprocessing.pool.ThreadPool``).
+        function: The function that is called with each item.
+        items: The items, in an order that does not depend on time.
+        chunksize: Number of items that a worker takes at a time.
         name: Name of this wait; by default the calling thread's path and a number.
 
     Raises:
-        CapsuleError: CAP-T381 and CAP-T382, as of :func:`as_completed`.
-        Exception: What ``function`` raised, in its turn.
+        CapsuleError: CAP-T381 or CAP-T382, as for :func:`as_completed`.
+        Exception: An exception of ``function``, in place of its result.
     """
     directory = run_directory()
     if directory is None:
         return pool.imap_unordered(function, items, chunksize)
     place = submitted(directory)
     wait: Wait[_Outcome] = Wait(directory, "completions", wait_name(directory, name, place))
-    # The items carry their numbers, because a result of the pool does not say of which item it is.
+    # Items are passed with their numbers, because the results of the pool do not name their items.
     called = pool.imap_unordered(_Call(function, place), enumerate(items), chunksize)
     return _Results(wait, called)
 
 
 @dataclass(frozen=True)
 class _Results(Iterator[Any]):
-    """Results of calls. An exception is raised in its turn; the results behind it follow."""
+    """The results of calls. An exception is raised in its turn, and further results follow."""
 
     wait: Wait[_Outcome]
     called: Iterator[tuple[int, _Outcome]]
@@ -189,7 +190,7 @@ class _Task(Generic[Result]):
 
 @dataclass(frozen=True)
 class _Outcome:
-    """The outcome of a call: a value or an exception."""
+    """The outcome of a call: its result or an exception."""
 
     value: Any
     error: Exception | None = None
@@ -211,11 +212,11 @@ class _Call:
         number, item = numbered
         with Scope(self.place, number):
             try:
-                # An exception is returned as an outcome, too: raised from here, it would leave the
-                # pool without the number of its item.
+                # An exception is returned as an outcome as well; if it were raised, the pool would
+                # lose the number of its item.
                 return number, _Outcome(self.function(item))
             except Exception as error:  # noqa: BLE001 - it is raised again where the result is taken
-                error.add_note("".join(traceback.format_exception(error)))  # pickling drops it
+                error.add_note("".join(traceback.format_exception(error)))  # pickling loses it
                 return number, _Outcome(None, error)
 
 
@@ -223,9 +224,9 @@ class _Call:
 
 
 def scoped(coroutine: Coroutine[Any, Any, Result]) -> Coroutine[Any, Any, Result]:
-    """Return a coroutine that draws the same randomness whenever it is resumed.
+    """Return a coroutine that draws the same entropy whenever it is resumed.
 
-    To be used where tasks are created: ``asyncio.create_task(arrivals.scoped(agent(3)))``.
+    It is used where a task is created: ``asyncio.create_task(arrivals.scoped(agent(3)))``.
 
     Raises:
         CapsuleError: CAP-T382, two asyncio tasks that are not scoped submit work.
@@ -257,7 +258,7 @@ class _Steps(Generic[Result]):
             try:
                 argument = yield awaited
                 step = self.coroutine.send
-            except BaseException as error:  # noqa: BLE001 - it is the coroutine's to handle
+            except BaseException as error:  # noqa: BLE001 - passed on to the coroutine
                 step, argument = self.coroutine.throw, error
 
 
@@ -267,7 +268,8 @@ def completions(
     """Yield asyncio's tasks or futures as they complete; they are done when they are yielded.
 
     Args:
-        tasks: In an order that does not depend on time. A task is numbered by its place.
+        tasks: The tasks, in an order that does not depend on time. The position of a task is its
+            number.
         name: Name of this wait; by default the calling thread's path and a number.
 
     That the wait for the next one was cancelled, by ``asyncio.wait_for(anext(...), ...)`` or
@@ -275,7 +277,7 @@ def completions(
     cancellation.
 
     Raises:
-        CapsuleError: CAP-T381 and CAP-T382, as of :func:`as_completed`.
+        CapsuleError: CAP-T381 or CAP-T382, as for :func:`as_completed`.
     """
     directory, waited = run_directory(), list(dict.fromkeys(tasks))
     if directory is None:

@@ -1,4 +1,4 @@
-"""The arrival log of a finished program, made from what its processes wrote down."""
+"""The arrival log of a finished program, made from the lines that its processes wrote."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from capsule.training.state.run_directory import write_document, write_file
 
 
 def begin_arrivals(directory: Path, *, resumed: bool) -> None:
-    """Remove what an interrupted attempt left, as the program starts over.
+    """Remove the files of an interrupted attempt, as the program starts over.
 
     Raises:
-        CapsuleError: CAP-T384, the program resumes instead. A run that is repeated is not
-            interrupted, so it does not wait where the program waited after its interruption.
+        CapsuleError: CAP-T384, the program is resumed instead. Its log could not be repeated,
+            because a repetition is not interrupted and has other waits.
     """
     folder = directory / contract.ARRIVALS_FOLDER
     if resumed and folder.exists():
@@ -45,17 +45,17 @@ def begin_arrivals(directory: Path, *, resumed: bool) -> None:
 
 
 class ArrivalWatch:
-    """Tells while a program runs whether its arrivals keep it from its end."""
+    """Detects, while a program runs, that its arrivals prevent it from finishing."""
 
     def __init__(self, directory: Path) -> None:
         """Watch the program of a run directory."""
         self._directory = directory
         repeats = (directory / contract.ARRIVALS_REPLAY).exists()
-        # While an order is recorded, limits.minutes alone ends a program that waits for ever.
+        # While an order is recorded, only limits.minutes ends a program that waits forever.
         self._standstill = Standstill() if repeats else None
 
     def failed(self) -> bool:
-        """Tell whether a process left an error, or all of them wait for what never comes."""
+        """Return whether a process has left an error, or all processes wait forever."""
         if not _failure(self._directory).exists():
             if self._standstill is None or not self._standstill.reached():
                 return False
@@ -68,7 +68,7 @@ def check_arrivals(directory: Path) -> None:
     """Check that no process of the program left an error.
 
     Raises:
-        CapsuleError: That error: CAP-T381 to CAP-T383.
+        CapsuleError: The error of the process: CAP-T131, or CAP-T381 to CAP-T383.
     """
     path = _failure(directory)
     if not path.exists():
@@ -78,7 +78,7 @@ def check_arrivals(directory: Path) -> None:
 
 
 def not_repeated(how: str) -> CapsuleError:
-    """Return the error of a program that does something else than when it was recorded."""
+    """Return the error of a program that differs from its recorded run."""
     return CapsuleError(
         "CAP-T381",
         f"the program does not repeat the recorded run: {how}",
@@ -88,10 +88,9 @@ def not_repeated(how: str) -> CapsuleError:
 
 
 def leave_error(directory: Path, error: CapsuleError) -> None:
-    """Leave an error for Capsule's own process, unless there is one: the first one counts."""
+    """Write an error for Capsule's own process, unless there is one: the first one counts."""
     path = _failure(directory)
-    # Two processes may be here at the same time. The file is replaced as a whole, so it then has
-    # the error of one of them.
+    # If two processes do this at the same time, the file has the complete error of one of them.
     if not path.exists():
         failure = contract.Failure(code=error.code, message=error.message, fix=error.fix)
         write_document(path, failure)
@@ -102,7 +101,7 @@ def _failure(directory: Path) -> Path:
 
 
 def _unfinished(directory: Path) -> Iterator[str]:
-    """Name the waits that have begun and have not been given all that was recorded."""
+    """Describe the waits that have begun and have not had all their recorded arrivals."""
     recorded = parse_arrivals((directory / contract.ARRIVALS_REPLAY).read_bytes()).waits
     begun, taken = _read_back(directory)
     for name in sorted(begun):
@@ -112,7 +111,7 @@ def _unfinished(directory: Path) -> Iterator[str]:
 
 
 def too_many() -> CapsuleError:
-    """Return the error of a program with more arrivals than a log holds."""
+    """Return the error of a program with more arrivals than a log can contain."""
     return CapsuleError(
         "CAP-T383",
         f"the program has more arrivals than a log can contain: {MAX_ENTRIES:,}, where a wait "
@@ -123,7 +122,7 @@ def too_many() -> CapsuleError:
 
 
 def arrival_lost(reason: str) -> CapsuleError:
-    """Return the error of a program whose arrivals could not be written down."""
+    """Return the error of a program whose arrivals could not be recorded."""
     return CapsuleError(
         "CAP-T131",
         f"an arrival could not be written down: {reason}",
@@ -132,11 +131,11 @@ def arrival_lost(reason: str) -> CapsuleError:
 
 
 def collect_arrivals(directory: Path) -> None:
-    """Write the arrival log of a program that has ended; none if it did not wait for anything.
+    """Write the arrival log of a program that has ended, if it had any waits.
 
     Raises:
-        CapsuleError: CAP-T383, there are more arrivals than a log holds; CAP-T131, one was not
-            written as a whole.
+        CapsuleError: CAP-T383, there are more arrivals than a log can contain; CAP-T131, a line was
+            not written completely.
     """
     begun, taken = _read_back(directory)
     if ENTRIES_OF_WAIT * len(begun) + sum(map(len, taken.values())) > MAX_ENTRIES:
@@ -145,7 +144,7 @@ def collect_arrivals(directory: Path) -> None:
         return
     waits = {name: _wait(*facts, taken.get(name, [])) for name, facts in begun.items()}
     document = ArrivalLog(waits=waits).document()
-    # Readers also limit the bytes, and the sources of all processes together.
+    # Readers also limit the size of the log, and the number of all sources.
     try:
         parse_arrivals(document)
     except CapsuleError as error:
@@ -154,12 +153,12 @@ def collect_arrivals(directory: Path) -> None:
 
 
 def _read_back(directory: Path) -> tuple[dict[str, tuple[str, int | None]], dict[str, list[Any]]]:
-    """Return by name the waits that were begun, and what each was given."""
+    """Return the facts of the waits that were begun, and the arrivals of each, by name."""
     begun: dict[str, tuple[str, int | None]] = {}
     taken: dict[str, list[Any]] = {}
     for name, *facts in _lines(sorted((directory / contract.ARRIVALS_FOLDER).glob(LINES))):
-        # A wait begins with [name, kind, tasks], and each of its arrivals is [name, label]. The
-        # arrivals are in order, because one process writes them all (Wait.due).
+        # The line of a wait is [name, kind, tasks], and that of an arrival is [name, label]. The
+        # arrivals of a wait are in order, because one process writes all of them (Wait.due).
         if len(facts) == 1:
             taken.setdefault(name, []).extend(facts)
         else:
@@ -168,13 +167,13 @@ def _read_back(directory: Path) -> tuple[dict[str, tuple[str, int | None]], dict
 
 
 def _lines(files: Iterable[Path]) -> Iterator[list[Any]]:
-    """Yield every whole line; a process that is killed may leave one unfinished."""
+    """Yield every complete line; a process that is killed may leave an incomplete last line."""
     for path in files:
         for line in path.read_bytes().split(b"\n")[:-1]:
             try:
                 yield json.loads(line)
             except ValueError as error:
-                # On a full disk, the process could not leave its error either.
+                # On a full disk, the process could not write its error either.
                 raise arrival_lost(f"{path.name} has an incomplete line") from error
 
 

@@ -1,4 +1,4 @@
-"""Queues whose one reader gets messages in the order of arrival, recorded or repeated."""
+"""Queues with one reader, whose order of arrival is recorded or repeated."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Queue(Protocol):
 
 
 def _require_fifo(queue: object) -> None:
-    """Reject a queue that orders its items by itself, also where nothing is recorded.
+    """Reject a queue that reorders its items, also without Capsule.
 
-    A recorded run takes messages in the order of arrival, and would give another result.
+    A recorded run takes messages in the order of arrival, and would have another result.
     """
     if isinstance(queue, _REORDERING):
         name = type(queue).__name__
@@ -50,12 +50,12 @@ def _require_fifo(queue: object) -> None:
 
 
 class _Messages(Generic[Item]):
-    """Numbers messages at one end of a queue, and takes them in order at the other."""
+    """Numbers messages at one end of a queue, and checks their numbers at the other."""
 
     def __init__(self, name: str | None) -> None:
         self._directory = directory = run_directory()
-        # Named by the thread that makes the inbox. The wait begins in the reader, which may be in
-        # another process.
+        # The thread that makes the inbox determines its name. The wait begins in the reader, which
+        # may be in another process.
         self._name = None if directory is None else wait_name(directory, name)
         self._wait: Wait[Item] | None = None
         self._sent: dict[str, int] = {}
@@ -64,7 +64,11 @@ class _Messages(Generic[Item]):
         self._received: dict[str, int] = {}
 
     def numbered(self, item: Item, source: str) -> Any:
-        """Return what goes through the queue for an item."""
+        """Return what is put into the queue for an item: itself, or with source and number.
+
+        Raises:
+            ValueError: The name of the source is empty or too long.
+        """
         if not 0 < len(source) <= MAX_NAME:
             raise ValueError(f"a source has a name of 1 to {MAX_NAME} characters, not {source!r}")
         if self._directory is None:
@@ -99,19 +103,19 @@ class _Messages(Generic[Item]):
         return self._puts[source]
 
     def wait(self) -> Wait[Item] | None:
-        """Return the wait, which begins where it is read first; None without Capsule."""
+        """Return the wait, which begins with the first call; None without Capsule."""
         if self._wait is None and self._directory is not None and self._name is not None:
             self._wait = Wait(self._directory, "messages", self._name)
         return self._wait
 
     def offer(self, wait: Wait[Item], message: tuple[str, int, Item]) -> None:
-        """Hand in a message.
+        """Offer a message to the wait.
 
         Raises:
             CapsuleError: CAP-T382, two threads or processes send as one source.
         """
         source, number, item = message
-        # A queue keeps the order of one sender, so another number shows that there are two.
+        # A queue keeps the order of one sender, so an unexpected number shows that there are two.
         if number != self._received.get(source, 0):
             wait.misused(f"gets messages that two threads or processes sent as {source!r}")
         self._received[source] = number + 1
@@ -119,20 +123,21 @@ class _Messages(Generic[Item]):
 
 
 class Inbox(Generic[Item]):
-    """A queue of threads or processes, whose one reader gets messages in the order of arrival.
+    """A queue of threads or processes with one reader, whose order of arrival is recorded.
 
-    It can be given to other processes like the queue that it wraps.
+    It can be passed to other processes like the queue that it wraps.
     """
 
     def __init__(self, queue: Queue, *, name: str | None = None) -> None:
-        """Wrap a queue that nothing else puts into or gets from.
+        """Wrap a queue, which must be used only through this inbox.
 
         Args:
-            queue: A ``queue.Queue``, ``queue.SimpleQueue``, ``multiprocessing.Queue`` or the like.
+            queue: A ``queue.Queue``, ``queue.SimpleQueue``, ``multiprocessing.Queue``, or a similar
+                queue.
             name: Name of the wait; by default the calling thread's path and a number.
 
         Raises:
-            CapsuleError: CAP-T382, the name cannot be used, or one is needed.
+            CapsuleError: CAP-T382, the name cannot be used, or one is required.
             TypeError: The queue is not first in, first out.
         """
         _require_fifo(queue)
@@ -144,7 +149,10 @@ class Inbox(Generic[Item]):
 
         Args:
             item: Any object; queues of processes pickle it.
-            source: Name of the sender. Only one thread of one process sends as one source.
+            source: Name of the sender. Only one thread of one process may send as one source.
+
+        Raises:
+            ValueError: The name is empty or too long.
         """
         self._queue.put(self._messages.numbered(item, source))
 
@@ -152,13 +160,14 @@ class Inbox(Generic[Item]):
         """Remove and return the next item.
 
         Args:
-            timeout: Seconds to wait; None waits until there is one. That there was none in time
-                is recorded and repeated, too.
+            timeout: Seconds to wait for an item; None for no limit. A time-out is recorded and
+                repeated as well.
 
         Raises:
-            queue.Empty: There was none in time.
-            CapsuleError: CAP-T381 to CAP-T383, as of :func:`as_completed`; CAP-T382 also if the
-                inbox has two readers, or two senders use one source.
+            queue.Empty: No item arrived in time.
+            CapsuleError: CAP-T131, an arrival cannot be recorded; CAP-T381, the program does not
+                repeat the recorded run; CAP-T382, the inbox has two readers, or two senders use one
+                source; CAP-T383, there are more arrivals than a log can contain.
         """
         wait = self._messages.wait()
         if wait is None:
@@ -168,14 +177,15 @@ class Inbox(Generic[Item]):
         try:
             return self._next(wait, timeout)
         except queues.Empty:
-            # A replay does not wait here, and the program must read the same dates afterwards.
+            # A repetition does not wait, but the program must read the same dates afterwards.
             waited_in_vain(begun, timeout or 0)
             raise
 
     def _next(self, wait: Wait[Item], timeout: float | None) -> Item:
         try:
             while not wait.due():
-                # What came in time when the run was recorded may take longer in a replay.
+                # A message that arrived in time in the recorded run may take longer in a
+                # repetition.
                 self._messages.offer(wait, self._arrived(None if wait.replays else timeout))
         except queues.Empty:
             wait.nothing()
@@ -191,10 +201,10 @@ class Inbox(Generic[Item]):
 
 
 class AsyncInbox(Generic[Item]):
-    """An ``asyncio.Queue`` whose one reader gets messages in the order of arrival."""
+    """An ``asyncio.Queue`` with one reader, whose order of arrival is recorded."""
 
     def __init__(self, queue: asyncio.Queue[Any], *, name: str | None = None) -> None:
-        """Wrap a queue that nothing else puts into or gets from; see :class:`Inbox`."""
+        """Wrap a queue, which must be used only through this inbox; see :class:`Inbox`."""
         _require_fifo(queue)
         self._queue = queue
         # In a replay, messages that the reader will take do not wait for room: there was room when
@@ -205,15 +215,14 @@ class AsyncInbox(Generic[Item]):
         self._is_read = False
 
     async def put(self, item: Item, *, source: str) -> None:
-        """Put an item; ``source`` is who sends, which only one task does as one source.
+        """Put an item; ``source`` is the name of the sender, which only one task may use.
 
-        That this was cancelled while the queue was full, by ``asyncio.wait_for`` or
-        ``asyncio.timeout`` for example, is recorded and repeated, too. A replay waits for the
-        cancellation.
+        The cancellation while the queue is full, for example by ``asyncio.wait_for`` or
+        ``asyncio.timeout``, is recorded and repeated as well: a repetition waits for it.
 
         Raises:
-            CapsuleError: CAP-T381 to CAP-T383, as of :meth:`Inbox.get`; CAP-T382 also if a put is
-                cancelled while another one of its source is under way.
+            CapsuleError: As :meth:`Inbox.get`; CAP-T382 also if a put is cancelled while another
+                one of its source waits.
         """
         puts, put = self._messages.puts(source), partial(self._put, item, source)
         await (put() if puts is None else puts.make(put))
@@ -228,16 +237,16 @@ class AsyncInbox(Generic[Item]):
             raise
 
     def get(self) -> Coroutine[Any, Any, Item]:
-        """Remove and return the next item, when it is awaited.
+        """Return a coroutine that removes and returns the next item.
 
-        That this was cancelled, by ``asyncio.wait_for`` or ``asyncio.timeout`` for example, is
-        recorded and repeated, too. A replay waits for the cancellation.
+        Its cancellation, for example by ``asyncio.wait_for`` or ``asyncio.timeout``, is recorded
+        and repeated as well: a repetition waits for it.
 
         Raises:
-            CapsuleError: CAP-T381 to CAP-T383, as of :meth:`Inbox.get`.
+            CapsuleError: As :meth:`Inbox.get`.
         """
-        # The reader is the task that calls this: wait_for() of Python 3.11 awaits the coroutine in
-        # another task each time.
+        # The reader is the task that calls this method, because wait_for() of Python 3.11 awaits
+        # the coroutine in another task each time.
         return self._get(current_task())
 
     async def _get(self, reader: asyncio.Task[Any] | None) -> Item:
@@ -259,7 +268,8 @@ class AsyncInbox(Generic[Item]):
             try:
                 self._messages.offer(wait, await queue.get())
             except asyncio.CancelledError:
-                # What came in time when the run was recorded may take longer in a replay.
+                # A message that arrived in time in the recorded run may take longer in a
+                # repetition.
                 if wait.replays:
                     continue
                 wait.nothing()

@@ -1,12 +1,13 @@
-"""Pieces of work whose randomness does not depend on the thread or process that does them.
+"""Scopes, in which a task draws entropy that does not depend on its thread or process.
 
-Capsule derives and records the randomness of the operating system for each thread of each process
-(``docs/random-profiles.md``). Which worker of a pool does a task depends on the speed of all of
-them. So a task is given a *place*, the path of the thread that submits it and a number, and is done
-in a :class:`Scope`, in which the worker has the path of that place instead of its own.
+Capsule derives and records the operating system's entropy for each thread of each process
+(``docs/random-profiles.md``). The worker of a pool that executes a task depends on the speed of all
+workers. A task therefore has a *place*, which is the path of the thread that submits it and a
+number. It is executed in a :class:`Scope`, in which the worker has the path of the place instead of
+its own.
 
-The functions behind this are in ``capsule/native/source/interposer/scopes.c``. They are there when
-the library of random profiles is loaded; without it a scope has no effect.
+The functions for this are in ``capsule/native/source/interposer/scopes.c``. They exist if the
+library of random profiles is loaded; without it, a scope has no effect.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from dataclasses import dataclass
 from functools import cache
 from types import TracebackType
 
-_LONGEST_SECONDS = 1e9  # which 64 bits hold in nanoseconds
+_LONGEST_SECONDS = 1e9  # which fit into 64 bits in nanoseconds
 _PATH_SIZE = 192  # CAPSULE_PATH_SIZE of capsule/native/source/shared/entropy.h
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A piece of work: the ``number``-th that a thread submitted.
+    """The place of a piece of work: the ``number``-th that a thread submitted.
 
     Attributes:
         process: Path of the process that submitted it.
-        thread: Path of the thread, or of the work that the thread was doing.
-        number: From 1.
-        clock: What that thread's calendar clock had gone on by, in nanoseconds.
+        thread: Path of the thread, or of the scope that the thread was in.
+        number: Number of the piece of work, from 1.
+        clock: Nanoseconds by which the calendar clock of the thread had advanced.
     """
 
     process: str
@@ -41,7 +42,7 @@ class Place:
 
 
 def next_place() -> Place | None:
-    """Number a piece of work of the calling thread; None without the library."""
+    """Return the place of the calling thread's next piece of work; None without the library."""
     library = _library()
     if library is None:
         return None
@@ -52,17 +53,20 @@ def next_place() -> Place | None:
 
 
 def clock() -> int:
-    """Return how far the calling thread's calendar clock has gone on; 0 without the library."""
+    """Return the nanoseconds by which the calling thread's calendar clock has advanced.
+
+    Without the library, the result is 0.
+    """
     library = _library()
     return 0 if library is None else int(library.capsule_scope_clock(-1, 0))
 
 
 def waited_in_vain(begun: int, seconds: float) -> None:
-    """Let the calling thread's calendar clock show a wait that ran to its time-out.
+    """Advance the calling thread's calendar clock by the time-out of a wait.
 
     Args:
-        begun: What :func:`clock` returned before the wait.
-        seconds: The time-out. The clock advances by it whether or not the thread has waited.
+        begun: The result of :func:`clock` before the wait.
+        seconds: The time-out, by which the clock advances whether or not the thread has waited.
     """
     library = _library()
     if library is not None:
@@ -70,17 +74,17 @@ def waited_in_vain(begun: int, seconds: float) -> None:
 
 
 class Scope:
-    """A context in which the calling thread draws randomness as the work of a place.
+    """A context in which the calling thread draws the entropy of a place.
 
-    It can be entered again, by any thread, and continues where it was left. Two threads cannot be
-    in it at the same time.
+    It can be entered several times, by any thread, and continues where it was left. Two threads
+    cannot be in it at the same time.
     """
 
     def __init__(self, place: Place | None, item: int | None = None) -> None:
         """Make the scope of a place, or of one item of it (from 0).
 
         Raises:
-            MemoryError: There is no memory for it.
+            MemoryError: There is not enough memory.
         """
         library = None if place is None else _library()
         self._library, self._state = library, None
@@ -90,7 +94,7 @@ class Scope:
             place.process.encode(),
             place.thread.encode(),
             place.number,
-            # The library counts items from 1; 0 is the piece of work as a whole.
+            # The library counts items from 1; 0 means the whole piece of work.
             0 if item is None else item + 1,
             place.clock,
         )
@@ -98,7 +102,7 @@ class Scope:
             raise MemoryError
 
     def __enter__(self) -> None:
-        # The thread and the scope exchange their states, and exchange them again at the exit.
+        # The thread and the scope exchange their states, and exchange them back at the exit.
         self._switch()
 
     def __exit__(
@@ -120,8 +124,8 @@ class Scope:
 
 @cache
 def _library() -> ctypes.PyDLL | None:
-    """Return the library of random profiles, if it was loaded into this process."""
-    # Without a name, this finds the symbols of the program and of what was preloaded into it.
+    """Return the library of random profiles; None if it is not loaded into this process."""
+    # Without a name, this finds the symbols of the program and of preloaded libraries.
     library = ctypes.PyDLL(None)
     if not hasattr(library, "capsule_scope_next"):
         return None

@@ -1,9 +1,10 @@
-"""Whether a program has come to a standstill: nothing of it runs, and nothing can wake it.
+"""Detecting a standstill of a program: all its threads wait for one another.
 
-A program that repeats a recorded order of arrival waits for one certain message. If the program
-takes another path, the message may never be sent, because its sender waits as well. The kernel
-tells in which system call each thread sleeps. If all threads of all processes sleep in calls that
-end only when another thread acts, and none has run since the last look, nothing will continue.
+A program that repeats a recorded order of arrival waits for one particular message. If the program
+behaves differently, the message may never be sent, because its sender waits as well. The kernel
+reports the system call in which each thread sleeps. If all threads of all processes sleep in calls
+that end only when another thread acts, and none has run since the last check, the program will not
+continue.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-LOOK_SECONDS = 1.0  # between two looks
-LOOKS = 10  # in which nothing has run: something outside of the program may still wake it
+LOOK_SECONDS = 1.0  # between two checks
+LOOKS = 10  # checks without any activity, because something outside may still wake the program
 
-# System calls of x86-64 (arch/x86/entry/syscalls/syscall_64.tbl) that wait: the place of the
-# argument that limits how long, and its value without a limit; None for those that have no limit.
+# System calls of x86-64 (arch/x86/entry/syscalls/syscall_64.tbl) that wait: the position of the
+# argument with the time limit, and its value for no limit; None for calls without such an argument.
 _INFINITE = 0xFFFFFFFF  # -1, of 32 bits
 _WAITS: dict[int, tuple[int, int] | None] = {
     0: None,  # read
@@ -37,7 +38,7 @@ _WAITS: dict[int, tuple[int, int] | None] = {
 
 
 class Standstill:
-    """Looks at the descendants of this process, from time to time."""
+    """Checks the descendants of this process from time to time."""
 
     def __init__(self) -> None:
         self._next = time.monotonic()
@@ -45,28 +46,28 @@ class Standstill:
         self._looks = 0
 
     def reached(self) -> bool:
-        """Tell whether nothing has run for some looks, and nothing can."""
+        """Return whether nothing has run during :data:`LOOKS` checks, and nothing can."""
         if time.monotonic() < self._next:
             return False
         self._next = time.monotonic() + LOOK_SECONDS
         seen = _sleeping()
-        # Where no thread is found at all, the program has ended, and nothing stands still.
+        # If no thread is found, the program has ended, which is not a standstill.
         self._looks = self._looks + 1 if seen and seen == self._seen else 0
         self._seen = seen
         return self._looks >= LOOKS
 
 
 def _sleeping() -> dict[Path, str] | None:
-    """Return how often each thread has gone to sleep; None if one can continue by itself."""
+    """Return the context switches of each thread; None if a thread can continue by itself."""
     switches = {}
     try:
         for thread in _threads():
             if _can_go_on(thread):
                 return None
-            # The file ends with the numbers of voluntary and involuntary switches. They differ if
-            # the thread has run since the last look and sleeps in the same call again.
+            # The file ends with the numbers of voluntary and involuntary switches. They change if
+            # the thread has run since the last check and sleeps in the same call again.
             switches[thread] = (thread / "status").read_text().partition("\nvoluntary_ctxt")[2]
-    except OSError:  # one has just ended, or may not be looked at
+    except OSError:  # a thread has just ended, or may not be examined
         return None
     return switches
 
@@ -78,7 +79,7 @@ def _threads() -> Iterator[Path]:
         state, parent = state_and_parent(folder)
         if state not in "ZX":
             parents.setdefault(parent, []).append(folder)
-    # The list grows while it is walked, so that children of children follow.
+    # The list grows during the iteration, so that all descendants follow.
     found = parents.get(os.getpid(), [])
     for folder in found:
         found += parents.get(int(folder.name), [])
@@ -108,5 +109,5 @@ def _can_go_on(thread: Path) -> bool:
         return False
     place, without = limit
     given = int(call[1 + place], 16)
-    # Of an int of 32 bits, the upper half of the register is undefined.
+    # The upper half of the register is undefined for an int of 32 bits.
     return (given & _INFINITE if without == _INFINITE else given) != without

@@ -1,12 +1,12 @@
-"""Waits of a program whose order of arrival is recorded, or repeated.
+"""The waits of a program whose order of arrival is recorded or repeated.
 
-A :class:`Wait` is a place where a program takes what comes first: a loop over the results of tasks,
-or the reading end of a queue. Each arrival is appended to a file of the process in the run
-directory. When a run is repeated, what arrives early is kept until its turn comes, in the recorded
-order. The same lines are written again, so a run that was repeated has an equal arrival log.
+A :class:`Wait` is a place at which a program takes whatever arrives first: a loop over the results
+of tasks, or the reading end of a queue. Each arrival is appended to a file of the process in the
+run directory. When a run is repeated, items that arrive early are kept until their turn in the
+recorded order. The same lines are written again, so the arrival logs of both runs are equal.
 
-Programs use ``capsule.training.arrivals``. ``capsule.training.arrivals.files`` makes the log of the
-lines.
+User programs import ``capsule.training.arrivals``. :mod:`capsule.training.arrivals.files` makes the
+arrival log from the lines.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from capsule.experiment.errors import CapsuleError
 from capsule.training.arrivals.files import arrival_lost, leave_error, not_repeated, too_many
 from capsule.training.arrivals.scopes import Place, next_place
 
-NAMES = "names"  # folder with an empty file for each name and inbox that a process took
+NAMES = "names"  # folder with an empty file for each name and inbox that a process has taken
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9 _.-]{0,99}")
 _READERS = "is read by two threads, processes or asyncio tasks"
-_END = object()  # after the last recorded arrival
+_END = object()  # marks the end of the recorded arrivals
 
 Item = TypeVar("Item")
 
 
 class NothingCameError(Exception):
-    """The program continues without an arrival, as it did when the run was recorded."""
+    """The program continues without an arrival, as in the recorded run."""
 
 
 def run_directory() -> Path | None:
-    """Return the run directory; None without Capsule."""
+    """Return the run directory; None if the program does not run under Capsule."""
     path = os.environ.get(contract.RUN_VARIABLE)
     return None if path is None else Path(path)
 
@@ -52,7 +52,7 @@ def run_directory() -> Path | None:
 class Wait(Generic[Item]):
     """The arrivals at one place of a program, in the order in which the program receives them.
 
-    The caller offers what comes until the next arrival is due, and then takes it.
+    The caller offers items as they come until the next arrival is due, and then takes it.
 
     Attributes:
         replays: Whether a recorded order is followed.
@@ -69,14 +69,15 @@ class Wait(Generic[Item]):
 
         Args:
             directory: The run directory.
-            kind: What arrives.
-            name: Unique in the run, and the same whenever it is repeated: of :func:`wait_name`.
-            tasks: How many tasks are waited for, if that is known.
+            kind: Kind of the arrivals.
+            name: A name from :func:`wait_name`, which is unique in the run, and the same in each
+                repetition.
+            tasks: Number of tasks, if it is known.
 
         Raises:
-            CapsuleError: CAP-T381, the recorded run did not wait like that under this name;
-                CAP-T382, another process does, or has read the same inbox; CAP-T131, it cannot be
-                written down.
+            CapsuleError: CAP-T381, the recorded run has no such wait of this name; CAP-T382,
+                another process has one, or has read the same inbox; CAP-T131, the wait cannot be
+                recorded.
         """
         self._directory = directory
         self._name = name
@@ -88,28 +89,28 @@ class Wait(Generic[Item]):
         self.replays = recorded is not None
         self._expected: list[Hashable] = []
         if recorded is not None:
-            # Before the wait is written down: ArrivalWatch looks up every wait that has begun in
-            # the recorded log.
+            # Checked before the wait is recorded, because ArrivalWatch looks up every recorded wait
+            # in the log of the recorded run.
             self._follow(recorded.get(name), kind, tasks)
         _claim(directory, name)
-        # An inbox can be given to other processes, so its name alone does not make it one reader's.
-        # All other waits begin where they are named.
+        # An inbox can be passed to other processes, so several of them could read it under the same
+        # name. All other waits are used where they are named.
         if kind == "messages" and not _taken(directory, name):
             self.misused(_READERS)
         _lines(directory).append([name, kind, tasks], ENTRIES_OF_WAIT)
 
     def due(self, task: asyncio.Task[Any] | None = None) -> bool:
-        """Tell whether the next arrival can be taken by the reader, who asks.
+        """Return whether the reader, which calls this, can take the next arrival.
 
         Args:
-            task: The asyncio task that reads, if it is not the current one.
+            task: The asyncio task that reads; by default the current one.
 
         Raises:
             CapsuleError: CAP-T382, two threads, processes or asyncio tasks read this wait;
                 CAP-T381, the recorded run took nothing more here.
         """
-        # The process is included, because a fork copies the wait and leaves the number of the
-        # thread as it is.
+        # The process id is included, because a fork copies the wait, and the thread id is the same
+        # in the child.
         reader = os.getpid(), threading.get_ident(), task or current_task()
         self._reader = self._reader or reader
         if reader != self._reader:
@@ -117,10 +118,10 @@ class Wait(Generic[Item]):
         if not self.replays:
             return bool(self._early)
         wanted = self._wanted()
-        # What came early will not be offered again, so this is the only place to notice it.
+        # Items that arrived early are not offered again, so an excess is detected here.
         if wanted is _END and self._early:
             self._exceeds(next(iter(self._early)))
-        # None is a moment at which nothing had come; it is repeated at once.
+        # None means that nothing had arrived in time, which is repeated at once.
         return wanted is None or wanted in self._early
 
     @property
@@ -129,7 +130,7 @@ class Wait(Generic[Item]):
         return self._wanted() is not _END
 
     def offer(self, label: Hashable, item: Item) -> None:
-        """Hand in what has come.
+        """Add an item that has arrived.
 
         Raises:
             CapsuleError: CAP-T381, the recorded run took nothing more here.
@@ -139,14 +140,14 @@ class Wait(Generic[Item]):
         self._early[label] = item
 
     def take(self) -> Item:
-        """Return the next arrival, which is due.
+        """Return the next arrival, which must be due.
 
         Raises:
-            NothingCameError: The recorded run stopped waiting here.
-            CapsuleError: CAP-T383, there are more arrivals than a log holds; CAP-T131, it cannot be
-                written down.
+            NothingCameError: The recorded run continued here without an arrival.
+            CapsuleError: CAP-T383, there are more arrivals than a log can contain; CAP-T131, the
+                arrival cannot be recorded.
         """
-        # A dictionary keeps the order of insertion, so the first label is what came first.
+        # A dictionary keeps the order of insertion, so its first label is the one that came first.
         label = self._wanted() if self.replays else next(iter(self._early))
         self._write(label)
         if label is None:
@@ -154,7 +155,7 @@ class Wait(Generic[Item]):
         return self._early.pop(label)
 
     def nothing(self) -> None:
-        """Record that the program continues although nothing has come.
+        """Record that the program continues although nothing has arrived.
 
         Raises:
             CapsuleError: As :meth:`take`.
@@ -162,7 +163,7 @@ class Wait(Generic[Item]):
         self._write(None)
 
     def finish(self) -> None:
-        """Check that everything has been taken, when nothing more can come.
+        """Check that everything has been taken, when nothing more can arrive.
 
         Raises:
             CapsuleError: CAP-T381, the recorded run took more here.
@@ -174,11 +175,11 @@ class Wait(Generic[Item]):
         self.differs(f"never gets {_shown(wanted)}, which the recorded run took next")
 
     def differs(self, how: str) -> NoReturn:
-        """Refuse to repeat a run that does something else than the recorded one."""
+        """Raise the error of a run that differs from the recorded one (CAP-T381)."""
         _reject(self._directory, not_repeated(f"its wait {self._name!r} {how}"))
 
     def misused(self, how: str) -> NoReturn:
-        """Reject a use whose order of arrival would not be well defined."""
+        """Raise the error of a wait whose order of arrival is not well defined (CAP-T382)."""
         _misnamed(self._directory, f"the wait {self._name!r} {how}")
 
     def _exceeds(self, label: Hashable) -> NoReturn:
@@ -200,7 +201,7 @@ class Wait(Generic[Item]):
 
     def _write(self, label: Hashable) -> None:
         self._taken += 1
-        # The messages of a source arrive in their order, so their numbers follow from the source.
+        # The messages of a source arrive in order, so their numbers follow from the source.
         entries = 1
         if isinstance(label, tuple):
             label = label[0]
@@ -215,12 +216,12 @@ def wait_name(directory: Path, name: str | None, place: Place | None = None) -> 
 
     Args:
         directory: The run directory.
-        name: What the program calls it. A number is added, so that a loop can use one name.
-        place: Its place, if the caller has it; that names a wait for which the program has no name.
+        name: The program's name for it. A number is appended, so that a loop can use one name.
+        place: Its place, if the caller has it; it names a wait without a name of the program.
 
     Raises:
-        CapsuleError: CAP-T382, the name is malformed or another thread's, or there is neither a
-            name nor a place.
+        CapsuleError: CAP-T382, the name is malformed or used by another thread, or there is neither
+            a name nor a place.
     """
     if name is None:
         place = place or submitted(directory)
@@ -232,7 +233,7 @@ def wait_name(directory: Path, name: str | None, place: Place | None = None) -> 
         return str(place)
     if not _NAME.fullmatch(name):
         _misnamed(directory, f"a wait cannot be called {name!r}")
-    # If two threads used one name, their speed would decide who gets which number.
+    # If two threads used one name, their speed would decide which number each of them gets.
     thread = threading.get_ident()
     if _threads.setdefault((os.getpid(), name), thread) != thread or not _is_owner((name,)):
         _misnamed(directory, f"two threads or asyncio tasks have a wait called {name!r}")
@@ -240,11 +241,13 @@ def wait_name(directory: Path, name: str | None, place: Place | None = None) -> 
 
 
 def submitted(directory: Path) -> Place | None:
-    """Number a piece of work, or a wait, of the calling thread or asyncio task.
+    """Return the place of the next piece of work, or wait, of the calling thread or asyncio task.
+
+    None without the library of random profiles.
 
     Raises:
         CapsuleError: CAP-T382, several asyncio tasks share the numbers of one thread, so that
-            the speed of the tasks would decide who gets which.
+            their speed would decide which number each of them gets.
     """
     place = next_place()
     if place is not None and not _is_owner((place.process, place.thread)):
@@ -253,7 +256,7 @@ def submitted(directory: Path) -> Place | None:
 
 
 def _reject(directory: Path, error: CapsuleError) -> NoReturn:
-    """Raise an error, for which Capsule's own process ends the program."""
+    """Raise an error, and record it so that Capsule's own process ends the program."""
     leave_error(directory, error)
     raise error
 
@@ -270,46 +273,45 @@ def _misnamed(directory: Path, what: str) -> NoReturn:
 
 
 class _Lines:
-    """The file to which a process appends its arrivals, one JSON document a line."""
+    """The file to which a process appends its waits and arrivals, one JSON document per line."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._entries = 0
         folder = directory / contract.ARRIVALS_FOLDER
         folder.mkdir(exist_ok=True)
-        # A process of the run that has ended may have had the same number.
+        # A process of the run that has ended may have had the same process id.
         paths = (folder / LINES.replace("*", f"{os.getpid()}-{number}") for number in count())
         path = next(path for path in paths if _created(path))
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
 
     def append(self, line: list[Any], entries: int) -> None:
-        """Write a line at once: the process can be killed at any moment.
+        """Write a line without buffering, because the process can be killed at any moment.
 
         Raises:
-            CapsuleError: CAP-T383, there are more arrivals than a log holds; CAP-T131, the line
-                cannot be written.
+            CapsuleError: CAP-T383, there are more arrivals than a log can contain; CAP-T131, the
+                line cannot be written.
         """
         self._entries += entries
-        # One process that has too many ends the program at once; collect_arrivals() counts those of
-        # all.
+        # This limits the entries of one process; collect_arrivals() counts those of all processes.
         if self._entries > MAX_ENTRIES:
             _reject(self._directory, too_many())
         data = json.dumps(line).encode() + b"\n"
         try:
-            # A full disk takes a part of a line, and nothing of the next.
+            # On a full disk, write() may write a part of the line before it fails.
             while data:
                 data = data[os.write(self._file, data) :]
         except OSError as error:
             _reject(self._directory, arrival_lost(str(error.strerror)))
 
 
-# Weak, so that another task can use a name or path once its owner is gone.
+# Weak, so that another task can use a name or path when its owner no longer exists.
 _owners: WeakValueDictionary[tuple[str, ...], asyncio.Task[Any]] = WeakValueDictionary()
 _threads: dict[tuple[int, str], int] = {}
 
 
 def _is_owner(key: tuple[str, ...]) -> bool:
-    """Tell whether no other asyncio task that still exists used a key before."""
+    """Return whether no other existing asyncio task has used a key."""
     task = current_task()
     return task is None or _owners.setdefault(key, task) is task
 
@@ -328,7 +330,7 @@ def _numbers(_name: str) -> Iterator[int]:
 
 
 def _lines(directory: Path) -> _Lines:
-    # A forked child inherits the cache. By its own number it gets a file of its own.
+    # A forked child inherits the cache, but has its own process id, and so a file of its own.
     return _lines_of(directory, os.getpid())
 
 
@@ -338,7 +340,7 @@ def _lines_of(directory: Path, _process: int) -> _Lines:
 
 
 def _claim(directory: Path, name: str) -> None:
-    """Take a name for this process; the names of places are unique as they are."""
+    """Reserve a name for this process; names that are places are unique in any case."""
     given = name.rpartition("~")[0]
     if _NAME.fullmatch(given) and not _claimed(directory, given, os.getpid()):
         _misnamed(directory, f"two processes have a wait called {given!r}")
@@ -346,13 +348,13 @@ def _claim(directory: Path, name: str) -> None:
 
 @cache
 def _claimed(directory: Path, name: str, _process: int) -> bool:
-    # The key of the cache includes the process, because a fork inherits the cache and must not take
-    # its parent's claims for its own.
+    # The key of the cache includes the process id, because a forked child inherits the cache, and
+    # its parent's reservations are not its own.
     return _taken(directory, name)
 
 
 def _taken(directory: Path, name: str) -> bool:
-    """Take a name; tell whether it was free in the whole run."""
+    """Reserve a name; return whether it was free in the whole run."""
     folder = directory / contract.ARRIVALS_FOLDER / NAMES
     folder.mkdir(parents=True, exist_ok=True)
     return _created(folder / hashlib.sha256(name.encode()).hexdigest())
@@ -360,7 +362,7 @@ def _taken(directory: Path, name: str) -> bool:
 
 def _created(path: Path) -> bool:
     try:
-        # Creation with O_EXCL: of several processes exactly one succeeds.
+        # The file is created with O_EXCL, so exactly one of several processes succeeds.
         path.touch(exist_ok=False)
     except FileExistsError:
         return False
@@ -369,7 +371,7 @@ def _created(path: Path) -> bool:
 
 @cache
 def recorded_waits(directory: Path) -> dict[str, Any] | None:
-    """Return the waits of the arrival log to be followed, which the host has checked, or None."""
+    """Return the waits of the arrival log to repeat, which the host has checked; None if none."""
     path = directory / contract.ARRIVALS_REPLAY
     if not path.exists():
         return None
@@ -386,7 +388,7 @@ def recorded_messages(directory: Path, name: str, source: str) -> int:
 
 
 def _messages(recorded: Any) -> Iterator[Hashable]:
-    """Yield the label of each message: source and number, from 0; None where nothing had come."""
+    """Yield the label of each message: source and number, from 0; None if nothing had arrived."""
     numbers = {source: count() for source in recorded["sources"]}
     for place in recorded["order"]:
         source = None if place == NOTHING else recorded["sources"][place]

@@ -1,1 +1,1 @@
-"""Determinism flags, set and read back, in every Python process of a run."""
+"""Setting determinism flags, and reading them back, in every Python process of a run."""

@@ -1,23 +1,23 @@
 """Determinism in every Python process of a run, whichever process started it.
 
-A run's settings travel in the environment variable ``CAPSULE_DETERMINISM``, made by
-:func:`capsule.experiment.variables.environment_variables`: JSON with the spec's ``determinism``
-section, its ``numerics`` profile and the ``environment`` that goes with them. Beside this package,
-in the same site-packages, lies ``capsule-determinism.pth``. The interpreter reads it at every
-start, under ``-I``, ``-E`` and ``-P``, too, and so calls :func:`install`, which leaves a hook
-behind: when torch is imported, the start of the interpreter is checked, torch's flags are set, and
-read back.
+A run's settings are passed on in the environment variable ``CAPSULE_DETERMINISM``, which
+:func:`capsule.experiment.variables.environment_variables` makes: JSON with the spec's
+``determinism`` section, its ``numerics`` profile and the ``environment`` that these require. The
+file ``capsule-determinism.pth`` is in the same site-packages as this package. The interpreter reads
+it at every start, also with ``-I``, ``-E`` and ``-P``, and so calls :func:`install`. This installs
+a hook: when torch is imported, the start of the interpreter is checked, and torch's flags are set
+and read back.
 
-A child started with a cleaned environment has lost the variable, and others with it. It finds them
-in its nearest ancestor that has them, and restarts itself once with what was missing: hash seed,
-thread counts, instruction-set pins and preloaded libraries take effect at a start only, and so do
-the choice of a GPU and the folder of its driver. What a program sets otherwise for a child is not
-overruled, but refused once that child imports torch.
+A child that is started with a cleaned environment lacks the variable and others. It reads them from
+its nearest ancestor that has them, and restarts itself once with the missing ones, because hash
+seed, thread counts, instruction-set pins and preloaded libraries take effect only at a start, as do
+the choice of a GPU and the folder of its driver. A variable that a program sets for a child to
+another value is not changed; the error comes when that child imports torch.
 
-Not reached: ``python -S`` and virtual environments of the program's own, which do not see these
-site-packages, and so not the image's torch.
+Two kinds of processes are not reached: ``python -S``, and virtual environments that the program
+makes, which see neither these site-packages nor the image's torch.
 
-All of this runs at every start of an interpreter, and imports nothing that is not there already.
+This module runs at every start of an interpreter, and imports nothing that is not imported already.
 """
 
 # ruff: noqa: PTH115, PTH119, PTH123
@@ -36,28 +36,29 @@ if TYPE_CHECKING:
 
 VARIABLE = "CAPSULE_DETERMINISM"
 RUN_VARIABLE = "CAPSULE_RUN"  # as in capsule.experiment.contract
-# What an engine sets besides: preloaded libraries, the run's GPUs, and where their driver is.
+# Further variables of an engine: preloaded libraries, the run's GPUs, and the folder of the driver.
 ENGINE_VARIABLES = ("LD_PRELOAD", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
-INTERPRETERS = "interpreters.jsonl"  # likewise
+INTERPRETERS = "interpreters.jsonl"  # as in capsule.experiment.contract
 
 
 def install() -> None:
-    """Take over the settings of the run that this interpreter belongs to, if there is one.
+    """Apply the settings of the run to which this interpreter belongs, if there is one.
 
-    Once is enough: a virtual environment's interpreter reads each ``.pth`` file twice.
+    Only the first call has an effect, because the interpreter of a virtual environment reads each
+    ``.pth`` file twice.
     """
     global _installed  # noqa: PLW0603
     if _installed:
         return
     _installed = True
     if VARIABLE in os.environ:
-        # A copy: what counts is the environment that the interpreter was started with.
+        # A copy, because the program may change os.environ after the interpreter has started.
         sys.meta_path.insert(0, _TorchFinder(os.environ[VARIABLE], dict(os.environ)))
     elif (inherited := _environment_of_ancestors()) is not None:
         program = os.readlink("/proc/self/exe")
         if os.path.basename(program).startswith("python"):
             _restart(program, inherited)
-        # Embedded in another program, which has begun and must not begin again.
+        # Otherwise Python is embedded in another program, which must not be restarted.
         sys.meta_path.insert(0, _TorchFinder(inherited[VARIABLE], dict(os.environ)))
     note_start()
 
@@ -66,7 +67,7 @@ _installed = False
 
 
 def note_start() -> None:
-    """Write down the hash seed of this process, and whether torch's flags will be set in it."""
+    """Record the hash seed of this process, and whether torch's flags will be set in it."""
     seed = (_heeds_hash_seed() and os.environ.get("PYTHONHASHSEED")) or "random"
     if not sys.flags.hash_randomization:
         seed = "0"
@@ -76,13 +77,13 @@ def note_start() -> None:
 
 
 def _heeds_hash_seed() -> bool:
-    """Tell whether this interpreter was started without -E, -I and -R."""
+    """Return whether this interpreter was started without -E, -I and -R."""
     # sys.flags.hash_randomization is 1 both under -R and with a seed other than 0.
     return not (sys.flags.ignore_environment or _randomizes(sys.orig_argv))
 
 
 def _randomizes(arguments: Sequence[str]) -> bool:
-    """Tell whether an interpreter's arguments contain its option -R."""
+    """Return whether an interpreter's arguments contain its option -R."""
     words = iter(arguments[1:])
     for word in words:
         if word == "--check-hash-based-pycs":
@@ -91,12 +92,12 @@ def _randomizes(arguments: Sequence[str]) -> bool:
         if not word.startswith("-") or word in {"-", "--"}:
             return False
         letters = flags = word[1:]
-        for letter in "cmWX":  # the options with an argument, which may follow in the same word
+        for letter in "cmWX":  # options with an argument, which may follow in the same word
             flags = flags.partition(letter)[0]
         if "R" in flags:
             return True
         option, argument = letters[len(flags) :][:1], letters[len(flags) + 1 :]
-        if option and option in "cm":  # what follows is for the program
+        if option and option in "cm":  # further arguments are those of the program
             return False
         if option and not argument:
             next(words, None)
@@ -104,21 +105,21 @@ def _randomizes(arguments: Sequence[str]) -> bool:
 
 
 def note_torch(flags: Mapping[str, str]) -> None:
-    """Write down the flags of torch that were read back in this process."""
+    """Record the flags of torch that were read back in this process."""
     import json
 
     _note(json.dumps({"torch": dict(flags)}), os.environ)
 
 
 def _note(line: str, environment: Mapping[str, str]) -> None:
-    """Append a line to the account of the run's Python processes.
+    """Append a line to the account of the run's Python processes, if that is possible.
 
-    A process that cannot do so is missing there, and counts as one that told nothing.
+    The ledger reports processes of which the account has no line.
     """
     if RUN_VARIABLE not in environment:
         return
-    # The program can write to this folder. A link that it puts there must not lead elsewhere, and
-    # a pipe must not block the start of an interpreter.
+    # The program can write to this folder. A symbolic link must not redirect the line, and a pipe
+    # must not block the start of an interpreter.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         file = os.open(f"{environment[RUN_VARIABLE]}/{INTERPRETERS}", flags, 0o644)
@@ -133,11 +134,11 @@ def _note(line: str, environment: Mapping[str, str]) -> None:
 
 
 def check_start(environment: Mapping[str, str], expected: Mapping[str, str]) -> None:
-    """Check how this interpreter was started.
+    """Check the environment and the options with which this interpreter was started.
 
     Args:
-        environment: The variables that it was started with.
-        expected: Variables and the values they must have.
+        environment: The environment variables of the interpreter.
+        expected: Variables and the values that they must have.
 
     Raises:
         CapsuleError: CAP-T101, a variable is missing or differs; CAP-T102, the interpreter ignores
@@ -164,19 +165,19 @@ def check_start(environment: Mapping[str, str], expected: Mapping[str, str]) -> 
 
 
 def environment_of(process: int | str) -> dict[str, str]:
-    """Return the environment that a process ("self", too) was started with.
+    """Return the environment with which a process, or ``"self"``, was started.
 
     Raises:
-        OSError: It has ended, or belongs to another user.
+        OSError: The process has ended, or belongs to another user.
     """
     with open(f"/proc/{process}/environ", "rb") as file:
         entries = os.fsdecode(file.read()).split("\0")
-    # A zero byte ends each entry, so nothing follows the last one.
+    # Each entry ends with a zero byte, so the last element is empty.
     return {name: value for name, _, value in (entry.partition("=") for entry in entries if entry)}
 
 
 class ImportFinder:
-    """A finder that finds a module as the others do, and takes part in its execution."""
+    """A meta path finder that lets the other finders find a module, and wraps its execution."""
 
     def __init__(self, module: str) -> None:
         self._module = module
@@ -186,7 +187,8 @@ class ImportFinder:
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Find the module; None for all others (:class:`importlib.abc.MetaPathFinder`)."""
-        if name != self._module or self._searching:  # another finder of this kind asks in its turn
+        # ``_searching`` prevents endless recursion if another finder of this kind asks this one.
+        if name != self._module or self._searching:
             return None
         self._searching = True
         others = [finder for finder in sys.meta_path if finder is not self]
@@ -198,15 +200,15 @@ class ImportFinder:
         return spec
 
     def around(self, execute: Callable[[], None]) -> None:
-        """Execute the module."""
+        """Execute the module; derived classes do something before or after."""
         execute()
 
     def _attend(self, loader: Any) -> None:
-        """Be there when ``loader`` executes its module."""
+        """Let ``loader`` execute its module through :meth:`around`."""
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            # Uncovers the method of its class again, unless another finder of this kind has.
+            # This restores the method of the class, unless another finder of this kind has done so.
             vars(loader).pop("exec_module", None)
             self.around(lambda: execute(module))
 
@@ -225,14 +227,14 @@ class _TorchFinder(ImportFinder):
         import json
 
         settings = json.loads(self._settings)
-        # Only here: a child that does not import torch may be started as its program likes.
+        # Checked only here, because a child that does not import torch may be started in any way.
         check_start(self._environment, settings["environment"])
         execute()
         _set_flags(settings)
 
 
 def _set_flags(settings: Mapping[str, Any]) -> None:
-    """Set what torch itself has switches for, and read it back."""
+    """Set torch's flags, read them back, and settle the CPU numerics."""
     from capsule.training.determinism import torch_flags
 
     note_torch(torch_flags.apply(torch_flags.TorchFlags.of(settings["determinism"])))
@@ -254,9 +256,9 @@ def _environment_of_ancestors() -> dict[str, str] | None:
                 return environment
             process = _parent(process)
         except OSError:
-            # It belongs to another user, outside the run; or it has just ended, and left its
-            # children to its own ancestor or a subreaper. Then the search, which begins again, does
-            # not meet it a second time.
+            # The process belongs to another user, outside of the run; or it has just ended, and its
+            # children now have another parent. In the second case, the search begins again and does
+            # not find it a second time.
             if process == unreadable:
                 return None
             unreadable, process = process, os.getppid()
@@ -271,18 +273,18 @@ def _parent(process: int) -> int:
 
 
 def _restart(program: str, inherited: Mapping[str, str]) -> None:
-    """Become the same program, with the same arguments and all that the environment lacks."""
+    """Execute the same program again, with the same arguments and the missing variables."""
     import json
 
-    # The first argument stays as well: Python finds its virtual environment by it.
+    # The first argument is kept as well, because Python finds its virtual environment by it.
     with open("/proc/self/cmdline", "rb") as file:
         arguments = file.read().split(b"\0")[:-1]
     settled = json.loads(inherited[VARIABLE])["environment"]
     names = (VARIABLE, RUN_VARIABLE, *ENGINE_VARIABLES, *settled)
     lost = {name: inherited[name] for name in names if name in inherited}
-    # This process is executed twice and notes one start. Without this line the ledger would count a
-    # program that told nothing (capsule.entropy.evidence).
+    # This process executes Python twice and records one start. Without this line, the ledger would
+    # count a process that recorded nothing (capsule.entropy.evidence).
     _note('{"restarted":true}', {**lost, **os.environ})
-    # What the program has set for the child wins. If it contradicts the spec, check_start() says
-    # so.
+    # Variables that the program has set for the child are kept. If one contradicts the spec,
+    # check_start() raises an error.
     os.execve(program, arguments, {**lost, **os.environ})  # noqa: S606

@@ -1,9 +1,10 @@
-"""CPU numerics: which code each maths library runs, settled, and read back.
+"""CPU numerics: setting and reading back which code each maths library runs.
 
-A profile has three parts. Environment variables hold every library to one instruction set
+A profile has three parts. Environment variables restrict every library to one instruction set
 (:func:`capsule.experiment.variables.environment_variables`); the preloaded ``libcapsule-math.so``
-settles what no variable reaches in oneMKL; :func:`settle` switches off the libraries of torch that
-choose their blocks by the size of the caches. ``docs/numerics.md`` has the reasons and the proof.
+controls the parts of oneMKL that no variable affects; :func:`settle` switches off the libraries of
+torch that choose their blocks by the size of the caches. ``docs/numerics.md`` gives the reasons and
+the evidence.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _CPU_FEATURES = {  # as /proc/cpuinfo names them
     "portable-v2": {"sse4_2", "popcnt"},
     "native": set(),
 }
-# oneDNN divides its work by the sizes of the caches. No result of its AVX2 path was seen to depend
-# on that, but a convolution of its SSE4.1 path was.
+# oneDNN divides its work by the sizes of the caches. In tests, a convolution of its SSE4.1 path
+# depended on them, and no result of its AVX2 path did.
 _ONEDNN_OFF = {"portable-v3-strict", "portable-v2"}
 _MKL_BRANCHES = {  # mkl_cbwr_get(): constants of oneMKL's mkl_service.h
     0: "OFF",
@@ -55,12 +56,12 @@ _MKL_BRANCHES = {  # mkl_cbwr_get(): constants of oneMKL's mkl_service.h
 
 
 def is_portable(numerics: Numerics) -> bool:
-    """Tell whether a profile promises the same bits on other processors."""
+    """Return whether a profile promises the same bits on other processors."""
     return numerics.startswith("portable-")
 
 
 def require(numerics: Numerics) -> None:
-    """Check that this processor and this process can keep what the profile promises.
+    """Check that this processor and this process have what the profile requires.
 
     Raises:
         CapsuleError: CAP-T103, the processor lacks instructions; CAP-T108, the maths shim was not
@@ -86,16 +87,16 @@ def require(numerics: Numerics) -> None:
 
 
 def settle(numerics: Numerics) -> None:
-    """Set what is a switch of torch's, and let oneMKL choose its vector functions.
+    """Set torch's own switches of the profile, and let oneMKL choose its vector functions.
 
-    oneMKL stores that choice in two steps at the first call, and another thread that calls in
-    between takes less accurate functions (pytorch issue 188792). So the first call is made here,
-    while there is only this thread.
+    oneMKL stores this choice in two steps at the first call, and a call of another thread in
+    between uses less accurate functions (pytorch issue 188792). The first call is therefore made
+    here, while there is only one thread.
     """
     import torch
 
     if is_portable(numerics):
-        backends().nnpack.set_flags(False)  # blocks by cache size
+        backends().nnpack.set_flags(False)  # it chooses its blocks by the cache size
         backends().mkldnn.set_flags(numerics not in _ONEDNN_OFF)
     with _one_torch_thread():
         torch.exp(torch.zeros(64))
@@ -103,7 +104,7 @@ def settle(numerics: Numerics) -> None:
 
 @contextmanager
 def one_thread() -> Generator[None]:
-    """Let torch compute with one thread inside the block, and numpy's OpenBLAS if it is loaded."""
+    """Limit torch, and numpy's OpenBLAS if it is loaded, to one thread while the block runs."""
     # The OpenBLAS of numpy's wheels has this prefix and suffix on every symbol.
     threads_of = _function("openblas", "scipy_openblas_get_num_threads64_")
     set_threads = _function("openblas", "scipy_openblas_set_num_threads64_")
@@ -128,7 +129,7 @@ def _one_torch_thread() -> Generator[None]:
 
 
 def read_back(numerics: Numerics, threads: int | None) -> dict[str, tuple[Any, Any]]:
-    """Return what the CPU libraries say they use, beside what the profile wants.
+    """Return what the CPU libraries report that they use, and what the profile requires.
 
     Args:
         numerics: The profile.
@@ -149,7 +150,7 @@ def read_back(numerics: Numerics, threads: int | None) -> dict[str, tuple[Any, A
         "openblas.core": None,
         "numpy.cpu_features": None,
     }
-    if importlib.util.find_spec("numpy"):  # torch does without
+    if importlib.util.find_spec("numpy"):  # torch also works without numpy
         found |= {"openblas.core": _openblas_core(), "numpy.cpu_features": _numpy_dispatch()}
     wanted = found | _wanted(numerics, found)
     if found["mkl.threads"] is not None and threads is not None:
@@ -158,7 +159,7 @@ def read_back(numerics: Numerics, threads: int | None) -> dict[str, tuple[Any, A
 
 
 def _wanted(numerics: Numerics, found: dict[str, Any]) -> dict[str, Any]:
-    """Return the flags on which the profile insists; a library that is absent owes nothing."""
+    """Return the values that the profile requires, without those of absent libraries."""
     if numerics == "native":
         return {}
     sse = numerics == "portable-v2"
@@ -169,8 +170,8 @@ def _wanted(numerics: Numerics, found: dict[str, Any]) -> dict[str, Any]:
     }
     if found["numpy.cpu_features"]:
         features = found["numpy.cpu_features"].split(",")
-        # numpy 2.4 has levels of the architecture, such as X86_V4, and sets of instructions beyond
-        # them, such as AVX512_ICL.
+        # The features of numpy 2.4 are levels of the architecture, such as X86_V4, and further sets
+        # of instructions, such as AVX512_ICL.
         wide = ("X86_V3", "X86_V4", "AVX") if sse else ("X86_V4", "AVX512")
         wanted["numpy.cpu_features"] = ",".join(f for f in features if not f.startswith(wide))
     if is_portable(numerics):
@@ -180,21 +181,22 @@ def _wanted(numerics: Numerics, found: dict[str, Any]) -> dict[str, Any]:
             "nnpack.enabled": False,
         }
     elif cpu_facts().get("vendor_id") == "GenuineIntel":
-        # Elsewhere oneMKL turns every branch but two into AUTO.
+        # On other processors, oneMKL replaces every branch except two with AUTO.
         wanted["mkl.branch"] = "AVX2"
     return {name: value for name, value in wanted.items() if found[name] is not None}
 
 
 def cpu_facts() -> dict[str, str]:
-    """Return what the kernel says of the first processor, as in ``/proc/cpuinfo``."""
+    """Return the facts of the first processor in ``/proc/cpuinfo``."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    # Every processor has the same names. Read backwards, the first one's values are the last.
+    # Every processor has the same names. Read backwards, those of the first processor come last,
+    # and replace the others.
     pairs = (line.partition(":") for line in reversed(lines))
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def loaded_library(part: str) -> str | None:
-    """Return the path of a shared library that this process has mapped, by a part of its name."""
+    """Return the path of a loaded shared library, by a part of its name; None if there is none."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         # The fields before the path (addresses, permissions, offset, device, inode) contain no
         # slash.
@@ -205,10 +207,10 @@ def loaded_library(part: str) -> str | None:
 
 
 def _onednn_isa() -> str | None:
-    """Ask oneDNN for its instruction set: its verbose mode is the only place that tells.
+    """Return the instruction set of oneDNN, which only its verbose mode reports.
 
     Returns:
-        e.g. "Intel AVX2"; "off" where it is switched off, None where torch has no oneDNN.
+        Such as "Intel AVX2"; "off" if oneDNN is switched off, None if torch has no oneDNN.
     """
     import torch
 
@@ -216,7 +218,7 @@ def _onednn_isa() -> str | None:
     if not mkldnn.is_available():
         return None
     with tempfile.TemporaryFile() as capture:
-        # oneDNN writes past Python's buffer. Anything still in that must not end in the capture.
+        # oneDNN does not use Python's buffer, which is emptied so that it is not captured as well.
         sys.stdout.flush()
         stdout = os.dup(1)
         os.dup2(capture.fileno(), 1)
@@ -228,7 +230,7 @@ def _onednn_isa() -> str | None:
             os.close(stdout)
         capture.seek(0)
         text = capture.read().decode(errors="replace")
-    # It is off if it has executed nothing, whatever the flag says.
+    # The flag alone does not suffice: oneDNN is off only if it has also executed nothing.
     if not mkldnn.enabled and ",exec," not in text:
         return "off"
     found = re.search(r"info,cpu,isa:(.*)", text)
@@ -236,7 +238,10 @@ def _onednn_isa() -> str | None:
 
 
 def _isa_of_kernel(verbose: str) -> str | None:
-    """Name the instruction set by the kernel that ran: the header is printed once per process."""
+    """Return the instruction set of the kernel that ran.
+
+    The header, which names it, is printed only once in a process.
+    """
     if "convolution,jit:avx512" in verbose:
         return "Intel AVX-512"
     return "Intel AVX2" if "convolution,jit:avx2," in verbose else None
@@ -264,7 +269,7 @@ def _mkl_vendor_check() -> str | None:
     torch_library = loaded_library("libtorch_cpu.so")
     if torch_library is None:
         return None
-    program = ctypes.CDLL(None)  # searches in the order of the dynamic linker, preloads first
+    program = ctypes.CDLL(None)  # searches as the dynamic linker does, preloaded libraries first
     for scope in (program, ctypes.CDLL(torch_library)):
         function = getattr(scope, "mkl_serv_intel_cpu_true", None)
         if function is not None:
@@ -286,18 +291,18 @@ def _openblas_core() -> str | None:
 
 
 def _numpy_dispatch() -> str:
-    """Return the CPU features numpy chooses kernels by, as enabled now."""
+    """Return the enabled CPU features by which numpy chooses its kernels."""
     core: Any = importlib.import_module("numpy._core._multiarray_umath")
     return ",".join(name for name in core.__cpu_dispatch__ if core.__cpu_features__[name])
 
 
 def _call(library: str, name: str, *arguments: int) -> int | None:
-    """Call an integer function of a loaded library; None where there is none."""
+    """Return the result of an integer function of a loaded library; None if there is none."""
     function: Callable[..., int] | None = _function(library, name)
     return None if function is None else function(*arguments)
 
 
 def _function(library: str, name: str) -> Any:
-    """Return a function of a loaded library; None where there is none."""
+    """Return a function of a loaded library; None if there is none."""
     path = loaded_library(library)
     return None if path is None else getattr(ctypes.CDLL(path), name, None)

@@ -1,21 +1,22 @@
-"""Work on a GPU that is launched on a stream of its own and, if the spec says so, as a CUDA graph.
+"""GPU work that is launched on a stream of its own and, if the spec says so, as a CUDA graph.
 
-An update of a small network is hundreds of kernels of a few microseconds each, and launching each
-from Python takes longer than executing it. A graph is captured once and launched as a whole. Its
-kernels are those of the function that was captured, with the same arguments at the same addresses,
-so the bits are the ones that calling the function would give: ``accelerator.cuda_graphs`` changes
-the time of a run and none of its numbers.
+A *stream* in this module is a CUDA stream. An update of a small network consists of hundreds of
+kernels of a few microseconds each, and launching one from Python takes longer than executing it. A
+graph is captured once and launched as a whole. Its kernels are those of the captured function, with
+the same arguments at the same addresses, so it computes the same bits as a call of the function:
+``accelerator.cuda_graphs`` affects only the speed of a run.
 
-Sources: PyTorch, *CUDA semantics*, section "CUDA Graphs"; NVIDIA, *CUDA Graph Best Practice for
-PyTorch*. What a function has to keep to, so that it can be captured:
+The sources are PyTorch, *CUDA semantics*, section "CUDA Graphs", and NVIDIA, *CUDA Graph Best
+Practice for PyTorch*. A function can be captured if it follows these rules:
 
-* it reads tensors that keep their addresses, such as parameters and :class:`FixedTensors`, and
-  tensors that it makes itself; it reads nothing else that changes;
-* it copies nothing between the host and the device and reads no number of a tensor
-  (``float(loss)``, ``tolist``), as both wait for the device;
-* which operators it calls, and with which numbers, depends on no update.
+* It reads only tensors that keep their addresses, such as parameters and :class:`FixedTensors`,
+  tensors that it makes itself, and values that never change.
+* It copies nothing between the host and the device, and does not read a number of a tensor
+  (``float(loss)``, ``tolist``), because both wait for the device.
+* The operators that it calls, and the host's numbers among their arguments, are the same for every
+  update.
 
-``tests/training/capture_rules.py`` holds the trainers to these rules without a GPU.
+``tests/training/capture_rules.py`` checks that the trainers follow these rules, without a GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Generic, TypeVar
 import torch
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-WARM_UP = 3  # calls before the capture: cuBLAS, cuDNN and autograd allocate what they keep
+WARM_UP = 3  # calls before the capture, in which cuBLAS, cuDNN and autograd allocate memory
 Result = TypeVar("Result")
 
 
@@ -39,19 +40,19 @@ class FixedTensors:
         self._tensors: tuple[torch.Tensor, ...] = ()
 
     def fill(self, *sources: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return tensors of these values on the device; on the CPU they are the sources themselves.
+        """Return tensors with these values on the device; on the CPU, the sources themselves.
 
         Args:
-            sources: On the CPU, of the same shapes and dtypes in every call. One in pinned memory
-                must stay as it is until the device has read it; others are read at once.
+            sources: Tensors on the CPU, with the same shapes and dtypes in every call. A source in
+                pinned memory must not change until the device has read it; others are read at once.
         """
         if self._device.type == "cpu":
             return sources
         if not self._tensors:
             self._tensors = tuple(torch.empty_like(each, device=self._device) for each in sources)
         for tensor, source in zip(self._tensors, sources, strict=True):
-            # CUDA does not promise that it has taken the values of pageable memory when an
-            # asynchronous copy returns ("API synchronization behavior").
+            # CUDA does not guarantee that it has read pageable memory when an asynchronous copy
+            # returns ("API synchronization behavior").
             tensor.copy_(source, non_blocking=source.is_pinned())
         return self._tensors
 
@@ -59,20 +60,20 @@ class FixedTensors:
 class Region(Generic[Result]):
     """A function that launches work on a device.
 
-    On a GPU the work has a stream of its own, so that what the caller launches meanwhile does not
-    wait for it. Each region has its own, as graphs that were captured on one stream share a
-    workspace of cuBLAS (pytorch issue 193402). On another device the function is just called.
+    On a GPU the work has a stream of its own, so that other work of the caller does not wait for
+    it. Each region has its own stream, because graphs that were captured on the same stream share a
+    workspace of cuBLAS (pytorch issue 193402). On the CPU the function is simply called.
     """
 
     def __init__(
         self, function: Callable[[], Result], device: torch.device, *, graph: bool
     ) -> None:
-        """Launch nothing yet.
+        """Prepare to launch a function.
 
         Args:
-            function: Without ``graph`` it need not keep to the rules above.
-            device: Where it computes.
-            graph: Launch a CUDA graph of it, after :data:`WARM_UP` calls.
+            function: The function. With ``graph`` it must follow the rules above.
+            device: The device on which it computes.
+            graph: Whether to launch a CUDA graph of it, after :data:`WARM_UP` calls.
         """
         self._function, self._graphed = function, graph
         self._stream: torch.cuda.Stream | None = None
@@ -82,22 +83,23 @@ class Region(Generic[Result]):
         self._graph: Graph[Result] | None = None
 
     def __call__(self) -> Result:
-        """Launch the work, and have what is launched from now on wait for it."""
+        """Launch the work, and let later work of the caller wait for it."""
         result = self.launch()
         self.join()
         return result
 
     def launch(self) -> Result:
-        """Launch the work behind what was launched before; return what :meth:`join` waits for.
+        """Launch the work and return its results, which may be used after :meth:`join`.
 
-        A graph gives its results in the same tensors every time.
+        A graph returns its results in the same tensors every time.
         """
         if self._stream is not None:
-            # What the caller has launched before, such as the copies of FixedTensors.fill(), comes
-            # first.
+            # The work waits for earlier work of the caller, such as the copies of
+            # FixedTensors.fill().
             self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with self._on_stream():
-            # Instruments watch torch's operators, of which a graph shows them none.
+            # Instruments watch torch's operators, which are not dispatched when a graph is
+            # launched.
             if not self._graphed or is_watched():
                 return self._function()
             if self._calls < WARM_UP:
@@ -108,7 +110,7 @@ class Region(Generic[Result]):
             return self._graph.replay()
 
     def join(self) -> None:
-        """Have what is launched from now on wait for the work. The caller does not wait."""
+        """Let later work of the caller wait for the work. The calling thread does not wait."""
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
@@ -117,20 +119,20 @@ class Region(Generic[Result]):
 
 
 class Graph(Generic[Result]):
-    """What a function launches, captured once."""
+    """The work of a function, captured once."""
 
     def __init__(self, function: Callable[[], Result], stream: torch.cuda.Stream | None) -> None:
-        """Capture it on a stream, which executes nothing."""
+        """Capture the function on a stream, without executing its work."""
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, stream=stream):
             self._results = function()
 
     def replay(self) -> Result:
-        """Launch it on the current stream; return the results that the capture made."""
+        """Launch the work on the current stream; return the tensors that the capture made."""
         self._graph.replay()
         return self._results
 
 
 def is_watched() -> bool:
-    """Tell whether an instrument watches the operators of this thread."""
+    """Return whether an instrument watches the operators of this thread."""
     return is_in_torch_dispatch_mode()

@@ -1,8 +1,8 @@
 """Setting every determinism flag, and reading back what took effect.
 
-:func:`prepare` runs before torch is imported and checks what only the parent process can set.
-:func:`apply` imports torch, sets the rest, and asks each library what it will really do: a flag
-that is accepted and ignored stops the run.
+:func:`prepare` runs before torch is imported, and checks what only the parent process can set.
+:func:`apply` imports torch, sets the other flags, and reads back from each library what it will do.
+A flag that a library accepts and ignores stops the run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CUBLAS_VERSION_PARTS = (0, 1, 2)  # libraryPropertyType: MAJOR, MINOR, PATCH
 
 
 def prepare(spec: Spec) -> None:
-    """Check what must have been settled before this interpreter started.
+    """Check what must be set before an interpreter starts.
 
     Raises:
         CapsuleError: CAP-T101, an environment variable is missing or differs; CAP-T102, torch is
@@ -44,7 +44,8 @@ def prepare(spec: Spec) -> None:
             what the numerics profile needs; CAP-T108, the maths shim is not preloaded.
     """
     expected = environment_variables(spec)
-    for environment in (environment_of("self"), os.environ):  # neither missing nor changed since
+    # Both the environment at the start and the current one, which may have been changed since.
+    for environment in (environment_of("self"), os.environ):
         check_start(environment, expected)
     if "torch" in sys.modules:
         raise CapsuleError(
@@ -59,10 +60,10 @@ def apply(spec: Spec) -> Runtime:
     """Import torch, set every flag of ``spec``, and return what was read back.
 
     Raises:
-        CapsuleError: CAP-T104, a flag did not take effect; CAP-T109, this machine computes other
-            bits than the numerics profile promises; CAP-T110 or CAP-T114, the GPU fails its
-            self-test; CAP-T105, the GPU asked for is not here (exit status 4); CAP-T106, a CUDA
-            library has another version than the spec asks for; CAP-T107, a package is missing;
+        CapsuleError: CAP-T104, a flag did not take effect; CAP-T105, the required GPU is not
+            available (exit status 4); CAP-T106, a CUDA library has another version than the spec
+            requires; CAP-T107, a package is missing; CAP-T109, this machine computes other bits
+            than the numerics profile promises; CAP-T110 or CAP-T114, the GPU fails its self-test;
             CAP-T115, torch has no code for the GPU.
     """
     flags = {
@@ -71,10 +72,11 @@ def apply(spec: Spec) -> Runtime:
     if importlib.util.find_spec("torch") is None:
         if spec.accelerator.kind == "cuda":
             _no_package("torch", "with accelerator.kind: cuda, torch checks the GPU")
-        # A user program may do without; _libraries() misses it for any other run.
+        # A user program may not need torch; _libraries() raises an error for any other run.
         return Runtime(flags=flags, libraries=_libraries(spec), device=_cpu_device())
-    # First the switches, then what the libraries say they use, then what they compute: so a setting
-    # without effect is reported by its name, and not as an operator with other bits.
+    # In this order: the settings of torch, what the libraries report, and what they compute. A
+    # setting without effect is therefore reported by its name, and not as an operator with other
+    # bits.
     flags |= torch_flags.apply(torch_flags.TorchFlags.of(spec.determinism.model_dump()))
     cpu.settle(spec.cpu_numerics)
     found = cpu.read_back(spec.cpu_numerics, spec.determinism.threads)
@@ -94,7 +96,7 @@ def apply(spec: Spec) -> Runtime:
 
 
 def is_portable(spec: Spec) -> bool:
-    """Tell whether a run promises the same bits on other machines: never if it uses a GPU."""
+    """Return whether a run promises the same bits on other processors; on a GPU it never does."""
     return spec.accelerator.kind == "cpu" and cpu.is_portable(spec.cpu_numerics)
 
 
@@ -106,8 +108,9 @@ def device_of(spec: Spec) -> torch.device:
 
 
 def usable_cores() -> int:
-    """Return how many processors this process may use, whatever number libraries are told."""
-    # From the kernel: the interposer answers sched_getaffinity() with determinism.cores.
+    """Return how many processors this process may use, whatever ``determinism.cores`` is."""
+    # Read from the kernel, because the interposer answers sched_getaffinity() with
+    # determinism.cores.
     (allowed,) = re.findall(r"^Cpus_allowed:\s*([0-9a-f,]+)$", _STATUS.read_text(), re.MULTILINE)
     return int(allowed.replace(",", ""), 16).bit_count()
 
@@ -119,9 +122,9 @@ def _cpu_device() -> dict[str, Any]:
 
 
 def _libraries(spec: Spec) -> dict[str, str]:
-    """Return the versions of what is loaded, each as the library itself tells it.
+    """Return the versions of the loaded libraries, as they report them.
 
-    That of CUDA is the one that torch was built for.
+    The version of CUDA is the one for which torch was built.
     """
     versions = {"python": ".".join(map(str, sys.version_info[:3]))}
     if spec.environment is None:
@@ -133,7 +136,7 @@ def _libraries(spec: Spec) -> dict[str, str]:
         try:
             module = importlib.import_module(name)
             versions[name.replace("_", "-")] = module.__version__
-        # MinAtar, for one, has no __version__.
+        # Some modules, such as MinAtar, have no __version__.
         except AttributeError:
             versions[name] = importlib.metadata.version(name)
         except ModuleNotFoundError as error:
@@ -148,7 +151,7 @@ def _libraries(spec: Spec) -> dict[str, str]:
 
 
 def _requested_versions(requirements: Iterable[str]) -> dict[str, str]:
-    """Return the installed version of each package that a spec asks for, in order of names."""
+    """Return the installed version of each package that a spec requires, sorted by name."""
     versions = {}
     for requirement in requirements:
         match = re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", requirement)
@@ -164,7 +167,7 @@ def _requested_versions(requirements: Iterable[str]) -> dict[str, str]:
 
 
 def _cuda_device(wanted: CudaAccelerator) -> dict[str, Any]:
-    """Check the GPU against the spec and describe it; there is no fall-back to the CPU."""
+    """Check the GPU against the spec and describe it; there is no fallback to the CPU."""
     import torch
 
     if not torch.cuda.is_available():
@@ -196,15 +199,15 @@ def _cuda_device(wanted: CudaAccelerator) -> dict[str, Any]:
 
 
 def check_architectures(built: Iterable[str], capability: str, name: str) -> None:
-    """Check that torch has code for a GPU, before its first kernel fails without a word of why.
+    """Check that torch has code for a GPU, because its first kernel would fail without a reason.
 
     Args:
-        built: The architectures that torch is built for, as it names them.
+        built: The architectures for which torch is built, as it names them.
         capability: The GPU's compute capability, such as ``9.0``.
         name: The GPU's name.
 
     Raises:
-        CapsuleError: CAP-T115, it has none.
+        CapsuleError: CAP-T115, torch has no code for the GPU.
     """
     built = list(built)
     if not runs_on(built, capability):
@@ -218,17 +221,17 @@ def check_architectures(built: Iterable[str], capability: str, name: str) -> Non
 
 
 def _check_library(field: str, constraint: str, loaded: str, distribution: str) -> None:
-    """Check a library by the wheel that brings it, as the lock was, and that torch has that one.
+    """Check the version of a library's wheel, as the lock does, and that torch has loaded it.
 
     Args:
         field: Field of the spec's section ``accelerator``.
-        constraint: What it says.
-        loaded: The version that torch loaded, or of CUDA the one that torch was built for. It has
-            fewer numbers than the wheel's.
+        constraint: The value of the field.
+        loaded: The version that torch loaded or, for CUDA, the one for which torch was built. It
+            has fewer parts than the version of the wheel.
         distribution: Name of the wheel; a suffix such as ``-cu12`` may follow.
 
     Raises:
-        CapsuleError: CAP-T106.
+        CapsuleError: CAP-T106, the wheel has another version, or torch loaded another library.
     """
     names = re.compile(rf"{distribution}(-cu[0-9]+)?")
     wheels = (each for each in importlib.metadata.distributions() if names.fullmatch(each.name))
@@ -250,7 +253,7 @@ def _cudnn_version() -> str:
 
 
 def _cublas_version() -> str | None:
-    """Ask the cuBLAS that torch loaded; it loads on the first matrix product."""
+    """Return the version of the cuBLAS that torch loaded, which it does for a matrix product."""
     import torch
 
     torch.ones(1, 1, device="cuda") @ torch.ones(1, 1, device="cuda")
@@ -268,7 +271,7 @@ def _cublas_version() -> str | None:
 
 
 def _driver_version() -> str | None:
-    """Ask NVML, which the driver itself brings."""
+    """Return the version of the driver, from its own library NVML; None without a driver."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

@@ -1,9 +1,9 @@
-"""Noticing that a GPU ran out of memory in between.
+"""Detecting that a GPU ran out of memory during a run.
 
-If a convolution finds too little memory for its workspace, torch does not fail. It takes another of
-cuDNN's kernels, which may add in another order, although every flag says "deterministic"
-(``aten/src/ATen/native/cudnn/Conv_v8.cpp``, ``try_configs`` and ``run_single_conv``). Its memory
-allocator counts such failures.
+If there is too little memory for the workspace of a convolution, torch does not fail, but uses
+another kernel of cuDNN. This may add in another order, even if every determinism flag is set
+(``aten/src/ATen/native/cudnn/Conv_v8.cpp``, ``try_configs`` and ``run_single_conv``). Torch's
+memory allocator counts such failures.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from capsule.experiment.errors import CapsuleError
 
 
 def check_memory(device: torch.device) -> None:
-    """Check that no allocation on a GPU has failed in this process; a CPU passes.
+    """Check that no allocation on a GPU has failed in this process; on a CPU, do nothing.
 
     Raises:
-        CapsuleError: CAP-T116, one has.
+        CapsuleError: CAP-T116, an allocation has failed.
     """
     if device.type != "cuda":
         return

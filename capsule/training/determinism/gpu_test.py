@@ -1,19 +1,19 @@
-"""The self-test of a GPU: it computes what the CPU computes, and the same bits twice.
+"""The self-test of a GPU: whether it agrees with the CPU, and computes the same bits twice.
 
-No golden answers of trainings can be shipped, because another GPU model gives other bits. So the
-sample trainings (:mod:`capsule.training.determinism.sample_trainings`) are computed twice on the
-device, and their losses are compared with the CPU's. Their operators are those of Capsule's
-trainers.
+There are no golden answers for the trainings, because every GPU model gives other bits. Instead,
+the sample trainings (:mod:`capsule.training.determinism.sample_trainings`), whose operators are
+those of Capsule's trainers, are computed twice on the device, and their losses are compared with
+those of the CPU.
 
-Products and convolutions of integers have known answers: where every partial sum is below 2^24,
-float32 holds them exactly, in whatever order a library adds. Their factors have 12 significant
-bits, of which TensorFloat-32 keeps 11: where it is in use without being allowed, the answers
-differ. If the spec allows it, the factors have 11 bits, and the answers are as exact. The
-convolution has strides, because cuDNN's transforms (Winograd, FFT), whose answers are rounded, need
-a stride of 1 (*cuDNN API Reference*, ``cudnnConvolutionForward``).
+Products and convolutions of integers have known answers: if every partial sum is below 2^24, they
+are exact in float32, in whatever order a library adds. Their factors have 12 significant bits, of
+which TensorFloat-32 keeps 11, so the answers differ if it is used without being allowed. If the
+spec allows it, the factors have 11 bits, and the answers are exact as well. The convolution has a
+stride, because cuDNN's transforms (Winograd, FFT), whose results are rounded, require a stride of 1
+(*cuDNN API Reference*, ``cudnnConvolutionForward``).
 
-``python -m capsule.training.determinism.gpu_test`` does so with torch's first GPU, and prints what
-it found as JSON (``capsule doctor --gpu``).
+``python -m capsule.training.determinism.gpu_test`` tests torch's first GPU, and prints the result
+as JSON (``capsule doctor --gpu``).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from capsule.training.determinism.operator_sweep import integers
 from capsule.training.determinism.sample_trainings import UPDATES, trainings
 from capsule.training.determinism.self_test import digest
 
-# Relative tolerance of a loss. Rounding makes a difference of 1e-6, TensorFloat-32 one of 1e-3.
+# Relative tolerance of a loss. Rounding causes a difference of 1e-6, TensorFloat-32 one of 1e-3.
 MOST, MOST_TF32 = 1e-4, 1e-2
-BITS, BITS_TF32 = 12, 11  # significant, of the integers with known products
+BITS, BITS_TF32 = 12, 11  # significant bits of the integers with known products
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
@@ -45,23 +45,23 @@ def gpu_test(device: torch.device, *, repeats: bool, tf32: bool = False) -> str:
     """Compare a device with the CPU, and with itself.
 
     Args:
-        device: Where to compute.
-        repeats: Whether it must give the same bits twice.
+        device: The device.
+        repeats: Whether it must compute the same bits twice.
         tf32: Whether TensorFloat-32 is allowed.
 
     Returns:
-        What was found, for the flags of a run.
+        The result, for the flags of a run.
 
     Raises:
-        CapsuleError: CAP-T110, an answer is wrong or not repeated; CAP-T114, this torch multiplies
-            no matrices there under the flags.
+        CapsuleError: CAP-T110, an answer is wrong or not repeated; CAP-T114, this version of torch
+            does not multiply matrices on the device under the flags.
     """
     try:
         _test_integers(device, tf32=tf32)
         for name in trainings():
             _test_training(name, device, repeats=repeats, most=MOST_TF32 if tf32 else MOST)
     except RuntimeError as error:
-        # Before https://github.com/pytorch/pytorch/pull/161749 torch looked for the variable.
+        # Before https://github.com/pytorch/pytorch/pull/161749, torch required the variable.
         if _WORKSPACE not in str(error):
             raise
         raise CapsuleError(
@@ -74,7 +74,7 @@ def gpu_test(device: torch.device, *, repeats: bool, tf32: bool = False) -> str:
 
 
 def _test_integers(device: torch.device, *, tf32: bool) -> None:
-    """Compare products of integers with what they are."""
+    """Compare products of integers with their exact values."""
     bits = BITS_TF32 if tf32 else BITS
     with cpu.one_thread():
         expected = _integer_products(torch.device("cpu"), torch.float64, bits)
@@ -91,10 +91,10 @@ def _test_integers(device: torch.device, *, tf32: bool) -> None:
 def _integer_products(
     device: torch.device, dtype: torch.dtype, bits: int
 ) -> dict[str, torch.Tensor]:
-    """Return name to a product of integers, in all of which partial sums are below 2^24."""
+    """Return products of integers by name, with partial sums below 2^24."""
 
     def wide(*shape: int) -> torch.Tensor:
-        """Return odd numbers of exactly so many bits."""
+        """Return odd numbers of exactly ``bits`` bits."""
         top = 1 << (bits - 1)
         return placed(top + 1 + 2 * integers(*shape, bits=bits - 2))
 
@@ -104,8 +104,8 @@ def _integer_products(
     def placed(numbers: np.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(numbers).to(dtype).to(device)
 
-    # Every sum below has 256 products of a number below 2^12 and one of at most 2, so it stays
-    # below 2^21.
+    # Every sum below consists of 256 products of a number below 2^12 and a number of magnitude at
+    # most 2, so its magnitude is below 2^21.
     images, filters = wide(4, 4, 36, 36), small(8, 4, 8, 8).requires_grad_()
     maps = functional.conv2d(images, filters, stride=4)
     (gradient,) = torch.autograd.grad(maps, filters, small(*maps.shape))
@@ -121,7 +121,7 @@ def _test_training(name: str, device: torch.device, *, repeats: bool, most: floa
     train = trainings()[name]
     with cpu.one_thread():
         expected = _losses(train())
-    # The inputs of the sweep and the modules of torch are made on this device.
+    # Within this block, the inputs of the sweep and torch's modules are made on the device.
     with torch.device(device):
         first, second = ([tensor.cpu() for tensor in train()] for _ in range(2))
     found = _losses(first)
@@ -145,7 +145,7 @@ def _wrong(device: torch.device, what: str) -> CapsuleError:
 
 
 def _compare() -> dict[str, Any]:
-    """Test torch's first GPU under the determinism flags that specs have by default."""
+    """Test torch's first GPU under the default determinism flags of specs."""
     if not torch.cuda.is_available():
         raise CapsuleError(
             "CAP-T105",
@@ -163,7 +163,7 @@ def _compare() -> dict[str, Any]:
 
 
 def main() -> int:
-    """Print what was found; return the exit status."""
+    """Print the result; return the exit status."""
     try:
         document = _compare()
     except CapsuleError as error:

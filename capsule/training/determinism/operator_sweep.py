@@ -1,13 +1,13 @@
-"""The operator sweep: what the maths libraries compute from inputs that are made of integers.
+"""The operator sweep: the results of the maths libraries for inputs that are made of integers.
 
-One entry per operator of torch, numpy, the C library and Python's ``random`` that training programs
-lean on, forwards and, where there is one, backwards. Inputs come from integer arithmetic and are
-exact, so that whatever differs between two machines was computed by the operator that is named.
-Sizes leave a remainder at every vector width. Entries are independent of each other and of their
-order, and never return NaN, whose sign bit IEEE 754 leaves open.
+There is one entry for each operator of torch, numpy, the C library and Python's ``random`` on which
+training programs rely; many entries also compute gradients. Inputs come from integer arithmetic and
+are exact, so that a difference between two machines is due to the operator of the entry. Sizes are
+not multiples of any vector width. Entries depend neither on one another nor on their order, and
+never return NaN, whose sign bit IEEE 754 does not define.
 """
 
-# ruff: noqa: PLW0108 -- lambdas throughout, although some could be methods
+# ruff: noqa: PLW0108 -- lambdas throughout, for uniformity, although some could be methods
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ SIZE = 4099  # prime
 
 
 def integers(*shape: int, key: int = 0, bits: int = 24) -> NDArray[np.int64]:
-    """Return fixed integers in ``[0, 2^bits)`` without visible pattern.
+    """Return fixed pseudo-random integers in ``[0, 2^bits)``.
 
-    A multiplication of the index by an odd constant, its upper bits folded in, twice (Steele et al.
-    2014, doi:10.1145/2660193.2660195, section 3: the finalizer of SplitMix), modulo 2^64.
+    The index is mixed twice: its upper bits are folded in, and it is multiplied by an odd constant,
+    modulo 2^64 (Steele et al. 2014, doi:10.1145/2660193.2660195, section 3: the finalizer of
+    SplitMix).
     """
-    # No input has 2^32 elements, so two keys have no index in common.
+    # No input has 2^32 elements, so the indices of two keys are disjoint.
     mixed = np.arange(1, math.prod(shape) + 1, dtype=np.uint64) + np.uint64(key << 32)
     for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
         mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(factor)
@@ -59,12 +60,12 @@ def labels(*shape: int, classes: int, key: int = 0) -> torch.Tensor:
 
 
 def _placed(array: NDArray[Any]) -> torch.Tensor:
-    """Return a tensor where new ones are made: on the CPU, or where ``torch.device`` says."""
+    """Return a tensor on torch's default device, as tensors that torch makes are."""
     return torch.from_numpy(array).to(torch.get_default_device())
 
 
 def fill(module: nn.Module) -> None:
-    """Set every parameter to exact numbers of about the usual size."""
+    """Set every parameter to exact numbers with the magnitude of usual initial weights."""
     with torch.no_grad():
         for key, parameter in enumerate(module.parameters(), start=100):
             fan_in = max(math.prod(parameter.shape[1:]), 1)
@@ -73,10 +74,10 @@ def fill(module: nn.Module) -> None:
 
 
 def operators(*, optimizers: bool) -> dict[str, Operator]:
-    """Return the sweep: name to what computes a tensor, an array, a number, or a sequence.
+    """Return the entries by name: functions that return a tensor, array, number, or a sequence.
 
     Args:
-        optimizers: Include those of ``torch.optim``, which takes a second to import.
+        optimizers: Whether to include ``torch.optim``, which takes a second to import.
     """
     return {
         **_elementwise(),
@@ -93,14 +94,14 @@ def operators(*, optimizers: bool) -> dict[str, Operator]:
 
 
 def _both_ways(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> list[torch.Tensor]:
-    """Return a result and its gradients for a fixed cotangent."""
+    """Return the result of a function and its gradients for a fixed cotangent."""
     leaves = [value.clone().requires_grad_() for value in inputs]
     result = function(*leaves)
     return [result.detach(), *_gradients(result, leaves)]
 
 
 def _through(module: nn.Module, *inputs: torch.Tensor) -> list[torch.Tensor]:
-    """Return a module's (first) result and the gradients of inputs and parameters."""
+    """Return the (first) result of a module, and the gradients of inputs and parameters."""
     fill(module)
     leaves = [value.clone().requires_grad_() for value in inputs]
     returned = module(*leaves)
@@ -109,7 +110,10 @@ def _through(module: nn.Module, *inputs: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _gradients(result: torch.Tensor, leaves: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Return gradients of a weighted sum; given as a cotangent, the weights would import sympy."""
+    """Return gradients of a weighted sum of the result.
+
+    If the weights were passed to autograd as a cotangent, torch would import sympy.
+    """
     weights = real(*result.shape, key=99, half_range=1.0)
     return torch.autograd.grad((result * weights).sum(), leaves)
 
@@ -390,7 +394,7 @@ def _samplers() -> dict[str, Operator]:
     return {
         "random.rand": drawn(lambda g: torch.rand(1003, generator=g)),
         "random.randn": drawn(lambda g: torch.randn(1003, generator=g)),
-        # Below 16 numbers torch draws them one by one, and not in vectors.
+        # Torch draws fewer than 16 numbers one by one, and not in vectors.
         "random.randn.few": drawn(lambda g: torch.randn(7, generator=g)),
         "random.randn.float64": drawn(
             lambda g: torch.randn(1003, generator=g, dtype=torch.float64)
@@ -457,7 +461,7 @@ def _numpy() -> dict[str, Operator]:
         "numpy.random.gamma": lambda: generator(7).gamma(0.7, size=999),
         "numpy.random.beta": lambda: generator(7).beta(0.5, 0.5, size=999),
         "numpy.random.poisson": lambda: generator(7).poisson(4.5, size=999),
-        # The weights 0 to 8 add up to 36.
+        # The sum of the weights 0 to 8 is 36.
         "numpy.random.choice": lambda: generator(7).choice(9, 99, p=np.arange(9.0) / 36),
         "numpy.random.legacy_normal": lambda: np.random.RandomState(7).normal(size=999),
     }

@@ -1,9 +1,9 @@
 """Three small trainings with known answers: a convolutional, a recurrent and a residual network.
 
-They are written with torch's own modules alone, so that their answers belong to the machine and its
-libraries, and no change of Capsule's trainers moves them. Everything that goes in is made of
-integers, as in :mod:`capsule.training.determinism.operator_sweep`. The update rules are written
-out, because importing ``torch.optim`` takes longer than everything here.
+They use only torch's own modules, so that their answers depend on the machine and its libraries,
+and not on Capsule's trainers. All inputs are made of integers, as in
+:mod:`capsule.training.determinism.operator_sweep`. The update rules are written out, because
+importing ``torch.optim`` takes longer than these trainings.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 from capsule.training.determinism.operator_sweep import Operator, fill, labels, positive, real
 
 UPDATES = 3
-Rule = Callable[[Sequence[torch.Tensor]], None]  # updates parameters by their gradients
+Rule = Callable[[Sequence[torch.Tensor]], None]  # updates parameters, given their gradients
 
 
 def trainings() -> dict[str, Operator]:
-    """Return name to what trains, and then returns losses and parameters."""
+    """Return the trainings by name, as functions that return losses and parameters."""
     return {
         "training.convolutional": convolutional,
         "training.recurrent": recurrent,
@@ -30,9 +30,9 @@ def trainings() -> dict[str, Operator]:
 
 
 def convolutional() -> list[torch.Tensor]:
-    """Train the network of Mnih et al. 2015 on Q-values, with Adam's rule.
+    """Train the network of Mnih et al. 2015, doi:10.1038/nature14236, on Q-values, with Adam.
 
-    The paper is doi:10.1038/nature14236; the last hidden layer is narrower here.
+    The last hidden layer is narrower than in the paper.
     """
     network = nn.Sequential(
         nn.Conv2d(4, 32, 8, 4),
@@ -42,7 +42,7 @@ def convolutional() -> list[torch.Tensor]:
         nn.Conv2d(64, 64, 3),
         nn.ReLU(),
         nn.Flatten(),
-        # Of 84x84, the convolutions leave 64 channels of 7x7.
+        # The convolutions reduce 84x84 to 64 channels of 7x7.
         nn.Linear(3136, 128),
         nn.ReLU(),
         nn.Linear(128, 6),
@@ -57,7 +57,7 @@ def convolutional() -> list[torch.Tensor]:
 
 
 def recurrent() -> list[torch.Tensor]:
-    """Train an LSTM actor-critic on sequences of 12 steps, with RMSProp's rule."""
+    """Train an LSTM actor-critic on sequences of 12 steps, with RMSProp."""
     steps, actors, actions = 12, 4, 6
     memory, policy, value = nn.LSTM(20, 48), nn.Linear(48, actions), nn.Linear(48, 1)
 
@@ -89,7 +89,7 @@ def residual() -> list[torch.Tensor]:
 
 
 class _Block(nn.Module):
-    """Two convolutions with batch normalisation, around which the input goes unchanged."""
+    """Two convolutions with batch normalisation and a skip connection."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ def _trained(
     loss_of: Callable[[int], torch.Tensor],
     rule_of: Callable[[Sequence[torch.Tensor]], Rule],
 ) -> list[torch.Tensor]:
-    """Update the network, and return the loss of each update and every parameter."""
+    """Train the network, and return the loss of each update and every parameter."""
     fill(network)
     parameters = list(network.parameters())
     rule = rule_of(parameters)
@@ -127,7 +127,7 @@ def _trained(
 
 
 def _adam(parameters: Sequence[torch.Tensor]) -> Rule:
-    """Kingma and Ba 2015, arXiv:1412.6980, algorithm 1, without the bias correction."""
+    """Return the rule of Kingma and Ba 2015, arXiv:1412.6980, without the bias correction."""
     means = [torch.zeros_like(parameter) for parameter in parameters]
     squares = [torch.zeros_like(parameter) for parameter in parameters]
 

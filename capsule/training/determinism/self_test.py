@@ -1,12 +1,12 @@
-"""The self-test of a machine: does it compute the bits that a portable profile promises?
+"""The self-test of a machine: whether it computes the bits that a portable profile promises.
 
-Golden digests of every operator of the sweep and of the sample trainings lie in ``golden/``, a file
-per profile, each set under the versions of the libraries that it belongs to. A run compares all of
-them before it begins, and stops at the first that differs. With libraries that no set is known for
-it continues, and its flags say so.
+The folder ``golden/`` contains, in one file per profile, the digests of every operator of the sweep
+and of the sample trainings, in sets for exact versions of the libraries. A run compares all of them
+except those of ``torch.optim`` before it begins, and fails if any differs. If there is no set for
+the versions of the libraries, the run continues, and its flags state this.
 
-``python -m capsule.training.determinism.self_test PROFILE`` prints the comparison as JSON
-(``capsule doctor`` does so); with ``--record`` this machine's digests become the golden ones.
+``python -m capsule.training.determinism.self_test PROFILE`` prints the comparison as JSON, for
+``capsule doctor``; with ``--record`` this machine's digests become the golden ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 GOLDEN = Path(__file__).parent / "golden"
 SCHEMA = "capsule/known-answers/v1"
-_DIGITS = 16  # of SHA-256, in hexadecimal: tells mistakes, not forgeries
+_DIGITS = 16  # hexadecimal digits of SHA-256: enough to detect mistakes, and not forgeries
 Answers = dict[str, str]
 
 
@@ -38,15 +38,15 @@ def start_up_test(numerics: Numerics) -> str:
     """Compare this machine with the golden answers of a profile.
 
     Returns:
-        What was found, for the flags of the run: "N answers as expected"; "no expectation" of a
-        profile that promises nothing; "unchecked: ..." where no answers are known.
+        The result, for the flags of the run: "N answers as expected"; "no expectation" for a
+        profile that promises nothing; "unchecked: ..." if no answers are known.
 
     Raises:
         CapsuleError: CAP-T109, an answer differs.
     """
     if not cpu.is_portable(numerics):
         return "no expectation"
-    if not importlib.util.find_spec("numpy"):  # torch does without
+    if not importlib.util.find_spec("numpy"):  # torch also works without numpy
         return "unchecked: numpy is missing"
     versions = libraries()
     golden = expected(numerics, versions)
@@ -54,7 +54,7 @@ def start_up_test(numerics: Numerics) -> str:
         listed = ", ".join(f"{name} {version}" for name, version in versions.items())
         return f"unchecked: no answers are known for {listed}"
     found = answers(complete=False)
-    # Only what was computed is compared: the golden set has torch.optim, too.
+    # Only the computed answers are compared, because the golden set includes torch.optim.
     different = differences({name: golden.get(name, "") for name in found}, found)
     if different:
         raise CapsuleError(
@@ -68,26 +68,26 @@ def start_up_test(numerics: Numerics) -> str:
 
 
 def answers(*, complete: bool = True) -> Answers:
-    """Compute the answers with one thread: name to digest. Generators are left as they were.
+    """Compute the answers with one thread: name to digest. Torch's generator is restored.
 
     Args:
-        complete: Compute those of ``torch.optim``, too, which takes a second to import.
+        complete: Whether to include those of ``torch.optim``, which takes a second to import.
     """
     import torch
 
     from capsule.training.determinism.operator_sweep import operators
     from capsule.training.determinism.sample_trainings import trainings
 
-    # By default fork_rng() would save the generators of all GPUs, too, and start CUDA for that.
+    # By default fork_rng() would also save the generators of all GPUs, and start CUDA for that.
     with cpu.one_thread(), torch.random.fork_rng(devices=()):
         entries = {**operators(optimizers=complete), **trainings()}
         return {name: digest(compute()) for name, compute in entries.items()}
 
 
 def digest(result: Any) -> str:
-    """Digest what an operator returned: tensors, arrays or numbers, or a sequence of them.
+    """Return the digest of an operator's result: a tensor, array or number, or a sequence of them.
 
-    Type, shape and little-endian bytes count.
+    It covers type, shape and bytes.
     """
     parts = result if isinstance(result, list | tuple) else [result]
     state = hashlib.sha256()
@@ -99,7 +99,7 @@ def digest(result: Any) -> str:
 
 
 def libraries() -> dict[str, str]:
-    """Return the versions that the answers belong to."""
+    """Return the versions of the libraries on which the answers depend."""
     import numpy as np
     import torch
 
@@ -112,23 +112,23 @@ def libraries() -> dict[str, str]:
 
 
 def expected(numerics: Numerics, versions: Mapping[str, str]) -> Answers | None:
-    """Return the golden answers of a profile with these libraries, None where there are none."""
+    """Return the golden answers of a profile with these libraries; None if there are none."""
     sets = _golden_sets(numerics)
     return next((known["answers"] for known in sets if known["libraries"] == versions), None)
 
 
 def differences(golden: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
-    """Return the names of the answers that differ, or that one side lacks, golden order first."""
+    """Return the names of answers that differ or are missing on one side, in golden order."""
     names = [*golden, *(name for name in found if name not in golden)]
     return [name for name in names if golden.get(name) != found.get(name)]
 
 
 def record(numerics: Numerics) -> Path:
-    """Make this machine's answers the golden ones for its libraries; return the file."""
+    """Make this machine's answers the golden ones for its libraries; return the file's path."""
     versions = libraries()
     others = [known for known in _golden_sets(numerics) if known["libraries"] != versions]
     sets = [*others, {"libraries": versions, "answers": answers()}]
-    # Recording a set again must not move the others in the file.
+    # Sorted, so that recording a set again does not move the others in the file.
     sets.sort(key=lambda known: sorted(known["libraries"].items()))
     document = {"schema": SCHEMA, "profile": numerics, "sets": sets}
     path = _golden_file(numerics)
@@ -150,7 +150,7 @@ def _array(part: Any) -> NDArray[Any]:
     import torch
 
     if isinstance(part, torch.Tensor):
-        # numpy has neither bfloat16 nor conjugates that are still to be computed.
+        # numpy has neither bfloat16 nor lazy conjugates.
         part = part.detach().resolve_conj().contiguous()
         part = (part.view(torch.int16) if part.dtype == torch.bfloat16 else part).numpy()
     return np.asarray(part)

@@ -1,9 +1,9 @@
-"""torch's determinism flags: set, then read back.
+"""Setting torch's determinism flags, and reading them back.
 
-They are global to a process and no child inherits them, so every process sets its own: a trainer
-through :mod:`capsule.training.determinism.flags`, any other through
-:mod:`capsule.training.determinism.child_processes`. Nothing heavy is imported here, as the latter
-pays for it in every child.
+The flags are global to a process and are not inherited by its children, so every process sets its
+own: a trainer in :mod:`capsule.training.determinism.flags`, any other process in
+:mod:`capsule.training.determinism.child_processes`. This module imports nothing that takes long,
+because every child process imports it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class TorchFlags:
     """The fields of a spec's determinism section that concern torch.
 
     Attributes:
-        algorithms: Whether nondeterministic operators raise, warn, or run.
+        algorithms: Whether nondeterministic operators raise an error, warn, or run.
         fill_uninitialized_memory: Whether fresh memory is filled with NaN.
-        cudnn_benchmark: Whether cuDNN picks algorithms by timing them.
+        cudnn_benchmark: Whether cuDNN chooses algorithms by timing them.
         tf32: Whether CUDA may round float32 factors to TensorFloat-32.
-        threads: Maths threads of each call; None leaves the number to torch.
+        threads: Number of maths threads; None for torch's default.
     """
 
     algorithms: Literal["error", "warn", "off"]
@@ -38,7 +38,7 @@ class TorchFlags:
 
     @classmethod
     def of(cls, determinism: Mapping[str, Any]) -> TorchFlags:
-        """Take the fields from a determinism section, as a mapping."""
+        """Return the flags of a determinism section that is given as a mapping."""
         return cls(**{field.name: determinism[field.name] for field in fields(cls)})
 
 
@@ -53,12 +53,12 @@ def apply(flags: TorchFlags) -> dict[str, str]:
     settings = backends()
     if flags.threads is not None:
         torch.set_num_threads(flags.threads)
-    # torch raises an exception where this number is set a second time in a process.
+    # torch raises an error if this number is set a second time in a process.
     if torch.get_num_interop_threads() != 1:
         torch.set_num_interop_threads(1)
     torch.set_flush_denormal(False)  # torch's default; IEEE 754 gradual underflow
-    # Not use_deterministic_algorithms(), which sets the same flag and imports torch's compiler, for
-    # seconds of each process; a variable of the run tells the compiler.
+    # use_deterministic_algorithms() sets the same flag, but also imports torch's compiler, which
+    # takes seconds in each process. The compiler reads an environment variable of the run instead.
     torch.set_deterministic_debug_mode(_DEBUG_MODES[flags.algorithms])
     fresh_memory: Any = torch.utils.deterministic
     fresh_memory.fill_uninitialized_memory = flags.fill_uninitialized_memory
@@ -70,11 +70,11 @@ def apply(flags: TorchFlags) -> dict[str, str]:
 
 
 def expect(flags: Mapping[str, tuple[Any, Any]], kind: str) -> dict[str, str]:
-    """Return every flag as text, or name the first one that did not take effect.
+    """Return every flag as text, by name, if all have the required values.
 
     Args:
         flags: Name to (value read back, value wanted).
-        kind: Whose flags they are, for the message.
+        kind: Adjective for the flags in the message.
 
     Raises:
         CapsuleError: CAP-T104, a flag reads back otherwise than it was set.
@@ -120,7 +120,7 @@ def _read_back(flags: TorchFlags) -> dict[str, tuple[Any, Any]]:
 
 
 def _set_tf32(*, allowed: bool) -> None:
-    """Set TensorFloat-32 through the old interface and the new one, so that neither disagrees."""
+    """Set TensorFloat-32 through torch's old and its new interface, which must agree."""
     settings = backends()
     precision = "tf32" if allowed else "ieee"
     settings.fp32_precision = precision
@@ -135,23 +135,23 @@ def _set_tf32(*, allowed: bool) -> None:
 
 
 def backends() -> Any:
-    """Return ``torch.backends``, whose attributes its type stubs do not know."""
+    """Return ``torch.backends`` without a type, because its stubs lack some attributes."""
     import torch
 
     return torch.backends
 
 
 def _fills_memory() -> bool:
-    """Find out whether fresh float memory really is filled (with NaN)."""
+    """Return whether fresh memory is filled with NaN, by looking at some."""
     import torch
 
-    torch.zeros(4096)  # leaves zeros behind for the next allocation of this size
+    torch.zeros(4096)  # its memory, with zeros, is used for the next allocation of this size
     return bool(torch.empty(4096).isnan().all())
 
 
 def _flushes_denormals() -> bool:
     import torch
 
-    # torch has a function to set this and none to read it.
+    # torch has a function to set this flag, and none to read it.
     smallest = torch.tensor([math.ldexp(1.0, -149)], dtype=torch.float32)
     return bool((smallest * 1.0 == 0.0).item())

@@ -1,9 +1,9 @@
-"""The sum of the shards' gradients, handed to the optimizer piece by piece.
+"""The sum of the shards' gradients, given to the optimizer piece by piece.
 
 Nearly all parameters of a convolutional Q-network are the weights of its first dense layer. Their
-gradient is an outer product of what goes into the layer and what comes back to it, and is never
-written out: each piece is multiplied when the optimizer is about to use it, over all shards at
-once, and is still in the cache when it does.
+gradient is the product of the layer's inputs with the gradient of its outputs, summed over the
+rows of the minibatch. It is never in memory as a whole: each piece is computed, for all shards at
+once, when the optimizer is about to use it, and is still in the cache then.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from capsule.training.networks.feedforward import WIDE, Parameters
 from capsule.training.optimizers.centred_rmsprop import Piece
 from capsule.training.sharded_gradient import added
 
-CACHED = 65_536  # elements of a product on the CPU: a quarter of a megabyte
+CACHED = 65_536  # elements of a piece on the CPU: a quarter of a megabyte, which fits the cache
 
 
 class FactoredShard(NamedTuple):
     """The contribution of one shard to an update.
 
     Attributes:
-        loss: Scalar.
-        small: Gradient of all parameters but the wide ones, float32 ``[size]``, in memory order.
-        inputs: float32 ``[rows, in]``, what went into the wide layer.
-        outputs: float32 ``[rows, out]``, the gradient of what came out of it.
+        loss: float32 scalar.
+        small: Gradient of all parameters but the wide layer's weights, float32 ``[size]``, in
+            memory order.
+        inputs: Inputs of the wide layer, float32 ``[rows, in]``.
+        outputs: Gradient of its outputs, float32 ``[rows, out]``.
     """
 
     loss: torch.Tensor
@@ -44,7 +45,7 @@ class FactoredGradient:
     The order of every sum is fixed by the shards and the shapes, whichever thread computes it.
 
     Attributes:
-        losses: Of each shard, a scalar.
+        losses: Loss of each shard, float32 scalars.
     """
 
     def __init__(
@@ -53,7 +54,13 @@ class FactoredGradient:
         parameters: Parameters,
         products: LayerBackend,
     ) -> None:
-        """Keep what the shards gave, in their order."""
+        """Keep the contributions of the shards.
+
+        Args:
+            shards: Contributions in the order of the shards.
+            parameters: Theta, for its shapes and its device.
+            products: The arithmetic of the layers.
+        """
         self.losses = [shard.loss for shard in shards]
         self._products = products
         self._shards = shards
@@ -67,14 +74,14 @@ class FactoredGradient:
         self._shape = wide.shape
         rows, columns = self._shape
         on_cpu = parameters.flat.device.type == "cpu"
-        # By the shapes alone: a library may order its sums by the size of a product, so the number
-        # of threads must have no say in it.
+        # The size of a piece follows from the shapes alone, and not from the number of threads,
+        # because a library may order its sums by the size of a product.
         self._rows = max(1, CACHED // columns) if on_cpu else rows
 
     def pieces(self, part: int, parts: int) -> Iterator[Piece]:
         """Yield every ``parts``-th piece, beginning with number ``part``.
 
-        A piece's memory is used again for the next one.
+        Only one piece may be in use at a time: the next one overwrites its memory.
         """
         rows, columns = self._shape
         product = torch.empty((self._rows, columns), device=self._inputs.device)

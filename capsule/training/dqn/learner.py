@@ -3,44 +3,49 @@
 The algorithm is Algorithm 1 of Mnih et al. 2015, doi:10.1038/nature14236; it is made deterministic
 as in Nagarajan et al. 2019, arXiv:1809.05676.
 
-The run advances in *intervals* of ``update_interval`` steps, each ended by one update (or several:
-``updates``). All that is random comes from named streams, all that is summed is summed in a fixed
-order, and the number of threads changes nothing but the time it takes.
+The run advances in *intervals* of ``update_interval`` steps, each followed by one update (or by
+several: ``updates``). Every random number comes from a named stream, and every sum is computed in a
+fixed order, so the number of threads changes only the speed.
 
 Schedule. With ``concurrent`` the minibatch is drawn first, from the memory as it is before the
-interval's steps. Then the two halves of the work depend only on theta_k, and can overlap::
+interval's steps. Acting and learning then both depend on theta_k alone, and can overlap::
 
     thread 1:  act, act, act, act with theta_k  |  gradient of shard 2
     thread 2:  gradient of shard 1 at theta_k       ...                 |  theta_{k+1}
 
-On a GPU, which computes the gradient on a stream of its own, one thread launches it and then acts.
+On a GPU, which computes the gradient on a CUDA stream of its own, one thread launches it and then
+acts.
 
-Without ``concurrent``, the textbook's order: act, then draw, then update.
+Without ``concurrent`` the order is that of Algorithm 1: act, then draw, then update.
 
 Deviations from Mnih et al. 2015, Extended Data Table 1 (M), the authors' own code (C) and the code
 of Nagarajan et al. 2019 (N, github.com/prabhatnagarajan/repro_dqn); docs/papers/nagarajan2019.md
 compares every value:
 
-* Network: C pads the frames by 1 before the first convolution; N and we do not.
-* Minibatch: without ``concurrent`` it misses the newest transition, whose next frame is stored with
-  the following step; with ``concurrent`` it misses the newest ``update_interval`` + 1. C also
-  misses the newest one, and draws 512 transitions at once for 16 minibatches, of which the last one
-  misses 60 more. N also misses the first four transitions of every episode.
-* Replay start size: M counts 50,000 frames; C, N and we count agent steps.
-* Target network update frequency: M counts 10,000 parameter updates; C, N and we count agent steps.
-* Final exploration frame: M and the paper of N speak of the first million frames. Here, in C and in
-  N exploration falls over 1,000,000 agent steps (4,000,000 emulator frames at a frame skip of 4)
-  from the end of the random play on.
-* Loss: summed over the minibatch, errors clipped to [-1, 1], as in C; M leaves the scale open, N
-  takes the mean.
+* Network: C pads the frames by 1 before the first convolution; N and Capsule do not.
+* Minibatch: without ``concurrent`` the newest transition cannot be drawn, unless it is terminal,
+  because its next frame is stored with the following step; with ``concurrent`` the newest
+  ``update_interval`` + 1 cannot. C also excludes the newest one, and draws 512 transitions at once
+  for 16 minibatches, so that the last of these lacks 60 more. N excludes the first four transitions
+  of every episode and, until the memory is full, the newest one.
+* Replay start size: M counts 50,000 frames; C, N and Capsule count agent steps.
+* Target network update frequency: M counts 10,000 parameter updates; C, N and Capsule count agent
+  steps.
+* Final exploration frame: M and the paper of N name the first million frames. In C, N and Capsule
+  epsilon falls over 1,000,000 agent steps (4,000,000 emulator frames at a frame skip of 4), counted
+  from the end of the random play.
+* Loss: summed over the minibatch, with errors clipped to [-1, 1], as in C; M leaves the scale open,
+  and N takes the mean.
 * Greedy action: ties go to the lowest index, as in N; C breaks them at random.
-* Optimizer: centred RMSProp as in M. ``optimizer: adam`` (Kingma and Ba 2015, arXiv:1412.6980) is
-  ours; it descends the mean over the minibatch, not the sum.
-* Update: C scales its rewards and has a weight decay of 0; we have neither. N's RMSProp is not
-  centred and adds the minimum squared gradient after the root.
-* Frames: two screens turn grey before their maximum is taken; M, C and N take the maximum of each
-  colour first. The resize averages areas; C and N interpolate, and M leaves it open.
-* No-ops: 1 to 30 emulator frames at the start of a game; C and N have them after a lost life, too.
+* Optimizer: centred RMSProp as in M. N's RMSProp is not centred and adds the minimum squared
+  gradient after the root. ``optimizer: adam`` (Kingma and Ba 2015, arXiv:1412.6980) is Capsule's
+  addition; it descends the mean over the minibatch, not the sum.
+* Rewards: C also divides them by the largest reward seen, which is 1 once they are clipped.
+* Frames: two screens are converted to grey before their maximum is taken; M, C and N take the
+  maximum of each colour first. The resize averages areas; C and N interpolate; M leaves it open.
+* No-ops: 1 to 30 emulator frames at the start of a game; C and N also have them after a lost life.
+* Time limits: if a limit ends an episode, the last transition bootstraps from the last frame; M and
+  the paper of N mention no limit in training.
 * Evaluation: N ends the running episode for it; here it comes after training, and training is the
   same with and without it. Unless the spec pins a start set, a run ranks its start sequences with
   its own final network; the paper ranks once for all runs.
@@ -87,16 +92,17 @@ from capsule.training.sharded_gradient import Threads, split
 from capsule.training.train_state import TrainState
 from capsule.training.trainer import TrainerContext, state_interval
 
-WORTH_A_THREAD = 200_000  # parameters; below, handing work over costs more than it saves
+# With fewer parameters, handing work to another thread takes longer than doing it.
+WORTH_A_THREAD = 200_000
 
 
 class DeepQLearning(BaseTrainer):
-    """The learning agent and everything its next step depends on.
+    """The DQN agent with its environment, replay memory, networks and optimizer.
 
     Attributes:
         actions: Number of actions.
-        network: Architecture.
-        target: Parameters theta^-.
+        network: The architecture of the Q-network.
+        target: The target network's parameters theta^-.
         optimizer: Centred RMSProp or Adam, with its running means.
     """
 
@@ -110,7 +116,8 @@ class DeepQLearning(BaseTrainer):
         """Draw theta, copy it into theta^-, and begin the first episode.
 
         Args:
-            context: The run. A GPU has one thread, whatever it says.
+            context: The run. One thread computes all gradients on a GPU, and those of a network
+                with fewer than :data:`WORTH_A_THREAD` parameters.
             trainer: The spec's section ``trainer``.
             environment: The training environment.
             replay: An empty memory.
@@ -131,7 +138,8 @@ class DeepQLearning(BaseTrainer):
         self._leaves = self.online.leaves()
         del self._leaves[WIDE]  # its gradient is never written out
         self._windows = self._make_windows()
-        # A dense record is compared with those of runs that have no passes.
+        # A dense record is compared with others operator by operator, and not every run can
+        # compute by passes.
         by_passes = has_passes(self.network) and not context.dense
         self._passes = self._make_passes() if by_passes else []
         self._values = value_function(self.network, self.online, by_passes=by_passes)
@@ -150,7 +158,7 @@ class DeepQLearning(BaseTrainer):
         """Take ``update_interval`` steps and, once learning has started, make the updates."""
         learns = self.step >= self._trainer.replay_start
         if learns and self._trainer.concurrent:
-            # The calling thread acts, so the environment and every stream stay in one thread.
+            # The calling thread acts, so only this thread uses the environment and the streams.
             self._update(self._draw_minibatch(), beside=self._act)
         else:
             self._act()
@@ -162,7 +170,7 @@ class DeepQLearning(BaseTrainer):
             self.record()
 
     def exploration(self) -> float:
-        """Return epsilon at the current step; random play before learning starts."""
+        """Return epsilon at the current step: 1 before learning starts, then as the spec says."""
         if self.step < self._trainer.replay_start:
             return 1.0
         return exploration_rate(
@@ -186,8 +194,8 @@ class DeepQLearning(BaseTrainer):
         self._replay.append(frame, action, transition.reward, transition.terminal)
         self._trace.add("observations", frame)
         self._trace.add("actions", struct.pack("<i", action))
-        # In addition to the reward that is trained on, the raw one: clipping would hide a
-        # difference between two.
+        # The game's own reward is traced beside the training reward, because two runs that differ
+        # in it can have the same clipped reward.
         self._trace.add("rewards", struct.pack("<dd", transition.reward, transition.game_reward))
         self._trace.add("terminals", struct.pack("<??", transition.terminal, transition.ended))
         self.step += 1
@@ -199,9 +207,9 @@ class DeepQLearning(BaseTrainer):
             self._finish_episode()
 
     def _choose_action(self) -> int:
-        """Act epsilon-greedily; both draws are made whichever is used."""
-        # The stream's position then depends on the number of steps alone, not on what the network
-        # prefers.
+        """Return an epsilon-greedy action. Both random numbers are drawn whichever is used."""
+        # The position of the stream therefore depends on the number of steps alone, and not on
+        # epsilon.
         stream = self._streams["exploration"]
         uniform, random_action = stream.uniform(), stream.integer(self._environment.actions)
         if uniform < self.exploration():
@@ -225,7 +233,7 @@ class DeepQLearning(BaseTrainer):
 
         Args:
             indices: Indices of its transitions, int64 ``[batch_size]``.
-            beside: What to do beside the computation of the gradient.
+            beside: Called once while the gradient is computed.
         """
         shards = list(enumerate(split(indices, self._trainer.micro_batches)))
         if self._device.type == "cpu":
@@ -243,18 +251,18 @@ class DeepQLearning(BaseTrainer):
             gradient.losses, share=self._trainer.batch_size, fix="Lower trainer.learning_rate."
         )
         if isinstance(self.optimizer, Adam):
-            # Outside the region, because a CUDA graph repeats the numbers of the host as they were
-            # at its capture.
+            # Outside the region, because a CUDA graph repeats the host's numbers as they were when
+            # it was captured.
             self.optimizer.advance()
-        # Theta changes only now: the actor and all shards have read theta_k.
+        # Theta changes only here, when the actor and all shards have read theta_k.
         self._descent()
 
     def _descend(self) -> None:
-        """Take the last gradient from theta_k to theta_{k+1}."""
+        """Descend the last gradient, from theta_k to theta_{k+1}."""
         gradient, optimizer = self._factored, self.optimizer
         if gradient is None:
             raise AssertionError("a gradient comes before its descent")
-        if isinstance(optimizer, Adam):  # its norm is that of the whole gradient
+        if isinstance(optimizer, Adam):  # it clips by the norm of the whole gradient
             mean = gradient.whole() / self._trainer.batch_size
             optimizer.descend(mean, self._trainer.max_gradient_norm or math.inf)
             return
@@ -266,14 +274,17 @@ class DeepQLearning(BaseTrainer):
         self._threads.map(descend, range(self._threads.count))
 
     def _gather(self, number: int, indices: NDArray[np.int64]) -> Batch:
-        """Bring one shard of the minibatch to where the network is.
+        """Gather one shard of the minibatch, and copy it to the network's device.
 
         Args:
-            number: Of the shard.
-            indices: Of its transitions, int64 ``[rows]``.
+            number: Number of the shard.
+            indices: Indices of its transitions, int64 ``[rows]``.
+
+        Returns:
+            The shard as the replay memory gave it, on the CPU.
         """
-        # A GPU reads its pinned windows later, but it has done so by the next update: _take_loss()
-        # waited for the gradient.
+        # A GPU reads the pinned windows asynchronously, but before the next update fills them
+        # again, because _take_loss() waits for the gradient.
         batch = self._replay.gather(indices, out=self._windows[number].numpy())
         arrays = (batch.actions, batch.rewards, batch.terminals)
         sources = self._windows[number], *map(torch.from_numpy, arrays)
@@ -286,20 +297,20 @@ class DeepQLearning(BaseTrainer):
         return self._gather(*shard), self._differentiate_shard(shard[0])
 
     def _differentiate(self) -> FactoredGradient:
-        """Compute the gradient of all shards at theta_k."""
+        """Return the gradient of all shards at theta_k."""
         shards = [self._differentiate_shard(number) for number in range(len(self._windows))]
         return FactoredGradient(shards, self.online, self.network.products)
 
     def _differentiate_shard(self, number: int) -> FactoredShard:
-        """Compute loss and gradient of one shard of the minibatch at theta_k."""
+        """Return loss and gradient of one shard of the minibatch at theta_k."""
         if self._passes:
             return self._differentiate_by_passes(self._inputs[number], *self._passes[number])
         windows, actions, rewards, terminals = self._inputs[number]
         with torch.no_grad():
             next_values = self.network.values(self.target.views, windows[:, 1:])
             targets = bootstrap_targets(rewards, terminals, next_values, self._trainer.discount)
-        # The wide weights are a plain tensor among leaves, so autograd passes through them to the
-        # convolutions without computing their own gradient.
+        # Only the wide weights are not a leaf of autograd: the gradient passes through them to the
+        # convolutions, and their own is not computed here.
         views = {**self.online.views, **self._leaves}
         features = self.network.features(views, windows[:, :-1])
         outputs = self.network.wide(views, features)
@@ -313,7 +324,7 @@ class DeepQLearning(BaseTrainer):
     def _differentiate_by_passes(
         self, inputs: _Inputs, online: GradientPass, target: ForwardPass
     ) -> FactoredShard:
-        """Do what :meth:`_differentiate_shard` does, with the same bits."""
+        """Return what :meth:`_differentiate_shard` returns, with the same bits, in less time."""
         windows, actions, rewards, terminals = inputs
         next_values = target.values(windows[:, 1:])
         targets = bootstrap_targets(rewards, terminals, next_values, self._trainer.discount)
@@ -323,7 +334,7 @@ class DeepQLearning(BaseTrainer):
         return FactoredShard(loss, online.small.flat, online.features, online.returned)
 
     def _make_passes(self) -> list[tuple[GradientPass, ForwardPass]]:
-        """Lay out the passes of each shard, through theta and theta^-."""
+        """Return for each shard a pass through theta and one through theta^-."""
         return [
             (
                 GradientPass(self.network, self.online, rows),
@@ -333,9 +344,9 @@ class DeepQLearning(BaseTrainer):
         ]
 
     def _make_windows(self) -> list[torch.Tensor]:
-        """Return a buffer for the frames of each shard's transitions, pinned for a GPU.
+        """Return a buffer ``[rows, frame_stack + 1, *frame_shape]`` for the frames of each shard.
 
-        Each is ``[rows, frame_stack + 1, *frame_shape]``.
+        Buffers for a GPU are in pinned memory, from which it copies asynchronously.
         """
         shape = (self._environment.frame_stack + 1, *self._environment.frame_shape)
         buffers = [
@@ -376,7 +387,7 @@ class DeepQLearning(BaseTrainer):
             self.optimizer.updates = state["updates"]
 
     def use(self) -> TrainerUse:
-        """Say where the network was, and that its one actor took turns with the learner."""
+        """Return the device of the network, and the schedule of one actor and one learner."""
         return TrainerUse(device=str(self.online.flat.device), actors=1, schedule="serial")
 
     def close(self) -> None:
@@ -385,10 +396,11 @@ class DeepQLearning(BaseTrainer):
 
 
 class _Inputs(NamedTuple):
-    """The transitions of a shard, where the network is.
+    """The transitions of a shard, on the network's device.
 
     Attributes:
-        windows: ``[rows, frame_stack + 1, *frame_shape]``: the frames of ``s``, and the next one.
+        windows: ``[rows, frame_stack + 1, *frame_shape]``: the frames of ``s``, then the newest
+            frame of ``s'``.
         actions: int64 ``[rows]``.
         rewards: float32 ``[rows]``.
         terminals: bool ``[rows]``.
@@ -403,7 +415,7 @@ class _Inputs(NamedTuple):
 def make_q_network(
     trainer: DqnTrainer, environment: Environment, accelerator: CpuAccelerator | CudaAccelerator
 ) -> Network:
-    """Describe the network for an environment, computed as an accelerator computes."""
+    """Return the Q-network for an environment, with the accelerator's arithmetic."""
     return make_network(
         trainer.network,
         frame_stack=environment.frame_stack,
@@ -415,7 +427,14 @@ def make_q_network(
 
 
 def value_function(network: Network, parameters: Parameters, *, by_passes: bool) -> QValues:
-    """Return a function that gives Q-values at parameters as they are when it is called."""
+    """Return a function of observations that gives Q-values at the parameters' current values.
+
+    Args:
+        network: The architecture.
+        parameters: Its parameters, which are read at every call.
+        by_passes: Compute without autograd (:mod:`capsule.training.networks.passes`); the network
+            must have passes.
+    """
     if by_passes:
         return PassesOfAnySize(network, parameters)
 
@@ -446,11 +465,17 @@ def _make_optimizer(trainer: DqnTrainer, parameters: Parameters) -> Adam | Centr
 
 
 def make_dqn(context: TrainerContext, trainer: DqnTrainer) -> DeepQLearning:
-    """Make the trainer with its environment and its replay memory."""
+    """Make the trainer with its environment and its replay memory.
+
+    Raises:
+        CapsuleError: CAP-T212 to CAP-T216, the environment is not available; CAP-T221, there is no
+            room for the replay memory; CAP-T243 or CAP-T244, the network does not fit the frames,
+            or a user module cannot be used.
+    """
     spec = context.spec
     environment = make_environment(spec.environment, context.streams, training=True)
-    # A step adds one entry, and a second one where it truncates an episode. The interval in
-    # progress is added because the minibatch is gathered beside the steps that overwrite.
+    # A step adds one entry, and a second one where it truncates an episode. One more interval is
+    # added because a minibatch is gathered while the steps of its interval overwrite entries.
     replay = ReplayMemory(
         context.directory / "replay",
         capacity=trainer.replay_capacity,

@@ -3,11 +3,11 @@
 This is the experience replay of Mnih et al. 2015, doi:10.1038/nature14236, Methods.
 
 An *entry* is one time step: a frame, the action taken on seeing it, its reward and whether it ended
-the return. Entries are numbered from 0 for ever and lie in a ring
-(:mod:`capsule.training.state.rings`). An observation is a window of the newest ``frame_stack``
-frames, assembled when it is asked for, with zeros before the first frame of its episode. A terminal
-entry ends an episode; so does the *closing* entry that ``end_episode`` adds, which holds nothing
-but the last frame of a truncation.
+the return. Entries are numbered from 0 and stored in a ring
+(:mod:`capsule.training.state.rings`). An observation is a window of ``frame_stack`` frames,
+assembled when it is needed, with zeros before the first frame of its episode. A terminal entry ends
+an episode; so does the *closing* entry that ``end_episode`` adds, which contains only the last
+frame of a truncated episode.
 """
 
 from __future__ import annotations
@@ -26,15 +26,18 @@ from capsule.training.state.rings import Rings, require_checkpoint
 from capsule.training.state.streams import Stream
 
 _FIRST, _TERMINAL, _CLOSING = 1, 2, 4  # bits of an entry's marks
-_MIN_ENTRIES = 3  # fewer may hold no transition: the newest entry is one only if terminal
+# Of two entries, neither need be a transition: a closing one, and the first one of an episode whose
+# next frame is not known yet. Of three, one always is.
+_MIN_ENTRIES = 3
 
 
 class Batch(NamedTuple):
     """Transitions, one per row.
 
     Attributes:
-        frames: ``[batch, frame_stack + 1, *frame_shape]``, oldest first: those of both
-            observations. The newest is zero after a terminal.
+        frames: ``[batch, frame_stack + 1, *frame_shape]``, oldest first: the first ``frame_stack``
+            are the observation, the last ``frame_stack`` the next one. The newest frame is zero
+            after a terminal entry.
         actions: int64 ``[batch]``.
         rewards: float32 ``[batch]``.
         terminals: bool ``[batch]``.
@@ -45,14 +48,9 @@ class Batch(NamedTuple):
     rewards: NDArray[np.float32]
     terminals: NDArray[np.bool_]
 
-    @property
-    def observations(self) -> NDArray[Any]:
-        """A view of ``frames``: ``[batch, frame_stack, *frame_shape]``, oldest first."""
-        return self.frames[:, :-1]
-
 
 class ReplayMemory:
-    """The newest ``capacity`` entries, and the frames their observations reach back to.
+    """The newest ``capacity`` entries, and the earlier frames that their observations contain.
 
     Attributes:
         capacity: Entries that can be sampled.
@@ -71,9 +69,10 @@ class ReplayMemory:
         """Open the ring in ``directory``, making its files where there are none.
 
         Args:
-            directory: Where the memory-mapped files lie; None keeps the ring in memory.
+            directory: The folder of the memory-mapped files; None keeps the ring in memory.
             capacity: Entries that can be sampled.
-            slack: Entries that may follow a checkpoint without touching what it needs.
+            slack: Entries that can be added after a checkpoint without overwriting any that it
+                needs.
             frame_shape: Shape of one frame.
             frame_dtype: Element type of a frame.
             frame_stack: Frames of one observation.
@@ -100,7 +99,7 @@ class ReplayMemory:
 
     @property
     def count(self) -> int:
-        """Entries ever added; also the number of the next one."""
+        """The number of entries ever added, which is also the number of the next one."""
         return int(self._ring.counts[0])
 
     def append(self, frame: NDArray[Any], action: int, reward: float, terminal: bool) -> None:
@@ -108,7 +107,7 @@ class ReplayMemory:
 
         Args:
             frame: ``[*frame_shape]``, the newest frame before the action.
-            action: What the agent did.
+            action: The action taken.
             reward: Training reward of the action.
             terminal: Whether the return ends with it.
 
@@ -120,7 +119,7 @@ class ReplayMemory:
     def end_episode(self, last_frame: NDArray[Any]) -> None:
         """Close a truncated episode with its last frame, after which no action was taken.
 
-        The transition before it then bootstraps from the frame that really followed.
+        The last transition of the episode then bootstraps from the frame that followed it.
 
         Args:
             last_frame: ``[*frame_shape]``.
@@ -140,7 +139,7 @@ class ReplayMemory:
         """
         observation = np.zeros((self._history + 1, *self._frames.shape[1:]), self._frames.dtype)
         observation[-1] = frame
-        # The frame is no entry yet: whether it begins an episode is known from the newest entry.
+        # The frame is not an entry yet: the newest entry tells whether it begins an episode.
         first = self._begins()
         for back in range(1, self._history + 1):
             if first:
@@ -153,14 +152,14 @@ class ReplayMemory:
     def sample_indices(self, stream: Stream, batch: int) -> NDArray[np.int64]:
         """Draw ``batch`` entry numbers, uniform over the transitions of the newest entries.
 
-        One uniform is drawn per row; then one for each row that hit a closing entry or the newest
-        entry of a running episode, in row order, and again until every row holds a transition.
+        One uniform is drawn per row; then one for each row with a closing entry or the newest
+        entry of a running episode, in row order, and again until every row has a transition.
 
         Returns:
             int64 ``[batch]``.
 
         Raises:
-            CapsuleError: CAP-T222, too few entries to hold a transition.
+            CapsuleError: CAP-T222, there may be no transition among so few entries.
         """
         size = min(self.count, self.capacity)
         if size < _MIN_ENTRIES:
@@ -180,32 +179,33 @@ class ReplayMemory:
     def gather(self, indices: NDArray[np.int64], *, out: NDArray[Any] | None = None) -> Batch:
         """Assemble the transitions of entries drawn by ``sample_indices``.
 
-        Entries added in the meantime change nothing, up to ``slack`` of them, so this may run
-        beside the thread that adds them.
+        Up to ``slack`` entries added in the meantime do not change the result, so another thread
+        may add them at the same time.
 
         Args:
             indices: int64 ``[batch]``.
-            out: Buffer for the frames; a new one if absent.
+            out: Buffer for the frames; a new one by default.
         """
         slots = self._ring.at(indices[:, None] + self._window)
-        # With mode="raise" numpy would fill a buffer of its own first and copy it into ``out``.
+        # With mode="raise" numpy would fill a buffer of its own and then copy it into ``out``.
         frames = np.take(self._frames, slots, axis=0, out=out, mode="clip")
-        # Without the last column: the marks there are those of the next transition, or of an entry
-        # that is still to be written.
+        # The last column is left out: its marks are those of the next transition, or of an entry
+        # that is not written yet.
         marks = self._marks[slots[:, :-1]]
         terminals = (marks[:, -1] & _TERMINAL) != 0
         for row, column in np.argwhere(_before_episode(marks)):
             frames[row, column] = 0
-        # What follows a terminal entry in the ring is the first frame of another episode.
+        # The entry that follows a terminal entry in the ring belongs to another episode.
         frames[terminals, -1] = 0
         newest = slots[:, self._history]
         actions = self._ring.fields["actions"][newest].astype(np.int64)
         return Batch(frames, actions, self._ring.fields["rewards"][newest], terminals)
 
     def digest(self) -> str:
-        """Return the XXH3-128 of the live entries, oldest first; not of the ring's layout.
+        """Return the XXH3-128 of the live entries, oldest first, hexadecimal.
 
-        Live are the newest ``capacity`` entries and the ``frame_stack - 1`` before them.
+        The live entries are the newest ``capacity`` and the ``frame_stack - 1`` before them. Their
+        slots in the ring do not affect the digest.
         """
         oldest = max(0, self.count - self.capacity - self._history)
         state = xxhash.xxh3_128()
@@ -219,19 +219,19 @@ class ReplayMemory:
         return state.hexdigest()
 
     def state(self) -> dict[str, Any]:
-        """Return a JSON-safe cursor: the entries added, and the digest of those alive.
+        """Return a JSON-safe cursor: the number of entries, and the digest of the live ones.
 
-        From now on these entries are kept: the ring refuses more than ``slack`` further ones until
-        the next call.
+        The live entries are kept from now on: the ring rejects more than ``slack`` further ones
+        until the next call.
         """
         self._ring.keep()
         return {"count": self.count, "digest": self.digest()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Return to a cursor; the frames are those in the files.
+        """Return to a cursor. The entries themselves are those in the files.
 
         Raises:
-            CapsuleError: CAP-T223, the files do not hold what they held at the checkpoint.
+            CapsuleError: CAP-T223, the files do not contain the entries of the checkpoint.
         """
         self._ring.resume([state["count"]])
         what = f"entries of the checkpoint at entry {self.count}"
@@ -243,13 +243,13 @@ class ReplayMemory:
         self._ring.append(entry)
 
     def _begins(self) -> bool:
-        """Say whether the next entry is the first of an episode."""
+        """Return whether the next entry is the first of an episode."""
         newest = self._ring.at(self.count - 1)
         return not self.count or bool(self._marks[newest] & (_TERMINAL | _CLOSING))
 
     def _invalid(self, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
         marks = self._marks[self._ring.at(indices)]
-        # The frame after it has not been added yet.
+        # The next frame of the newest entry has not been added yet.
         unfinished = (indices == self.count - 1) & ((marks & _TERMINAL) == 0)
         invalid: NDArray[np.bool_] = ((marks & _CLOSING) != 0) | unfinished
         return invalid
@@ -264,8 +264,8 @@ def _before_episode(marks: NDArray[np.uint8]) -> NDArray[np.bool_]:
     Returns:
         bool ``[batch, frame_stack - 1]``: whether an episode begins after that frame.
     """
-    # Newest first, so that a beginning spreads to all older frames. An episode that begins with
-    # the oldest frame of the window leaves none before it, so that column is not looked at.
+    # The accumulation runs from the newest frame back, so that a beginning marks all older frames.
+    # The first column is not needed: no frame of the window precedes it.
     first = (marks[:, :0:-1] & _FIRST) != 0
     before: NDArray[np.bool_] = np.logical_or.accumulate(first, axis=1)[:, ::-1]
     return before

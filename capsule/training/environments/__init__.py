@@ -19,16 +19,19 @@ __all__ = ["Environment", "Frame", "Transition", "make_environment"]
 def make_environment(
     spec: EnvironmentSpec, streams: Mapping[StreamName, Stream], *, training: bool
 ) -> Environment:
-    """Make the environment a spec names, drawing from ``streams``; its suite is imported only now.
+    """Make the environment that a spec names. The packages of its suite are imported only now.
 
     Args:
         spec: The spec's ``environment`` section.
-        streams: ``environment``, and ``no-op`` where no-ops are drawn.
-        training: Outside training a lost life does not end the return, rewards are not clipped and
-            episodes begin without no-ops; sticky actions stay.
+        streams: The streams from which the environment draws: ``environment``, and ``no-op`` if
+            no-ops are drawn.
+        training: Whether the environment is for training. In an evaluation of an Atari game, a lost
+            life does not end the return, rewards are not clipped, and episodes begin without
+            no-ops; sticky actions are the same.
 
     Raises:
-        CapsuleError: CAP-T212 to CAP-T215, the environment is not available.
+        CapsuleError: CAP-T212, CAP-T214 or CAP-T215, the environment is not available; CAP-T216,
+            the spec does not fit its observations.
     """
     if isinstance(spec, AtariEnvironment):
         from capsule.training.environments.atari import AtariGame

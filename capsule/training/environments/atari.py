@@ -1,20 +1,20 @@
-"""Atari 2600 games through the Arcade Learning Environment.
-
-The emulator is that of Bellemare et al. 2013, arXiv:1207.4708.
+"""Atari 2600 games in the Arcade Learning Environment (Bellemare et al. 2013, arXiv:1207.4708).
 
 Preprocessing follows Mnih et al. 2015, doi:10.1038/nature14236, Methods: an action is repeated for
-``frame_skip`` frames; the newest two screens are turned grey, joined by their maximum and resized
-to 84x84 (Mnih et al. join the colours first, which gives other greys where two colours alternate);
-a lost life ends the return in training; an episode begins with a random number of no-ops. Sticky
-actions follow Machado et al. 2018, arXiv:1709.06009, section 5.3. Both kinds of randomness are
-drawn here, from named streams; the emulator itself is left none.
+``frame_skip`` frames; the newest two screens are converted to grey, combined by their maximum and
+resized to 84x84; a lost life ends the return in training; an episode begins with a random number of
+no-ops. Sticky actions follow Machado et al. 2018, arXiv:1709.06009, section 5.3. Both kinds of
+random numbers are drawn here, from named streams; the emulator itself draws none.
 
-Copies of the emulator are not quite complete. Those of ALE 0.12 lack the screen, whether a frame is
-half drawn, and where on a line the objects are; what a game does in the frames after sets each of
-them anew. So a snapshot contains a *save state* from some steps before it, not one of its own
-moment. The actions since are played again, which restores what the copy lacks, and the end is
-compared with the recorded one. Where it differs, the whole episode is played instead. Restoring
-therefore takes milliseconds, however long the episode.
+Deviations from Mnih et al.: they take the maximum of each colour before the conversion, which gives
+other greys if two colours alternate. :class:`AtariGame` describes a second one.
+
+Copies of the emulator are not complete. Those of ALE 0.12 lack the screen, whether a frame is half
+drawn, and the horizontal positions of the objects. A game sets each of these anew in the following
+frames. A snapshot therefore contains a *save state* from some steps before it. The actions since
+then are played again, which restores what the copy lacks, and the result is compared with the
+recorded one. If it differs, the whole episode is played instead. Restoring usually takes
+milliseconds, however long the episode is.
 """
 
 from __future__ import annotations
@@ -37,22 +37,23 @@ from capsule.training.environments.base import Environment, Frame, Transition
 from capsule.training.environments.preprocessing import SIDE, AreaResize
 from capsule.training.state.streams import Stream
 
-# Games whose copies leave out counters for good: the clocks of Pitfall II's cartridge are rounded,
-# Miniature Golf's strokes and par become booleans (ale-py 0.12; Arcade-Learning-Environment #732).
+# Games whose copies lose counters permanently: the clocks of Pitfall II's cartridge are rounded,
+# and Miniature Golf's strokes and par become booleans (ale-py 0.12; Arcade-Learning-Environment
+# issue 732).
 _UNCOPYABLE = {"miniature_golf", "pitfall2"}
-FRAME_RATE = 60  # of the console, per second
-_EMULATOR_SEED = 0  # fills the emulated RAM at power-on; never varied, so never a hidden input
-SAVE_STATE_STEPS = 16  # steps between save states; a snapshot's is at least so old, at most twice
+FRAME_RATE = 60  # frames of the console per second
+_EMULATOR_SEED = 0  # fills the emulated RAM at power-on; constant, so not a hidden input
+SAVE_STATE_STEPS = 16  # between save states; that of a snapshot is 16 to 31 steps old
 
 
 class SaveState(NamedTuple):
-    """A copy of the emulator, and what belongs to it, at a moment of an episode.
+    """A copy of the emulator and of the environment's own state, between two steps.
 
     Attributes:
-        steps: Actions of the episode before it.
+        steps: Number of actions of the episode before it.
         streams: States of the streams.
-        counters: Whatever the environment itself counts or holds.
-        emulator: The emulator's copy, serialised.
+        counters: The environment's own state: emulator frames, the action held last, and lives.
+        emulator: The serialised copy of the emulator.
     """
 
     steps: int
@@ -64,20 +65,21 @@ class SaveState(NamedTuple):
 class AtariGame(Environment):
     """One Atari game.
 
-    A frame joins a step's last two screens. A step that a lost life, the game's end or the episode
-    cap cuts short joins its last screen with the newest one seen before it. After two or three
-    emulator frames, this is the last screen of the step before; Mnih et al. 2015 join the last two.
+    A frame combines the last two screens of a step. If a lost life, the end of the game or the cap
+    on the episode cuts a step short, its last screen is combined with the newest one that was
+    fetched before. If the step has had two or three emulator frames, this is the last screen of the
+    previous step, while Mnih et al. 2015 combine the last two screens of the step.
 
     Streams:
-        environment: ``frame_skip`` uniforms per agent step, one per emulator frame, also where the
-            step ends early; one for an action that is held for a single frame; none if
+        environment: ``frame_skip`` uniforms per agent step, one for each emulator frame, also if
+            the step ends early; one for an action that is held for a single frame; none if
             ``sticky_action_probability`` is 0. As in ALE, a frame repeats the action of the frame
-            before it if its uniform lies below the probability.
-        no-op: one draw per episode, uniform over 1 to ``noop_max`` emulator frames, as in the
+            before it if its uniform is below the probability.
+        no-op: one integer per episode, uniform over 1 to ``noop_max`` emulator frames, as in the
             original DQN and Gymnasium's wrapper; none if ``noop_max`` is 0.
 
     Raises:
-        CapsuleError: CAP-T212, no such game.
+        CapsuleError: CAP-T212, there is no such game.
     """
 
     def __init__(
@@ -114,7 +116,7 @@ class AtariGame(Environment):
         self._newest = 0
 
     def step(self, action: int) -> Transition:
-        """Take one agent step, as :meth:`Environment.step` says."""
+        """See :meth:`Environment.step`."""
         transition = super().step(action)
         steps = len(self._taken)
         if self._copyable and steps % SAVE_STATE_STEPS == 0:
@@ -132,7 +134,7 @@ class AtariGame(Environment):
         self._power_on()
         self._frames = 0
         self._held = ale_py.Action.NOOP
-        # No screen comes before the first one, which is therefore joined with itself.
+        # There is no screen before the first one, which is therefore combined with itself.
         self._screens[:] = self._ale.getScreenGrayscale()
         if self._noop_max:
             self._idle(1 + self._streams["no-op"].integer(self._noop_max))
@@ -140,7 +142,7 @@ class AtariGame(Environment):
         return self._newest_frame()
 
     def _power_on(self) -> None:
-        """Make the emulator forget the last episode: a reset alone leaves traces in some games."""
+        """Restore the emulator's initial state; in some games a reset alone does not suffice."""
         self._ale.restoreState(self._powered_on)
         self._ale.reset_game()
 
@@ -173,11 +175,12 @@ class AtariGame(Environment):
             game_reward += ale.act(self._held)
             self._frames += 1
             over = ale.game_over(with_truncation=False)
-            # _lost_life() comes first, because it takes note of the lives even if the game is over.
+            # _lost_life() is called first, because it must update the lives even if the game is
+            # over.
             terminal = self._lost_life() or over
             ended = over or self._frames >= self._max_frames
             cut_short = terminal or ended
-            # Other screens are not joined into the frame, and fetching them would only take time.
+            # Other screens are not part of the frame, and are not fetched.
             if cut_short or index >= frames - 2:
                 self._see()
             if cut_short:
@@ -191,10 +194,10 @@ class AtariGame(Environment):
         )
 
     def _repeats(self, frames: int) -> list[bool]:
-        """Say for each of some emulator frames whether it repeats the action of the one before."""
+        """Return for each of some emulator frames whether it repeats the previous action."""
         if not self._sticky:
             return [False] * frames
-        # All at once, so that a step that ends early draws no fewer.
+        # All are drawn at once, so that a step that ends early draws as many.
         uniforms = self._streams["environment"].uniforms(frames)
         return [uniform < self._sticky for uniform in uniforms.tolist()]
 
@@ -214,16 +217,15 @@ class AtariGame(Environment):
         return copy
 
     def _return_to(self, counters: Mapping[str, int], emulator: bytes) -> bool:
-        """Return to a copy, but for the frame; tell whether the emulator understands it."""
+        """Return to a copy, except for the screens; return False if this ALE cannot read it."""
         try:
             copy = ale_py.ALEState(emulator)
-        except SystemError:  # what ale-py makes of bytes that are not of its format
+        except SystemError:  # raised by ale-py if the bytes are not in its format
             return False
         self._power_on()
-        self._ale.act(ale_py.Action.NOOP)  # ends the frame that some games leave half drawn
+        self._ale.act(ale_py.Action.NOOP)  # completes the frame that some games leave half drawn
         self._ale.restoreState(copy)
-        # The two screens are not restored: the steps that are played after the copy fetch both
-        # anew.
+        # The two screens are not restored, because the steps that follow the copy fetch both anew.
         self._frames = counters["frames"]
         self._held = ale_py.Action(counters["held"])
         self.lives = counters["lives"]  # a copy may lack them until the next frame
@@ -232,8 +234,7 @@ class AtariGame(Environment):
     def _last_save_state(self) -> dict[str, Any] | None:
         if len(self._save_states) < 2:
             return None
-        # The older one, of the two that are kept: enough steps follow it to set what the copy
-        # lacks.
+        # The older of the two, which is followed by enough steps to restore what the copy lacks.
         saved = self._save_states[0]
         return {**saved._asdict(), "emulator": base64.b64encode(saved.emulator).decode()}
 
@@ -247,13 +248,13 @@ class AtariGame(Environment):
             return False
         self._set_streams(saved.streams)
         self._start, self._taken, self._ended = episode["start"], actions[: saved.steps], False
-        # As if it had been made here: _is_at() compares the save states, too.
+        # Kept as if it had been made here, because _is_at() also compares the save states.
         self._save_states.append(saved)
         self._play(actions[saved.steps :])
         return True
 
     def _fingerprint(self) -> bytes:
-        # A frame shows only a part of what the emulator has in its memory.
+        # A frame shows only a part of the emulator's state.
         return repr(self._counters()).encode() + self._emulator()
 
     def _forget(self) -> None:
@@ -265,7 +266,7 @@ class AtariGame(Environment):
 
 
 def _load(game: str) -> Any:
-    """Return an emulator with ``game`` loaded and no randomness or limit of its own."""
+    """Return an emulator with ``game`` loaded, without randomness or limits of its own."""
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     known = roms.get_all_rom_ids()
     path = str(roms.get_rom_path(game)) if game in known else None

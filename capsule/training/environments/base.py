@@ -1,4 +1,4 @@
-"""What every environment is: a step function whose state is its random draws and its actions."""
+"""The base of environments: a step function whose state is given by random draws and actions."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ class Transition(NamedTuple):
     """The result of one agent step.
 
     Attributes:
-        frame: Newest frame, ``[*frame_shape]`` of ``frame_dtype``; never written to afterwards.
-        reward: Training reward: clipped to -1, 0, 1 where the spec asks for it.
-        game_reward: Reward as the game gives it.
-        terminal: The return ends here: game over or, in training, a lost life. Nothing is
-            bootstrapped from ``frame``.
-        ended: The episode is over and ``reset`` must follow. Without ``terminal`` it was truncated.
+        frame: Newest frame, ``[*frame_shape]`` of ``frame_dtype``; it is not changed afterwards.
+        reward: Training reward: the sign of ``game_reward`` if the spec clips rewards.
+        game_reward: The game's own reward.
+        terminal: Whether the return ends here, by the end of the game or, in training, a lost life.
+            Nothing is bootstrapped from ``frame`` then.
+        ended: Whether the episode ends here and ``reset`` must follow. Without ``terminal`` it was
+            truncated.
     """
 
     frame: Frame
@@ -40,23 +41,23 @@ class Transition(NamedTuple):
 
 
 class Environment(ABC):
-    """One environment, stepped by one agent.
+    """One environment with one agent.
 
-    All randomness comes from the given streams, and an episode is a pure function of the streams'
-    positions at its start and of the actions since, each with the number of emulator frames that it
-    was held for. That is therefore what a checkpoint holds, for every suite alike: ``restore``
-    plays the actions again. An environment that can be copied plays the last few of them only
+    All randomness comes from the given streams. An episode is a pure function of the streams'
+    positions at its start and of the actions since, each of which is held for an agent step or for
+    one emulator frame. A checkpoint contains these, for every suite, and :meth:`restore` plays the
+    actions again. An environment that can be copied plays only the last few of them again
     (:class:`capsule.training.environments.atari.AtariGame`).
 
     Attributes:
         actions: Number of actions; an action is an index below it.
         frame_shape: Shape of one frame.
         frame_dtype: Element type of a frame.
-        frame_stack: Most recent frames that make one observation.
-        frame_skip: Emulator frames per agent step; 1 where there is no emulator.
-        lives: Lives left in the running episode; 0 where the game counts none.
-        instruction: What the agent is told to do now, in words; empty where nothing is said.
-        screen_rate: Screens that a person would see in a second, one for each agent step.
+        frame_stack: Number of the newest frames in one observation.
+        frame_skip: Emulator frames per agent step; 1 without an emulator.
+        lives: Lives left in the current episode; 0 if the game counts none.
+        instruction: The agent's current instruction, in words; empty if there is none.
+        screen_rate: Frames per second at which a film of the agent's steps has its natural speed.
     """
 
     actions: int
@@ -70,7 +71,7 @@ class Environment(ABC):
 
     def __init__(self, streams: Mapping[StreamName, Stream]) -> None:
         self._streams = streams
-        self._start: dict[StreamName, Any]  # states of the streams where the episode began
+        self._start: dict[StreamName, Any]  # states of the streams at the beginning of the episode
         self._taken: array[int]
         self._frame: Frame | None
         self._ended: bool
@@ -78,22 +79,22 @@ class Environment(ABC):
 
     @property
     def layout(self) -> FrameLayout:
-        """What a frame holds."""
+        """The layout of a frame."""
         return FrameLayout(self.frame_shape)
 
     @property
     def ended(self) -> bool:
-        """Tell whether ``reset`` must come next: the episode has ended, or none was begun."""
+        """Whether ``reset`` must come next: the episode has ended, or none was begun."""
         return self._ended
 
     def rewire(self, streams: Mapping[StreamName, Stream]) -> None:
-        """Drop the running episode and draw from other streams from now on."""
+        """Drop the current episode, and draw from other streams from now on."""
         self._streams = {name: streams[name] for name in self._streams}
         self._forget()
 
     def reset(self) -> Frame:
-        """Begin an episode and return its first frame."""
-        # Before _begin() draws: restore() begins the episode again from here.
+        """Begin an episode and return its first frame, ``[*frame_shape]`` of ``frame_dtype``."""
+        # Saved before _begin() draws, because restore() begins the episode again from here.
         self._start = self._stream_states()
         self._taken = self._no_actions()
         self._frame = self._begin()
@@ -105,22 +106,21 @@ class Environment(ABC):
 
         Raises:
             RuntimeError: The episode has ended, or none was begun.
+            CapsuleError: CAP-T151, the reward is not finite.
         """
         return self._take(action, self._advance)
 
     def step_frame(self, action: int) -> Transition:
-        """Hold an action for one emulator frame; without an emulator this is a step.
+        """Hold an action for one emulator frame; without an emulator, take a step.
 
         Raises:
             RuntimeError: The episode has ended, or none was begun.
+            CapsuleError: CAP-T151, the reward is not finite.
         """
         return self._take(action, self._advance_frame, code=self.actions + action)
 
     def screen(self) -> NDArray[np.uint8]:
-        """Return what a person would see of the running episode now.
-
-        Returns:
-            uint8 ``[rows, columns, 3]``: red, green and blue.
+        """Return a picture of the current state: uint8 ``[rows, columns, 3]``, in RGB.
 
         Raises:
             CapsuleError: CAP-T217, there are no pictures of this environment.
@@ -128,10 +128,11 @@ class Environment(ABC):
         raise no_pictures(f"{type(self).__name__} draws none")
 
     def state(self) -> dict[str, Any]:
-        """Return a JSON-safe snapshot: streams, and the actions since the episode's start.
+        """Return a JSON-safe snapshot: the streams, and the actions since the episode's start.
 
-        Actions are in base64, one byte each, or four where there are more than 128 of them. The
-        number of actions is added to one that was held for a single emulator frame.
+        The actions are in base64, one byte each, or four bytes if the environment has more than 128
+        actions. An action that was held for a single emulator frame has the number of actions added
+        to it.
         """
         streams = self._stream_states()
         if self._frame is None:
@@ -147,10 +148,10 @@ class Environment(ABC):
     def restore(self, state: Mapping[str, Any]) -> Frame | None:
         """Return to a snapshot by playing its actions again, from its save state if there is one.
 
-        The streams given to this environment end where they were when the snapshot was taken.
+        The environment's streams return to their positions in the snapshot as well.
 
         Returns:
-            The newest frame, or None where no episode had begun.
+            The newest frame, or None if no episode had begun.
 
         Raises:
             CapsuleError: CAP-T201, the snapshot belongs to other streams; CAP-T211, it is damaged,
@@ -158,13 +159,14 @@ class Environment(ABC):
         """
         self._forget()
         try:
-            # This rejects a state of another seed before anything is played. Playing moves the
-            # streams from the start of the episode to the same positions again.
+            # Done first, so that a state of another seed is rejected before anything is played.
+            # Playing starts from the episode's start and brings the streams to the same positions.
             self._set_streams(state["streams"])
             if state["episode"] is not None:
                 self._play_again(state)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            # A field is missing or of another type; snapshots can come from a bundle.
+            # A field is missing or has another type, which can happen because snapshots can come
+            # from an untrusted bundle.
             reason = f"cannot be played again ({type(error).__name__}: {error})"
             raise _damaged(reason) from error
         return self._frame
@@ -173,8 +175,8 @@ class Environment(ABC):
         episode = state["episode"]
         actions = self._no_actions()
         actions.frombytes(base64.b64decode(episode["actions"]))
-        # What a save state lacks becomes visible in the comparison; the whole episode lacks
-        # nothing.
+        # A save state may lack a part of the state, which the comparison detects. Playing the whole
+        # episode restores all of it.
         if not (self._play_from_save_state(episode, actions) and self._is_at(state)):
             self._play_from_start(episode, actions)
             if not self._is_at(state):
@@ -188,21 +190,18 @@ class Environment(ABC):
 
     @abstractmethod
     def _advance(self, action: int) -> Transition:
-        """Take one agent step of a running episode."""
+        """Take one agent step of the current episode."""
 
     def _advance_frame(self, action: int) -> Transition:
-        """Hold an action of a running episode for one emulator frame."""
+        """Hold an action for one emulator frame of the current episode."""
         return self._advance(action)
 
     def _last_save_state(self) -> dict[str, Any] | None:
-        """Return a JSON-safe save state of the episode; None: it can be played from its start only.
-
-        :meth:`_play_from_save_state` understands it.
-        """
+        """Return a JSON-safe state for :meth:`_play_from_save_state`; None if there is none."""
         return None
 
     def _play_from_save_state(self, episode: Mapping[str, Any], actions: array[int]) -> bool:  # noqa: ARG002
-        """Play a saved episode from its save state; tell whether that is possible."""
+        """Play a saved episode from its save state; return False if that is not possible."""
         return False
 
     def _play_from_start(self, episode: Mapping[str, Any], actions: array[int]) -> None:
@@ -213,7 +212,7 @@ class Environment(ABC):
     def _take(
         self, action: int, advance: Callable[[int], Transition], code: int | None = None
     ) -> Transition:
-        """Take an action, and note it by its ``code``, which is the action if none is given."""
+        """Take an action, and record its ``code``, which is the action itself by default."""
         if self._ended:
             raise RuntimeError("step() needs a running episode: call reset() first")
         transition = advance(action)
@@ -223,9 +222,9 @@ class Environment(ABC):
         return transition
 
     def _play(self, codes: array[int]) -> None:
-        """Take the actions that were noted by ``codes``, as far as the episode goes."""
-        # A damaged snapshot may have more actions than the episode takes, or others than there are,
-        # which _is_at() tells afterwards.
+        """Take the actions with ``codes``, until the episode ends."""
+        # A damaged snapshot may have too many actions, or actions that do not exist. The comparison
+        # in _is_at() detects this afterwards.
         for code in codes:
             if self._ended or code >= 2 * self.actions:
                 break
@@ -235,7 +234,7 @@ class Environment(ABC):
                 self.step_frame(code - self.actions)
 
     def _is_at(self, state: Mapping[str, Any]) -> bool:
-        """Tell whether the running episode is where a snapshot was taken."""
+        """Return whether the environment is in the state of a snapshot."""
         return self.state() == state
 
     def _digest(self, frame: Frame) -> str:
@@ -245,11 +244,11 @@ class Environment(ABC):
         return digest.hexdigest()
 
     def _fingerprint(self) -> bytes:
-        """Return what can be known of the environment's own state, beside the frame."""
+        """Return what is known of the environment's own state, besides the frame."""
         return b""
 
     def _no_actions(self) -> array[int]:
-        # There are two codes for each action: that of step_frame() is greater by their number.
+        # Each action has two codes; that of step_frame() is greater by the number of actions.
         return array("B" if 2 * self.actions <= 256 else "I")
 
     def _forget(self) -> None:
@@ -273,7 +272,7 @@ def _damaged(how: str) -> CapsuleError:
 
 
 def no_pictures(reason: str) -> CapsuleError:
-    """Return the error of an environment that cannot be seen."""
+    """Return the error of an environment that has no pictures."""
     return CapsuleError(
         "CAP-T217",
         f"there are no pictures of this environment: {reason}",

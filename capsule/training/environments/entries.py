@@ -1,8 +1,8 @@
 """The entries of nested observations, each named by its path.
 
 ``camera/left`` is the entry ``left`` of the ``Dict`` that is the entry ``camera`` of an
-observation; ``1/speed`` is in the second entry of a ``Tuple``. Names may contain slashes
-themselves: if two entries have the same path, the outer one is meant.
+observation; ``1/speed`` is an entry of the second element of a ``Tuple``. Names may contain slashes
+themselves; if two entries have the same path, it names the outer one.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Space = spaces.Space[Any]
 
 
 class Entry(NamedTuple):
-    """An entry of an observation, or a whole one.
+    """An entry of an observation, or a whole observation.
 
     Attributes:
-        space: Its space.
-        keys: The names and indices that lead to it, from the outside to the inside.
+        space: The space of the entry.
+        keys: The names and indices that lead to it, from the outermost to the innermost.
     """
 
     space: Space
@@ -39,12 +39,12 @@ class Entry(NamedTuple):
         return reduce(getitem, self.keys, observation)
 
     def contains(self, other: Entry) -> bool:
-        """Tell whether another entry is inside of this one, or is this one."""
+        """Return whether another entry is inside of this one, or is this one."""
         return other.keys[: len(self.keys)] == self.keys
 
 
 def entries_of(space: Space) -> dict[str, Entry]:
-    """Return path to entry, of all entries at any depth, the outer ones first."""
+    """Return the entries at any depth, by path, outer ones first."""
     found: dict[str, Entry] = {}
     for entry in sorted(_inside(Entry(space, ())), key=lambda each: len(each.keys)):
         found.setdefault(entry.path, entry)
@@ -52,25 +52,25 @@ def entries_of(space: Space) -> dict[str, Entry]:
 
 
 def is_image(space: Space) -> bool:
-    """Tell whether a space is a Box of uint8 ``[rows, columns]``, or with channels behind them."""
+    """Return whether a space is a Box of uint8, ``[rows, columns]`` with or without channels."""
     shape = space.shape or ()
     return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(shape) in (2, 3)
 
 
 def is_text(space: Space) -> bool:
-    """Tell whether a space is one of texts."""
+    """Return whether a space is one of texts."""
     # Gymnasium's Text spaces have the dtype str, whose kind is U.
     return space.dtype is not None and space.dtype.kind == "U"
 
 
 def not_numbers(entry: Entry) -> list[Entry]:
-    """Return the parts of an entry because of which it is not a vector of a fixed length."""
+    """Return the parts of an entry that prevent it from being a vector of a fixed length."""
     return [each for each in (entry, *_inside(entry)) if _is_obstacle(each.space)]
 
 
 def _is_obstacle(space: Space) -> bool:
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        return not len(space)  # gymnasium.spaces.flatten() fails there
+        return not len(space)  # gymnasium.spaces.flatten() fails for an empty space
     numbers = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
     return not isinstance(space, numbers)
 

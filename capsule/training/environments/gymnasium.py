@@ -1,16 +1,17 @@
 """Gymnasium environments with finitely many actions; a frame is a flat vector, or images.
 
-*Actions*. Where a space has several choices (``MultiDiscrete``, ``MultiBinary``), each combination
-of them is one action, numbered in C order.
+*Actions*. If a space has several choices (``MultiDiscrete``, ``MultiBinary``), each combination of
+them is one action, numbered in C order.
 
-*Own and memory tasks* are made of these: ids that other packages or the source tree of the spec
-register (``modules``), single entries of nested observations (``observation``, ``images``,
-``numbers``), named by their paths (:mod:`capsule.training.environments.entries`), and numbers that
-the agent does not see (``masked_observations``). A text can be the agent's ``instruction``.
+*Observations*. A spec can import packages, or modules of its source tree, that register further ids
+(``modules``); use single entries of nested observations (``observation``, ``images``,
+``numbers``), named by their paths (:mod:`capsule.training.environments.entries`); and hide numbers
+from the agent (``masked_observations``), for tasks that need memory. A text can be the agent's
+``instruction``.
 
-*Time limits*. An episode is truncated where the environment says so, and after the steps that its
-id is registered with: 200 for ``CartPole-v0``, 500 for ``CartPole-v1``, none for many others.
-``max_episode_steps`` replaces the registered limit.
+*Time limits*. An episode is truncated when the environment does so, and after the number of steps
+with which its id is registered: 200 for ``CartPole-v0``, 500 for ``CartPole-v1``, and no limit for
+many others. ``max_episode_steps`` replaces the registered limit.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from capsule.training.state.frames import FrameLayout
 from capsule.training.state.source_tree import import_module
 from capsule.training.state.streams import Stream
 
-MAX_ACTIONS = 4_096  # of a product of choices: each has an output of the network
+MAX_ACTIONS = 4_096  # combinations of choices, each of which is an output of the network
 
 _FIX = (
     "Name a registered environment, such as 'CartPole-v1', and in environment.modules the module "
@@ -55,23 +56,22 @@ _FINITE = (
 class GymnasiumTask(Environment):
     """One Gymnasium environment.
 
-    A frame is float32 ``[numbers]``, an image, uint8 ``[channels, rows, columns]``, or images and
-    numbers, packed as :mod:`capsule.training.state.frames` says.
+    A frame is a vector, float32 ``[numbers]``; an image, uint8 ``[channels, rows, columns]`` or
+    ``[rows, columns]``; or images and numbers, packed as in :mod:`capsule.training.state.frames`.
 
-    A flat observation is what :func:`gymnasium.spaces.flatten` returns: discrete ones are one-hot,
-    entries come in the order of their space, which sorts the names of a plain dictionary. An image
-    is an entry of uint8 ``[rows, columns, channels]`` or ``[rows, columns]``, and keeps its
-    numbers. Images, and the numbers beside them, flattened, come in the order in which the spec
-    names them.
+    A vector is the result of :func:`gymnasium.spaces.flatten`: discrete observations are one-hot,
+    and entries are in the order of their space, which sorts the names of a plain dictionary. An
+    image is an entry of uint8 ``[rows, columns, channels]`` or ``[rows, columns]``, whose values
+    are not changed. Images, and the flattened numbers beside them, are in the order in which the
+    spec names them.
 
     Streams:
         environment: one 32-bit seed per episode, for the environment's own generator.
 
     Raises:
-        CapsuleError: CAP-T214, no such environment, or spaces of another kind; CAP-T216,
-            ``observation``, ``images``, ``frames``, ``numbers``, ``instruction`` or
-            ``masked_observations`` does not fit the observations; from a step, CAP-T151, its reward
-            is not a finite number.
+        CapsuleError: CAP-T214, there is no such environment, or its spaces are not supported;
+            CAP-T216, ``observation``, ``images``, ``frames``, ``numbers``, ``instruction`` or
+            ``masked_observations`` does not fit the observations.
     """
 
     def __init__(self, spec: GymnasiumEnvironment, streams: Mapping[StreamName, Stream]) -> None:
@@ -91,12 +91,12 @@ class GymnasiumTask(Environment):
 
     @property
     def screen_rate(self) -> float:  # type: ignore[override]
-        """What the environment states."""
+        """The ``render_fps`` of the environment, or the default."""
         return float(self._task.metadata.get("render_fps") or Environment.screen_rate)
 
     def screen(self) -> NDArray[np.uint8]:
-        """Return what the environment renders, which needs the libraries that it draws with."""
-        # Set when it is needed only: making it so has some environments draw at every step.
+        """Return the picture that the environment renders with its own libraries."""
+        # The mode is set only here, because some environments made with it draw at every step.
         self._task.unwrapped.render_mode = "rgb_array"
         try:
             screen = self._task.render()
@@ -107,8 +107,8 @@ class GymnasiumTask(Environment):
         return screen
 
     def _begin(self) -> Frame:
-        # A seed for each episode: the environment's generator would otherwise continue from the
-        # episode before, and this one could not be played again alone.
+        # Every episode has its own seed. Otherwise the environment's generator would continue from
+        # the previous episode, and this one could not be played again alone.
         observation, _ = self._task.reset(seed=self._streams["environment"].integer(2**32))
         return self._frame_of(observation)
 
@@ -117,7 +117,7 @@ class GymnasiumTask(Environment):
             self._choices.decoded(action)
         )
         reward = float(given)
-        # No document can contain a return that is not finite, and nothing can be learned from one.
+        # Nothing can be learned from a reward that is not finite, and JSON cannot contain one.
         if not math.isfinite(reward):
             raise CapsuleError(
                 "CAP-T151",
@@ -143,11 +143,11 @@ class GymnasiumTask(Environment):
 
 
 class _Choices(NamedTuple):
-    """How the actions of an agent become those of an environment.
+    """The mapping of an agent's actions to those of an environment.
 
     Attributes:
-        number: How many there are.
-        decoded: Returns the environment's action of an index below the number.
+        number: Number of actions.
+        decoded: Returns the environment's action for an index below ``number``.
     """
 
     number: int
@@ -155,7 +155,7 @@ class _Choices(NamedTuple):
 
 
 def _choices(spec: GymnasiumEnvironment, space: Space) -> _Choices:
-    """Number the actions of a space; those of several choices in C order, the last one fastest."""
+    """Number the actions of a space; combinations are in C order, with the last choice fastest."""
     if isinstance(space, spaces.Discrete):
         first = int(space.start)
         return _Choices(int(space.n), lambda action: first + action)
@@ -183,13 +183,13 @@ def _choices(spec: GymnasiumEnvironment, space: Space) -> _Choices:
 
 
 class _View(NamedTuple):
-    """How observations become frames.
+    """The mapping of observations to frames.
 
     Attributes:
         shape: Shape of a frame.
-        dtype: Data type of its elements.
+        dtype: Element type of a frame.
         frame: Returns the frame of an observation, in memory of its own.
-        layout: What a frame holds.
+        layout: Layout of a frame.
     """
 
     shape: tuple[int, ...]
@@ -199,7 +199,7 @@ class _View(NamedTuple):
 
 
 def _view(spec: GymnasiumEnvironment, space: Space) -> _View:
-    """Return the view of a spec: of an entry, of images and numbers, or of everything."""
+    """Return the view that a spec describes: an entry, images and numbers, or all of it."""
     if spec.images is not None:
         images = {f"images.{n}": name for n, name in enumerate(spec.images)}
         return _packed_view(spec, space, images)
@@ -213,7 +213,7 @@ def _view(spec: GymnasiumEnvironment, space: Space) -> _View:
 
 
 def _packed_view(spec: GymnasiumEnvironment, space: Space, images: Mapping[str, str]) -> _View:
-    """Return the view of images, by the fields that name them, with numbers behind them."""
+    """Return a view of images, given the fields that name them, followed by numbers."""
     seen = [_named(space, field, path) for field, path in images.items()]
     views = [_image_view(space, entry) for entry in seen]
     parts = _numbers(spec, space)
@@ -243,7 +243,7 @@ def _numbers(spec: GymnasiumEnvironment, space: Space) -> list[Entry]:
 
 
 def _check_apart(entries: Sequence[Entry]) -> None:
-    """Reject entries of which one contains another: it would be seen twice."""
+    """Reject entries of which one contains another, which the agent would see twice."""
     for inner, outer in permutations(entries, 2):
         if outer.contains(inner):
             raise _misfit(
@@ -253,7 +253,7 @@ def _check_apart(entries: Sequence[Entry]) -> None:
 
 
 def _flat_view(spec: GymnasiumEnvironment, space: Space, entry: Entry) -> _View:
-    """Return a view of an entry of ``space`` as one vector, without the numbers that are hidden."""
+    """Return a view of an entry of ``space`` as one vector, without hidden numbers."""
     if obstacles := not_numbers(entry):
         part = obstacles[0]
         where = f"the entry {part.path!r}, {part.space}," if part.keys else "it"
@@ -270,7 +270,7 @@ def _flat_view(spec: GymnasiumEnvironment, space: Space, entry: Entry) -> _View:
 
     def frame(observation: Any) -> Frame:
         flat = np.asarray(spaces.flatten(entry.space, entry.of(observation)), dtype)
-        # Indexing by an array copies, so that the frame shares no memory with the environment.
+        # Indexing by an array copies, so the frame does not share memory with the environment.
         numbers: Frame = flat[seen]
         return numbers
 
@@ -290,7 +290,7 @@ def _image_view(space: Space, entry: Entry) -> _View:
 
     def frame(observation: Any) -> Frame:
         image = np.asarray(entry.of(observation))
-        # np.array copies in every case, so that the frame shares no memory with the environment.
+        # np.array always copies, so the frame does not share memory with the environment.
         return np.array(image if image.ndim == 2 else image.transpose(2, 0, 1), order="C")
 
     rows, columns, *channels = entry.space.shape or ()
@@ -329,7 +329,7 @@ def _named(space: Space, field: str, path: str) -> Entry:
 
 
 def _told_entry(spec: GymnasiumEnvironment, space: Space) -> Entry | None:
-    """Return which entry of ``space`` is the instruction, if any."""
+    """Return the entry of ``space`` that is the instruction, if there is one."""
     if spec.instruction is None:
         return None
     texts = {path: entry for path, entry in entries_of(space).items() if is_text(entry.space)}

@@ -17,20 +17,21 @@ from capsule.experiment.spec import MinAtarEnvironment, StreamName
 from capsule.training.environments.base import Environment, Frame, Transition
 from capsule.training.state.streams import Stream
 
-# Colours of the channels: those of Okabe and Ito (Color Universal Design, 2008), and two greys.
+# Colours of the channels: those of Okabe and Ito (Color Universal Design, 2008), white and greys.
 _COLOURS = (
     *((0, 158, 115), (213, 94, 0), (86, 180, 233), (230, 159, 0), (240, 228, 66)),
     *((0, 114, 178), (204, 121, 167), (255, 255, 255), (170, 170, 170), (110, 110, 110)),
 )
-ACTIONS = 6  # every game takes all six, also those without effect (Young and Tian, section 2)
+ACTIONS = 6  # every game accepts all six, also those without effect (Young and Tian, section 2)
 
 
 class MinAtarGame(Environment):
-    """One MinAtar game, with difficulty ramping; a frame is uint8 ``[channels, 10, 10]`` of 0, 1.
+    """One MinAtar game, with difficulty ramping; a frame is uint8 ``[channels, 10, 10]``, 0 or 1.
 
     Streams:
-        environment: one 32-bit seed per episode for the game's own generator, then one uniform per
-            step if ``sticky_action_probability`` is not 0; the first step repeats action 0.
+        environment: one 32-bit seed per episode, for the game's own generator, then one uniform per
+            step if ``sticky_action_probability`` is not 0. Before the first step, the action to
+            repeat is 0.
 
     Raises:
         CapsuleError: CAP-T215, the package ``minatar`` is not in the image.
@@ -47,7 +48,7 @@ class MinAtarGame(Environment):
         self.frame_dtype = np.dtype(np.uint8)
 
     def screen(self) -> NDArray[np.uint8]:
-        """Return the grid in colour; of several objects in a cell, the one of the first channel."""
+        """Return the grid in colour. In a cell with several objects, the first channel is shown."""
         frame = self._newest_frame()
         screen = np.zeros((*frame.shape[1:], 3), np.uint8)
         for channel, colour in reversed([*zip(frame, _COLOURS, strict=False)]):
@@ -55,7 +56,7 @@ class MinAtarGame(Environment):
         return screen
 
     def _begin(self) -> Frame:
-        # This replaces the game's own generator, which took its state from the operating system.
+        # This replaces the game's own generator, which is seeded by the operating system.
         # RandomState accepts seeds of 32 bits.
         self._game.random = np.random.RandomState(self._streams["environment"].integer(2**32))
         self._game.reset()
@@ -81,7 +82,7 @@ class MinAtarGame(Environment):
 
 
 def _game_module(game: str) -> Any:
-    """Load one game's module by its file: importing the package would load plotting libraries."""
+    """Load the module of one game by its file, as the package would import plotting libraries."""
     package = importlib.util.find_spec("minatar")
     if package is None or package.origin is None:
         raise CapsuleError(

@@ -1,9 +1,9 @@
 """Area resize in exact integer arithmetic: equal bits on every machine and with every BLAS.
 
-An output pixel is the mean of the input area under it (OpenCV's ``INTER_AREA``). For 210x160 to
-84x84 the weights are multiples of 1/200, so the sums are integers and only ties between two grey
-levels need a rule: half to even. OpenCV adds the same products in an unspecified floating-point
-order, which is why its ties differ between machines.
+An output pixel is the mean of the input area under it (OpenCV's ``INTER_AREA``). From 210x160 to
+84x84 the weights are multiples of 1/200, so sums of integers suffice, and only ties between two
+grey levels need a rule: they are rounded half to even. OpenCV adds the same products in an
+unspecified floating-point order, so its results at ties differ between machines.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ _FLOAT32_INTEGERS = 2**24  # float32 holds every integer up to here
 
 
 class AreaResize:
-    """Resize a uint8 image ``[height, width]`` to uint8 ``[84, 84]``.
+    """Resizes uint8 images ``[height, width]`` to uint8 ``[84, 84]``.
 
-    Rows and columns are resized by two float32 matrix products whose every partial sum is an
-    integer below 2^24, hence exact in any order and with or without fused multiply-add. The last
-    division is exact at ties, and elsewhere errs by less than the distance to the next tie, so
-    ``rint`` (half to even) gives the rounding of the exact quotient.
+    Rows and columns are resized by two float32 matrix products. All partial sums are integers of at
+    most 2^24, and therefore exact in any order and with or without fused multiply-add. The final
+    division is exact at ties, and elsewhere its error is smaller than the distance to the next tie,
+    so ``rint`` (half to even) rounds as it would round the exact quotient.
 
     Raises:
-        ValueError: The size is so odd that sums pass 2^24.
+        ValueError: The greatest common divisors of the sides and 84 are so small that sums could
+            exceed 2^24.
     """
 
     def __init__(self, height: int, width: int) -> None:
@@ -39,7 +40,7 @@ class AreaResize:
 
     def __call__(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Return the resized image as a new uint8 ``[84, 84]``."""
-        # The weights of a block of rows are applied to each of the blocks by broadcasting.
+        # The weights of one block of rows are applied to all blocks by broadcasting.
         rows = np.matmul(self._rows, image.astype(np.float32).reshape(self._shape))
         sums: NDArray[np.float32] = np.matmul(
             rows.reshape(-1, self._columns.shape[0]), self._columns
@@ -50,13 +51,13 @@ class AreaResize:
 
 
 def _block_weights(size: int, resized: int) -> NDArray[np.float32]:
-    """Weigh the pixels of the smallest block that resizes to whole pixels.
+    """Return the weights of the smallest block of pixels that resizes to whole pixels.
 
     Returns:
-        float32 ``[block, resized_block]``: how much of each input pixel lies under each output
-        pixel, in units that make every entry an integer and every column sum to ``block``.
+        float32 ``[block, resized_block]``: the overlap of each input pixel with each output pixel,
+        in units in which all weights are integers and each column sums to ``block``.
     """
-    # For example, 210 rows are 42 blocks, in each of which 5 rows become 2.
+    # For example, 210 rows consist of 42 blocks, in each of which 5 rows become 2.
     common = math.gcd(size, resized)
     block, resized_block = size // common, resized // common
     start = np.arange(block)[:, None] * resized_block

@@ -1,1 +1,1 @@
-"""Evaluation: the starts, the episodes, and how an evaluated network chooses actions."""
+"""Evaluation: starts, episodes, and the choice of actions."""

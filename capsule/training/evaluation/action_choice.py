@@ -1,4 +1,4 @@
-"""How evaluated networks choose actions: the best one, or one drawn from the policy."""
+"""The choice of actions in evaluations: greedy, or drawn from the policy."""
 
 from __future__ import annotations
 
@@ -16,26 +16,29 @@ from capsule.training.layers import kernels
 from capsule.training.state.streams import Stream
 
 Choose = Callable[[NDArray[np.float32], Sequence[int]], list[int]]
-"""Returns the actions of some rows of a policy's values, float32 ``[rows, actions]``."""
+"""A function of a policy's values, float32 ``[rows, actions]``, and of the rows to choose for.
+
+It returns the actions of these rows, in their order.
+"""
 
 
 def greedy(values: NDArray[np.float32], rows: Sequence[int]) -> list[int]:
-    """Choose the actions of the largest values; ties go to the lowest index.
+    """Return the actions with the largest values; ties go to the lowest index.
 
     Args:
-        values: float32 ``[rows, actions]``, of all rows.
-        rows: Those to choose for.
+        values: Values of all rows, float32 ``[rows, actions]``.
+        rows: The rows to choose for.
     """
     best: NDArray[Any] = values.argmax(axis=1)
     return [int(best[row]) for row in rows]
 
 
 class Sampled:
-    """Draws actions from ``softmax(logits)``, one uniform an action.
+    """Draws actions from ``softmax(logits)``, with one uniform for each action.
 
-    Row ``k`` has a stream of its own, ``evaluation-actions`` with index ``k``, from the seed of the
-    stream ``evaluation``. A new instance begins it anew, so that every evaluation draws the same
-    uniforms.
+    Row ``k`` draws from the stream ``evaluation-actions`` with index ``k``, whose seed is that of
+    the stream ``evaluation``. The streams begin anew with each instance, so that every evaluation
+    draws the same uniforms.
     """
 
     def __init__(self, seeds: SeedsSpec, rows: int) -> None:
@@ -44,13 +47,13 @@ class Sampled:
         self._streams = [Stream("evaluation-actions", seed, row) for row in range(rows)]
 
     def __call__(self, logits: NDArray[np.float32], rows: Sequence[int]) -> list[int]:
-        """Draw the actions of ``rows``.
+        """Draw the actions of ``rows`` from logits, float32 ``[rows, actions]``.
 
         Raises:
-            CapsuleError: CAP-T151, the policy is no distribution.
+            CapsuleError: CAP-T151, a probability is not finite.
         """
         chosen = torch.from_numpy(logits[list(rows)])
-        # Not torch's softmax, which adds up in the vectors of the processor.
+        # The order of the sums in torch's softmax depends on the vector width.
         probabilities = kernels.log_softmax(chosen)[1].numpy()
         require_probabilities(probabilities)
         uniforms = (self._streams[row].uniform() for row in rows)
@@ -58,11 +61,11 @@ class Sampled:
 
 
 def choice_of(spec: EvaluationSpec, seeds: SeedsSpec, rows: int) -> Choose:
-    """Return how one evaluation of ``rows`` episodes chooses actions.
+    """Return the choice of actions for one evaluation.
 
     Args:
         spec: The spec's ``evaluation`` section.
-        seeds: The spec's ``seeds`` section, with the root seed that holds.
-        rows: Episodes, one row each.
+        seeds: The spec's ``seeds`` section, with the root seed of the run.
+        rows: Number of episodes, one row each.
     """
     return Sampled(seeds, rows) if spec.actions == "sampled" else greedy

@@ -1,29 +1,32 @@
 """Evaluation from predetermined starts (Nagarajan et al. 2019, arXiv:1809.05676, supplement).
 
-A greedy policy in a deterministic game plays the same episode each time. So every evaluation plays
-one episode from each of a fixed list of starts, random action sequences that a network judged
-promising, and networks differ only by what they do from there.
+In a deterministic game, a greedy policy plays the same episode each time. An evaluation therefore
+plays one episode from each of a fixed list of starts: random action sequences whose last state a
+network values highly. Networks differ only in their play from there.
 
 As in the authors' code (``eval.py`` of github.com/prabhatnagarajan/repro_dqn):
 
 * An action of a start is held for one emulator frame, so that 95 actions end before the ball is
-  lost in Breakout. Outside Atari a frame is a step.
-* During the start the agent sees what it would see at play: a frame after every ``frame_skip``
-  actions. Up to ``frame_skip - 1`` last actions lead to no observation of their own. A policy with
-  memory is shown these observations, too, each with the last action before it as the previous
-  action and what the game gave since the last observation as the previous reward.
-* The longest play counts from the end of the start. The environment's own limit ends an episode,
-  too: ``max_episode_frames`` of an Atari game, towards which the frames of the start and of action
-  sweeps count, as they do not in the authors' code, which has no such limit.
-* With ``action_sweep`` every action is taken for one frame after a lost life, and what that leads
-  to is one more frame that the agent sees.
+  lost in Breakout. Outside of Atari, a frame is a step.
+* During a start the agent sees a frame after every ``frame_skip`` actions, as in its own play. Up
+  to ``frame_skip - 1`` actions at the end lead to no observation. A policy with memory also reads
+  these observations, with the last action before each as the previous action, and the sum of the
+  game's rewards since the last observation as the previous reward.
+* ``max_minutes`` are counted from the end of the start.
+* With ``action_sweep``, every action is held for one frame after a lost life; the agent then sees
+  one further frame.
 
-Unlike in their code, the first observation holds the frame before the first action (theirs are
-zeros until ``frame_skip`` actions were taken), and their published starts have two no-ops in front.
+Deviations from their code:
 
-Start ``k`` is played in environment ``k``: its own instance, with its own random stream (sticky
-actions, reset seeds), at every evaluation alike. A suite whose resets are random needs no actions
-to make starts differ: ``min_actions`` and ``max_actions`` may be 0, as in the paper's protocol for
+* The first observation has the frame before the first action. Theirs consists of zeros until
+  ``frame_skip`` actions have been taken.
+* The starts do not begin with two no-ops, as their published ones do.
+* The environment's own limit ends an episode, too: ``max_episode_frames`` of an Atari game counts
+  all frames, also those of the start and of action sweeps. Their code has no such limit.
+
+Start ``k`` is played in environment ``k``, which has its own random stream for sticky actions and
+reset seeds. The stream is the same at every evaluation. If the resets of a suite are random, starts
+differ without actions: ``min_actions`` and ``max_actions`` may be 0, as in the paper's protocol for
 sticky actions.
 """
 
@@ -47,8 +50,13 @@ from capsule.training.state.streams import Stream
 FRAMES_PER_MINUTE = 60 * 60
 
 MakeEnvironment = Callable[[int], Environment]
+"""A function that returns the evaluation environment of an index."""
+
 Watch = Callable[[int, Environment], None]
+"""A function that is called with the index and the environment of an episode."""
+
 QValues = Callable[[NDArray[Any]], NDArray[np.float32]]
+"""A function from observations, ``[rows, …]``, to Q-values, float32 ``[rows, actions]``."""
 
 
 class Seen(NamedTuple):
@@ -57,10 +65,10 @@ class Seen(NamedTuple):
     Attributes:
         observations: ``[rows, frame_stack, *frame_shape]``.
         previous_actions: int64 ``[rows]``; -1 at the beginning of an episode.
-        previous_rewards: float32 ``[rows]``, as the game gave them; 0 there.
-        instructions: ``rows`` texts; empty where nothing is said.
-        begins: bool ``[rows]``: the first step of an episode.
-        active: bool ``[rows]``: the others wait, and what a policy remembers of them with them.
+        previous_rewards: float32 ``[rows]``: the game's own rewards; 0 at the beginning.
+        instructions: ``rows`` texts, which are empty without instructions.
+        begins: bool ``[rows]``: whether this is the first observation of an episode.
+        active: bool ``[rows]``: the policy's memory of other rows must not change.
     """
 
     observations: NDArray[Any]
@@ -72,19 +80,19 @@ class Seen(NamedTuple):
 
 
 class EvaluatedPolicy(Protocol):
-    """Gives Q-values or logits, float32 ``[rows, actions]``, for what it sees.
+    """A network with its parameters, which returns Q-values or logits for observations.
 
     Attributes:
-        recurrent: It remembers what it saw, and so has to see the starts, too.
+        recurrent: Whether it has a memory, and must therefore also read the starts.
     """
 
     recurrent: bool
 
     def __call__(self, seen: Seen) -> NDArray[np.float32]:
-        """Return the values of each row; those of rows that are not active do not matter."""
+        """Return Q-values or logits, float32 ``[rows, actions]``; inactive rows mean nothing."""
 
     def promise(self, seen: Seen) -> NDArray[np.float32]:
-        """Return the value of the state of each row, float32 ``[rows]``: what it may expect."""
+        """Return the value of the state of each row, float32 ``[rows]``."""
 
 
 class Reactive:
@@ -108,13 +116,19 @@ class Reactive:
 def evaluation_environments(
     spec: EnvironmentSpec, seeds: SeedsSpec, instances: int
 ) -> MakeEnvironment:
-    """Return a function that gives evaluation environment number ``index``, not begun.
+    """Return a function that returns the environment of an index, before its first episode.
 
-    Its only stream is ``evaluation-environment`` with that index, from the seed of the stream
-    ``evaluation``; what training draws never matters. As loading a game takes long, environments
-    whose indices agree modulo ``instances`` (at least ``evaluation.starts``) share one instance:
-    asking for one ends the other. With several tasks, environment ``index`` has the task of
-    that number modulo their number, of which ``instances`` is a multiple.
+    An environment draws from the stream ``evaluation-environment`` with its index, whose seed is
+    that of the stream ``evaluation``, so the random draws of training have no effect. Because
+    loading a game takes long, environments whose indices are equal modulo ``instances`` share one
+    instance: the function ends the episode of one when it returns another. With several tasks,
+    environment ``index`` has task ``index`` modulo their number.
+
+    Args:
+        spec: The spec's ``environment`` section.
+        seeds: The spec's ``seeds`` section, with the root seed of the run.
+        instances: Number of instances, at least ``evaluation.starts``, and a multiple of the number
+            of tasks.
     """
     seed = seeds.root_of("evaluation")
     tasks = tasks_of(spec)
@@ -123,7 +137,7 @@ def evaluation_environments(
     def make(index: int) -> Environment:
         stream = Stream("evaluation-environment", seed, index)
         streams: Mapping[StreamName, Stream] = {"environment": stream}
-        # Which instance plays has no say in the results: rewire() gives it this index's stream.
+        # The instance does not affect results, because rewire() gives it the stream of this index.
         slot = index % instances
         if slot in made:
             made[slot].rewire(streams)
@@ -141,17 +155,13 @@ def choose_starts(
     stream: Stream,
     policy: EvaluatedPolicy,
 ) -> Starts:
-    """Return the pinned start sequences of a spec, or else generate some.
+    """Return the pinned start sequences of a spec, or generate some.
 
-    Args:
-        make_env: See :func:`generate_starts`, as for the others.
-        actions: Number of actions.
-        spec: The spec's ``evaluation`` section.
-        stream: The ``evaluation`` stream; pinned starts draw nothing.
-        policy: Whose values rank.
+    The arguments are those of :func:`generate_starts`. Pinned starts draw nothing.
 
     Raises:
-        CapsuleError: CAP-T231, see there; CAP-T232, a pinned start has an unknown action.
+        CapsuleError: CAP-T231, as :func:`generate_starts`; CAP-T232, a pinned start has an unknown
+            action.
     """
     if spec.start_set is None:
         return generate_starts(make_env, actions, spec, stream, policy)
@@ -173,22 +183,24 @@ def generate_starts(
     stream: Stream,
     policy: EvaluatedPolicy,
 ) -> Starts:
-    """Choose the start sequences of a run.
+    """Generate the start sequences of a run.
 
-    With ``noop_max`` each is 1 to that many no-ops (Mnih et al. 2015, doi:10.1038/nature14236).
-    Otherwise all candidates are drawn first, each a length in ``[min_actions, max_actions]`` and
-    then its actions. Candidate ``c`` is played in environment ``c``; those whose game ends are
-    dropped, the others are ranked by the value of the state that the agent sees last (ties: earlier
-    candidate first): the largest Q-value, or IMPALA's baseline. ``starts`` are drawn from the best
-    ``shortlist`` without replacement. In a stochastic environment a start meets other chances in
-    the evaluation than when it was ranked.
+    With ``noop_max``, each start consists of 1 to that many no-ops (Mnih et al. 2015,
+    doi:10.1038/nature14236). Otherwise all candidates are drawn first: for each a length in
+    ``[min_actions, max_actions]``, then its actions. Candidate ``c`` is played in environment
+    ``c``. Candidates whose game ends are dropped; the others are ranked by the value of the last
+    state that the agent sees, which is the largest Q-value, or IMPALA's baseline. Among equals, the
+    earlier candidate is ranked first. ``starts`` are drawn from the best ``shortlist`` without
+    replacement. In a stochastic environment, the random draws during a start are different in the
+    evaluation.
 
     Args:
-        make_env: Makes the environment of an index; up to ``starts`` in a row are used at once.
+        make_env: Returns the environment of an index; ``starts`` consecutive ones are used at once.
         actions: Number of actions.
         spec: The spec's ``evaluation`` section.
         stream: The ``evaluation`` stream.
-        policy: Whose values rank; always called with ``starts`` rows.
+        policy: The policy whose values rank the candidates; it is always called with ``starts``
+            rows.
 
     Raises:
         CapsuleError: CAP-T231, fewer than ``starts`` candidates reach a state.
@@ -197,8 +209,8 @@ def generate_starts(
         return tuple((0,) * (1 + stream.integer(spec.noop_max)) for _ in range(spec.starts))
     candidates = [_draw_sequence(actions, spec, stream) for _ in range(spec.candidates)]
     reached: list[tuple[float, Sequence[int]]] = []
-    # As many at a time as an evaluation plays: with some libraries the bits of a row depend on the
-    # number of rows, so the policy always has the same.
+    # As many at a time as in an evaluation, because the bits of a row may depend on the number of
+    # rows with torch's libraries.
     for first in range(0, len(candidates), spec.starts):
         chunk = candidates[first : first + spec.starts]
         players = [_Player(make_env(first + row), start) for row, start in enumerate(chunk)]
@@ -214,8 +226,8 @@ def generate_starts(
             "are needed",
             fix="Lower evaluation.min_actions and max_actions, or raise evaluation.candidates.",
         )
-    # The values are negated, and the order is not reversed: so the stable sort has the earlier of
-    # equal candidates first.
+    # The values are negated instead of reversing the order, so that the stable sort has the earlier
+    # of equal candidates first.
     ranking = np.argsort([-value for value, _ in reached], kind="stable")
     shortlist = [tuple(reached[rank][1]) for rank in ranking[: spec.shortlist]]
     return tuple(shortlist.pop(stream.integer(len(shortlist))) for _ in range(spec.starts))
@@ -232,38 +244,38 @@ def evaluate(
 ) -> EvaluationPoint:
     """Play one episode per start and return the scores.
 
-    A score is the sum of the game's own rewards for the agent's own actions: what the start earns
-    is not counted, as no network chose it, nor what an action sweep earns. An episode lasts until
-    the game ends (a lost life does not end it), until the environment's own limit, or until the
-    agent has played ``max_minutes`` at 60 emulator frames per second, to which neither the start
-    nor action sweeps count. A start that itself ends the game, possible where the environment is
-    stochastic, scores 0 in 0 steps.
+    A score is the sum of the game's own rewards for the agent's actions. The rewards of the start
+    and of action sweeps, which the network did not choose, do not count. An episode lasts until the
+    game ends (a lost life does not end it), until the environment's own limit, or until the agent
+    has played for ``max_minutes`` at 60 emulator frames per second, without the start and action
+    sweeps. If a start itself ends the game, which can happen in a stochastic environment, the score
+    is 0, in 0 steps.
 
     Args:
-        make_env: Makes the environment of an index; all ``len(starts)`` are used at once.
-        starts: Start sequences, as ``generate_starts`` chose them.
+        make_env: Returns the environment of an index; all ``len(starts)`` are used at once.
+        starts: Start sequences.
         spec: The spec's ``evaluation`` section.
-        policy: The policy that plays: row ``k`` is start ``k``, inactive once its episode is over.
-        step: Training step of the network, for the record.
-        choose: What makes actions of the policy's values; begun anew for every evaluation.
-        watch: Called with index and environment of each episode after its start, and after every
-            step of it.
+        policy: The policy that plays. Row ``k`` is start ``k``, and is inactive after its episode.
+        step: Training step of the network, for the result.
+        choose: The choice of actions, which must begin anew for every evaluation.
+        watch: Called with the index and the environment of each episode after its start, and after
+            each of its steps.
 
     Returns:
-        Per start, in order, the score as an exact hexadecimal float and the agent's steps.
+        For each start, in order, the score as an exact hexadecimal float, and the number of steps.
     """
     rows = len(starts)
     players = [_Player(make_env(index), start) for index, start in enumerate(starts)]
     most = [int(spec.max_minutes * FRAMES_PER_MINUTE) // player.frame_skip for player in players]
     scores, lengths = [0.0] * rows, [0] * rows
     _rehearse(players, policy, rows)
-    # max_minutes may be less than one step, and a stochastic start may have ended the game.
+    # ``max_minutes`` may be shorter than one step, and a stochastic start may have ended the game.
     playing = [row for row, player in enumerate(players) if most[row] > 0 and not player.ended]
     if watch:
         for row in playing:
             watch(row, players[row].environment)
     while playing:
-        # The batch keeps the rows of episodes that are over, and so its size.
+        # The rows of finished episodes stay in the batch, so that its size is constant.
         actions = choose(policy(_seen(players, playing, rows)), playing)
         for row, action in zip(playing, actions, strict=True):
             scores[row] += players[row].play(action)
@@ -279,12 +291,12 @@ def evaluate(
 
 
 class _Player:
-    """An environment, with what an agent sees of it next.
+    """An environment, and the next observation of its agent.
 
     Attributes:
-        environment: Where it plays.
-        script: Actions of the start that are still to be taken.
-        lost_life: The last step lost a life.
+        environment: The environment.
+        script: The remaining actions of the start.
+        lost_life: Whether the agent's last step lost a life.
     """
 
     def __init__(self, environment: Environment, start: Sequence[int]) -> None:
@@ -301,7 +313,7 @@ class _Player:
 
     def play(self, action: int) -> float:
         """Take one step and return the game's reward."""
-        before = self.environment.lives  # lives may also be gained, which ends nothing
+        before = self.environment.lives
         transition = self.environment.step(action)
         self.lost_life = self.environment.lives < before
         self._note(transition, action)
@@ -309,14 +321,14 @@ class _Player:
 
     @property
     def sees_more(self) -> bool:
-        """Whether the start leads to a further observation."""
+        """Whether the rest of the start leads to a further observation."""
         return len(self.script) >= self.frame_skip
 
     def rehearse(self) -> None:
         """Take the next actions of the start, as many as a step has emulator frames.
 
-        Where fewer are left, what they lead to is not seen: the agent's own first step answers what
-        it saw before them.
+        If fewer are left, the agent does not see their result: it chooses its first action by the
+        observation before them.
         """
         sees = self.sees_more
         actions = [self.script.popleft() for _ in range(min(self.frame_skip, len(self.script)))]
@@ -324,16 +336,16 @@ class _Player:
         if sees:
             self._note(transition, actions[-1])
         if self.ended:
-            # In a stochastic environment, the game may end before the start does.
+            # In a stochastic environment, the game may end during the start.
             self.script.clear()
 
     def sweep(self) -> None:
-        """Take every action for one emulator frame: in many games one of them serves the ball."""
+        """Take every action for one emulator frame; in many games one of them serves the ball."""
         actions = range(self.environment.actions)
         self._note(self._take_frames(actions), actions[-1])
 
     def _take_frames(self, actions: Sequence[int]) -> Transition:
-        """Take actions for one emulator frame each until the game ends; rewards are added up."""
+        """Take actions for one emulator frame each, until the game ends, and add the rewards."""
         reward = 0.0
         for action in actions:
             transition = self.environment.step_frame(action)
@@ -353,7 +365,7 @@ class _Player:
 
 
 def _rehearse(players: Sequence[_Player], policy: EvaluatedPolicy, rows: int) -> None:
-    """Play every start to its end, or to that of the game."""
+    """Play every start to its end, or to the end of its game."""
     while acting := [row for row, player in enumerate(players) if player.script]:
         seeing = [row for row in acting if players[row].sees_more]
         if policy.recurrent and seeing:
@@ -363,7 +375,7 @@ def _rehearse(players: Sequence[_Player], policy: EvaluatedPolicy, rows: int) ->
 
 
 def _seen(players: Sequence[_Player], active: Sequence[int], rows: int) -> Seen:
-    """Return what the active players see, in ``rows`` rows."""
+    """Return the observations of the active players, in ``rows`` rows."""
     observation = players[0].observation
     seen = Seen(
         observations=np.zeros((rows, *observation.shape), observation.dtype),

@@ -1,4 +1,4 @@
-"""The policy of a network with memory, for evaluations."""
+"""The policy of a network with a memory, for evaluations."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from capsule.training.networks.language import NO_INSTRUCTIONS, Vocabulary
 from capsule.training.networks.recurrent import Architecture
 
 Evaluate = Callable[[Inputs], tuple[torch.Tensor, torch.Tensor]]
-"""Returns what is greatest for the best action, ``[rows, actions]``, and the states after.
+"""A function of the inputs of one step, which returns values and the recurrent states after it.
 
-As the value of states it returns ``[rows, 1]``, or Q-values, of which the largest counts.
+The values are Q-values or logits, float32 ``[rows, actions]``; or state values, ``[rows, 1]``.
 """
 
 
 class RecurrentPolicy:
-    """The policy of a network, with what it remembers of each row."""
+    """The policy of a network, with the recurrent state of each row."""
 
     recurrent = True
 
@@ -35,16 +35,16 @@ class RecurrentPolicy:
         vocabulary: Vocabulary = NO_INSTRUCTIONS,
         value: Evaluate | None = None,
     ) -> None:
-        """Begin with nothing remembered.
+        """Begin with recurrent states of zero.
 
         Args:
-            network: What ``evaluate`` evaluates.
-            environment: The spec's section: says whether the network was trained with the signs of
-                rewards, and so is shown them.
-            device: Where it is evaluated.
-            evaluate: The network with its parameters.
-            vocabulary: What instructions are made of.
-            value: The network's value of states; by default, what ``evaluate`` returns is Q-values.
+            network: The network without its parameters.
+            environment: The spec's ``environment`` section. If it clips rewards, the network also
+                reads their signs as previous rewards here, as in training.
+            device: The device of the parameters.
+            evaluate: Returns Q-values or logits.
+            vocabulary: The words of instructions.
+            value: Returns the values of states; by default, they are the largest Q-values.
         """
         self._state_shape, self._device, self._evaluate = network.state_shape, device, evaluate
         self._value = value or evaluate
@@ -53,18 +53,18 @@ class RecurrentPolicy:
         self._states: torch.Tensor | None = None
 
     def __call__(self, seen: Seen) -> NDArray[np.float32]:
-        """Return the values of each row, and remember what the active ones saw.
+        """Return the values of each row, and update the recurrent states of active rows.
 
         Raises:
-            CapsuleError: CAP-T242, the vocabulary has no numbers for an instruction.
+            CapsuleError: CAP-T242, as :meth:`Vocabulary.encode`.
         """
         return self._step(seen, self._evaluate)
 
     def promise(self, seen: Seen) -> NDArray[np.float32]:
-        """Return the value of the state of each row, and remember what the active ones saw.
+        """Return the value of the state of each row, and update the states of active rows.
 
         Raises:
-            CapsuleError: CAP-T242, as above.
+            CapsuleError: CAP-T242, as :meth:`Vocabulary.encode`.
         """
         largest: NDArray[np.float32] = self._step(seen, self._value).max(axis=1)
         return largest
@@ -88,8 +88,8 @@ class RecurrentPolicy:
             self._states = torch.zeros(shape, device=self._device)
         wide = (-1, *[1] * (len(shape) - 1))
         with torch.inference_mode():
-            # A row has several candidates, one after the other, and each begins with nothing
-            # remembered.
+            # When starts are generated, a row has several candidates one after the other, each of
+            # which begins with a state of zero.
             before = self._states.masked_fill(begins.view(wide), 0.0)
             values, after = evaluate(Inputs(observations, actions, rewards, before, instructions))
             self._states = torch.where(active.view(wide), after, before)

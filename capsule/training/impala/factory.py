@@ -1,4 +1,4 @@
-"""IMPALA with its network, its actors and their schedule, made as a spec says."""
+"""IMPALA with its network, its actors and their schedule, as a spec describes them."""
 
 from __future__ import annotations
 
@@ -39,15 +39,18 @@ def make_impala(context: TrainerContext, trainer: ImpalaTrainer) -> Impala:
     """Make the trainer with its actors.
 
     Raises:
-        CapsuleError: CAP-T321, this machine's bits of a row depend on its batch; CAP-T341,
-            CAP-T344, there is a schedule to follow which is none, or another's.
+        CapsuleError: CAP-T212 to CAP-T216, the environment is not available; CAP-T221, there is no
+            room for the replay memory; CAP-T241, CAP-T243 or CAP-T244, the network cannot be made;
+            CAP-T321, a row of the policy's outputs depends on its batch on this machine; CAP-T341
+            or CAP-T344, the schedule log to follow is malformed, or of another run.
     """
     spec = context.spec
-    # It has streams of its own, so that nothing it draws moves those of the run.
+    # The example draws from streams of its own, so that those of the run stay at their beginning.
     example = make_environment(spec.environment, make_streams(context.seeds), training=True)
     schedule = make_schedule(context, trainer)
     settings = make_settings(context, trainer, example)
-    # For the processes of this machine that answer the actors they play. Replicas test themselves.
+    # This tests the machine for processes that choose their actors' actions. Replicas test
+    # themselves.
     tested = require_batch_invariance(settings)
     transport = make_transport(context, trainer, settings, schedule.lag)
     executor = Executor(schedule, transport, trainer.actors)
@@ -71,7 +74,16 @@ def make_impala(context: TrainerContext, trainer: ImpalaTrainer) -> Impala:
 def make_replay(
     context: TrainerContext, trainer: ImpalaTrainer, example: Unroll
 ) -> UnrollReplay | None:
-    """Return the replay memory that the spec asks for, empty."""
+    """Return the replay memory that the spec asks for, empty; None if it asks for none.
+
+    Args:
+        context: The run.
+        trainer: The spec's section ``trainer``.
+        example: An unroll with the shapes of all unrolls.
+
+    Raises:
+        CapsuleError: CAP-T221, there is no room for its files.
+    """
     if trainer.replay is None:
         return None
     updates = state_interval(context.spec) // trainer.interval_steps
@@ -90,7 +102,7 @@ def make_learners(
     trainer: ImpalaTrainer,
     parameters: Parameters,
 ) -> Learners:
-    """Return what computes gradients: threads of this process, or other processes as well."""
+    """Return the threads of this process, and the other processes, that compute gradients."""
     alone = context.learners == 1 and context.device.type == "cpu"
     return Learners(
         parameters,
@@ -104,7 +116,11 @@ def make_learners(
 
 
 def make_schedule(context: TrainerContext, trainer: ImpalaTrainer) -> Schedule:
-    """Return the schedule: the spec's rule, the log to follow, or who is ready first."""
+    """Return the schedule: the spec's rule, a log to follow, or the order of arrival.
+
+    Raises:
+        CapsuleError: CAP-T341 or CAP-T344, the log is malformed, or of another run.
+    """
     if trainer.schedule.mode == "lockstep":
         updates = trainer.total_steps // trainer.interval_steps
         return Lockstep(trainer.actors, trainer.fresh, trainer.schedule.policy_lag, updates)
@@ -117,7 +133,7 @@ def make_schedule(context: TrainerContext, trainer: ImpalaTrainer) -> Schedule:
 def make_settings(
     context: TrainerContext, trainer: ImpalaTrainer, example: Environment
 ) -> UnrollSettings:
-    """Return what makes the actors, who act on the CPU, whatever the learner computes on."""
+    """Return the settings of the actors, which act on the CPU even if the learner is on a GPU."""
     return UnrollSettings(
         tasks=tasks_of(context.spec.environment),
         seeds=context.seeds,
@@ -133,13 +149,15 @@ def make_settings(
 def make_transport(
     context: TrainerContext, trainer: ImpalaTrainer, settings: UnrollSettings, lag: int
 ) -> Transport:
-    """Start what plays the actors.
+    """Start the transport that runs the actors: in this process, in others, or on a cluster.
 
     Raises:
-        CapsuleError: CAP-T321, the bits of a row depend on its batch in a replica.
+        CapsuleError: CAP-T321, a row of the policy's outputs depends on its batch in a replica;
+            or, on a cluster, as :class:`RayTransport`.
     """
     numerics = context.spec.cpu_numerics
-    # On a cluster every process answers its own actors, with the bits that replicas would give.
+    # On a cluster every worker chooses the actions of its own actors, with the bits that replicas
+    # would give.
     if cluster := os.environ.get(contract.CLUSTER_VARIABLE):
         from capsule.training.impala.actors.ray.transport import RayTransport, pins_of
 
@@ -154,7 +172,9 @@ def make_transport(
         )
     actors, processes = trainer.actors, context.actor_processes
     replicas = context.replicas if trainer.inference.mode == "server" else 0
-    if replicas == 0 or (replicas == 1 and processes == 0):  # its bits, by this process itself
+    # A single replica without actor processes would only answer this process, which computes the
+    # same bits itself.
+    if replicas == 0 or (replicas == 1 and processes == 0):
         return local_transport(settings, actors, processes=processes, lag=lag, numerics=numerics)
     processes = min(actors, max(1, processes))
     inference = Replicas(settings, actors, processes, replicas, numerics)
@@ -166,7 +186,7 @@ def make_transport(
 def make_network(
     trainer: ImpalaTrainer, example: Environment, accelerator: CpuAccelerator | CudaAccelerator
 ) -> ActorCriticNetwork:
-    """Describe the network for an environment, computed as an accelerator computes.
+    """Return the network for an environment, with the accelerator's arithmetic.
 
     Raises:
         CapsuleError: CAP-T241, the vocabulary has an entry that is not a word in lower case.
@@ -188,7 +208,7 @@ def make_network(
 def _log_to_follow(path: Path, spec: TrainingSpec, trainer: ImpalaTrainer) -> ScheduleLog:
     log = parse_schedule(path.read_bytes())
     bound = max(log.lags, default=0)
-    # The last one equals the lag of the spec unless the log exceeds it.
+    # The last element is the lag of the spec, unless the log exceeds it.
     found = log.spec, log.actors, log.batch, max(bound, trainer.schedule.policy_lag)
     wanted = spec.digest(), trainer.actors, trainer.fresh, trainer.schedule.policy_lag
     if found != wanted:

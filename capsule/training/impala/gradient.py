@@ -1,4 +1,4 @@
-"""The loss of some unrolls, and its gradient (Espeholt et al. 2018, arXiv:1802.01561, 4.2)."""
+"""The loss of unrolls and its gradient (Espeholt et al. 2018, arXiv:1802.01561, section 4.2)."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class ImpalaGradient:
         frame_stack: int,
         parameters: Parameters,
     ) -> None:
-        """Begin.
+        """Refer to parameters, which are read at every call.
 
         Args:
             trainer: The spec's section ``trainer``.
-            network: Architecture.
+            network: The architecture.
             frame_stack: Frames of one observation.
-            parameters: Theta; where they are, it is computed.
+            parameters: Theta. Everything is computed on its device.
         """
         self._trainer, self._network, self._frame_stack = trainer, network, frame_stack
         self._device = parameters.flat.device
@@ -47,17 +47,18 @@ class ImpalaGradient:
         logits, baselines, _ = self._network.unroll(self._leaves, batch.seen)
         policy = softmax_policy(logits[:-1])
         log_target, values = policy.of(batch.actions), baselines.detach()
-        # Where no action is taken, a reward of the state's own value and a discount of 0 make that
-        # value its target: earlier steps bootstrap from it, and it is not trained.
+        # Where no action is taken, the reward is the state's own value and the discount is 0. The
+        # target of the state is therefore its value: earlier steps bootstrap from it, and its own
+        # error is 0.
         rewards = torch.where(batch.acted, batch.rewards, values[:-1])
-        # Targets are constants (section 4.2): they are made of numbers without a gradient.
+        # Targets are constants (section 4.2), so all their inputs are detached.
         trajectories = rewards, batch.discounts, values
         targets = corrected_targets(
             self._trainer, log_target.detach(), batch.log_behaviour, *trajectories
         )
         loss = impala_losses(
             log_target,
-            # Where no action is taken, no entropy is rewarded.
+            # Where no action is taken, the entropy does not count.
             policy.entropies * batch.acted,
             baselines[:-1],
             targets,
@@ -67,7 +68,7 @@ class ImpalaGradient:
         return ShardGradient(loss.detach(), flat_gradient(loss, self._leaves))
 
     def _batch(self, unrolls: Sequence[Unroll]) -> _Batch:
-        """Put unrolls beside each other."""
+        """Return unrolls as a time-major batch on the network's device."""
 
         def columns(name: str) -> NDArray[Any]:
             return np.stack([getattr(unroll, name) for unroll in unrolls], 1)
@@ -92,16 +93,16 @@ class ImpalaGradient:
         return _Batch(Sequences(*self._moved(seen)), *self._moved(taken))
 
     def _moved(self, arrays: Iterable[NDArray[Any]]) -> Iterator[torch.Tensor]:
-        """Yield arrays as tensors where the network is."""
+        """Yield arrays as tensors on the network's device."""
         return (torch.from_numpy(array).to(self._device) for array in arrays)
 
 
 class _Batch(NamedTuple):
-    """Unrolls beside each other.
+    """A time-major batch of unrolls.
 
     Attributes:
-        seen: What the network reads, one row more than there are steps.
-        acted: bool ``[steps, unrolls]``; False: the last frame of a truncated episode.
+        seen: The network's inputs, with one row more than there are steps.
+        acted: bool ``[steps, unrolls]``; False for the last frame of a truncated episode.
         actions: int64 ``[steps, unrolls]``.
         log_behaviour: ``ln mu(a_t|x_t)``: float32 ``[steps, unrolls]``.
         rewards: float32 ``[steps, unrolls]``.

@@ -2,24 +2,24 @@
 
 Each *interval* is one parameter update. The learner takes the unrolls that the schedule names, lets
 their actors continue, and descends the gradient of the loss at theta_k, to theta_{k+1}, which is
-version ``k + 1`` of the policy. Which unrolls, in which order, and which versions they were played
-with is the schedule's (:mod:`capsule.training.impala.schedule`), and nothing else of the asynchrony
-reaches a result.
+version ``k + 1`` of the policy. The schedule (:mod:`capsule.training.impala.schedule`) determines
+which unrolls an update takes, their order, and the policy versions with which they were played.
+Nothing else of the asynchrony affects a result.
 
 Deviations from the paper (docs/papers/espeholt2018.md compares every value):
 
 * The lag between the policy that acts and the one that learns is bounded; in lockstep it is
   constant.
-* ``network: nature`` has the sizes of Mnih et al. 2015, doi:10.1038/nature14236. Section 5.3.2 only
-  says of the shallow network of Atari that it has three convolutions and is the one of Mnih et al.
-  2016, arXiv:1602.01783, which has two.
+* ``network: nature`` has the sizes of Mnih et al. 2015, doi:10.1038/nature14236. Section 5.3.2 says
+  of the shallow network of Atari only that it has three convolutions, and that it is the one of
+  Mnih et al. 2016, arXiv:1602.01783, which has two.
 * The first step of an episode has no previous action and a previous reward of 0; the LSTM of the
-  authors' code reads those of the episode before. Rewards that it reads are clipped as the
-  environment clips them, not always to [-1, 1].
-* The recurrent state, the frame stack, and the previous action and reward outlast a lost life that
+  authors' code reads those of the previous episode. The LSTM here reads rewards as the environment
+  clips them, and not always clipped to [-1, 1].
+* The recurrent state, the frame stack, and the previous action and reward are kept when a lost life
   ends the return. (The paper has no LSTM on Atari.)
-* Where a time limit ends an episode, the value of its last frame continues the return by default,
-  and this frame takes one step of the unroll. The authors' code ends the return there, as
+* If a time limit ends an episode, the return is bootstrapped from the value of its last frame by
+  default, and this frame takes one step of the unroll. The authors' code ends the return there, as
   ``truncation: terminal`` does.
 * Evaluations are greedy by default; the authors' code draws actions from the policy, as
   ``evaluation.actions: sampled`` does.
@@ -63,19 +63,19 @@ from capsule.training.trainer import TrainerContext
 _VERSION = "versions/{}"
 
 MakeLearners = Callable[[ImpalaTrainer, Parameters], Learners]
-"""Gives the gradients at parameters, with the costs of a spec's section ``trainer``."""
+"""Makes what computes gradients at parameters, with the costs of a spec's section ``trainer``."""
 
 
 class Impala(BaseTrainer):
-    """The learner, the schedule of its actors, and everything their next step depends on.
+    """The learner, the schedule of its actors, and its replay memory, if it has one.
 
     Attributes:
         step: Agent steps trained on.
         updates: Parameter updates made.
         loss: Loss of the last batch, summed over it, None before the first.
         actions: Number of actions.
-        network: Architecture.
-        optimizer: Its running means.
+        network: The architecture.
+        optimizer: RMSProp, with its running means.
     """
 
     def __init__(
@@ -94,12 +94,12 @@ class Impala(BaseTrainer):
         Args:
             context: The run.
             trainer: The spec's section ``trainer``.
-            network: Architecture.
-            make_learners: Gives the gradients at parameters.
-            executor: Gives the unrolls to learn.
-            recorder: Keeps the schedule, where the spec has it recorded.
-            replay: Keeps unrolls, where the spec has them replayed.
-            inference: What answers the actors, without counts.
+            network: The architecture.
+            make_learners: Makes what computes the gradients.
+            executor: Gives the unrolls to train on.
+            recorder: Records the schedule; None unless the spec asks for it.
+            replay: The replay memory; None unless the spec asks for one.
+            inference: How the actors' requests are answered, without counts.
         """
         super().__init__(context, network.shapes, network.torso.modules, trainer.initialization)
         self._trainer, self._inference = trainer, inference
@@ -116,38 +116,38 @@ class Impala(BaseTrainer):
         )
         self._make_learners = make_learners
         self._learners = make_learners(trainer, self.online)
-        self._unrolls: dict[str, str] = {}  # those of the trace record to come, by digest
+        self._unrolls: dict[str, str] = {}  # name to digest, for the next trace record
         self._published = False
         self.updates = 0
 
     # The algorithm
 
     def train_step(self) -> None:
-        """Learn one batch of unrolls."""
-        # This has an effect only after a start or a resumption, because the interval before has
-        # published already.
+        """Train on one batch of unrolls."""
+        # This has an effect only after a start or a resumption, because otherwise the interval
+        # before has published theta_k.
         self.publish()
         self.learn()
-        # Before the record is written and a state saved, so that the actors play meanwhile.
+        # Published before the trace record and a state are written, so that actors play meanwhile.
         self.publish()
         if self.step % self._spec.recording.trace_interval == 0:
             self.record()
 
     def publish(self) -> None:
-        """Give the actors theta_k, unless they have it already."""
+        """Publish theta_k to the actors, unless it was published already."""
         if self._published:
             return
-        # On a CPU, the array shares the memory that the optimizer changes in place, while actors
-        # play.
+        # A copy, because on a CPU the array shares the memory that the optimizer changes in place
+        # while actors play.
         flat = self.online.flat.detach().cpu().numpy().copy()
         self._executor.publish(self.updates, flat)
         self._published = True
 
     def learn(self) -> list[tuple[int, float]]:
-        """Learn one batch of unrolls, to theta_{k+1}, which is not published.
+        """Train on one batch of unrolls, to theta_{k+1}, which is not published yet.
 
         Returns:
-            Actor and episode return of each episode that ended, in order.
+            The actor and the episode return of each episode that ended, in order.
         """
         items = self._executor.collect(self.updates)
         self._note(items)
@@ -169,7 +169,7 @@ class Impala(BaseTrainer):
         """
         self._trainer = self._trainer.model_copy(update=dict(values))
         self.optimizer.epsilon = self._trainer.rmsprop_epsilon
-        # The learners were made with the previous values, of which their processes have copies.
+        # The processes of the learners have copies of the previous values.
         self._learners.close()
         self._learners = self._make_learners(self._trainer, self.online)
         if tensors is not None:
@@ -177,7 +177,7 @@ class Impala(BaseTrainer):
             self._published = False
 
     def exploration(self) -> None:
-        """Return None: the policy is random by itself."""
+        """Return None: the policy itself is stochastic."""
 
     def policy(self, parameters: Parameters) -> EvaluatedPolicy:
         """Return the policy of ``parameters``, for evaluations, which choose by its logits."""
@@ -201,7 +201,7 @@ class Impala(BaseTrainer):
     # Learning
 
     def _replayed(self, fresh: Sequence[Unroll]) -> list[Unroll]:
-        """Keep what is new, and draw the rest of the batch from all that is kept."""
+        """Add the fresh unrolls to the replay memory, and draw the rest of the batch from it."""
         if self._replay is None:
             return []
         self._replay.append(fresh)
@@ -219,7 +219,7 @@ class Impala(BaseTrainer):
         self._take_loss([part.loss for part in parts], fix=fix)
         rate = trainer.learning_rate
         if trainer.anneals:
-            # ``step`` does not count this batch yet: the first update has the full rate.
+            # ``step`` does not count this batch yet, so the first update has the full rate.
             rate = annealed(rate, self.step, trainer.total_steps)
         self.optimizer.update(self._gradient, rate, trainer.max_gradient_norm or math.inf)
         self.updates += 1
@@ -227,18 +227,19 @@ class Impala(BaseTrainer):
     # Recording
 
     def take_unrolls(self) -> dict[str, str]:
-        """Return name to digest of the unrolls that were trained on since the last time."""
+        """Return name to digest of the unrolls trained on since the last call."""
         unrolls, self._unrolls = self._unrolls, {}
         return unrolls
 
     def tensor_names(self) -> list[str]:
-        """Return the names at the last update, whose policy versions have the longest numbers."""
+        """Return the names at the last update, when the numbers of policy versions are longest."""
         last = -(-self._spec.trainer.total_steps // self._trainer.interval_steps)
         return [*super().tensor_names(), *map(_VERSION.format, self._older(last))]
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
-        """Return copies of all trained tensors, by group and name, and older policy versions."""
-        # Unrolls of the next updates are played with older versions, so a resumed run needs them.
+        """Return copies of all trained tensors, as ``group/name``, and of older policy versions."""
+        # The unrolls of the next updates are played with older versions, so a resumed run needs
+        # them.
         versions = self._executor.versions
         older = {
             _VERSION.format(version): versions[version] for version in self._older(self.updates)
@@ -271,24 +272,27 @@ class Impala(BaseTrainer):
             {version: tensors[_VERSION.format(version)] for version in self._older(self.updates)},
         )
         if self._recorder is not None:
-            # What was recorded after the state was saved comes again, perhaps in another order.
+            # Updates recorded after the state was saved are made again, perhaps in another order.
             self._recorder.cut(self.updates)
         if self._replay is not None:
             self._replay.restore(state["replay"])
         self._published = False
 
     def _answered(self) -> Inference:
-        """Return how the actors' requests were answered, for all unrolls that were trained on."""
+        """Return how the actors' requests were answered, for all unrolls trained on."""
         snapshots = (each for each in self._executor.snapshots if each is not None)
         counts = counted([each.document["requests"] for each in snapshots])
         return self._inference.model_copy(update=counts)
 
     def _older(self, updates: int) -> range:
-        """Return the policy versions before theta_k that unrolls to come are played with."""
+        """Return the policy versions before theta_k with which future unrolls may be played."""
         return range(max(0, updates - self._executor.lag), updates)
 
     def stream_profiles(self) -> list[StreamProfile]:
-        """Return what the actors' streams gave out for these unrolls, as ``stream/actor``."""
+        """Return the profiles of the actors' streams, named ``stream/actor``.
+
+        They cover the unrolls that were trained on, and not those that were played since.
+        """
         played = [
             stream_profiles(self._context.seeds, actor, snapshot)
             for actor, snapshot in enumerate(self._executor.snapshots)
@@ -297,9 +301,9 @@ class Impala(BaseTrainer):
         return list(chain.from_iterable(played))
 
     def use(self) -> TrainerUse:
-        """Say where the network was, what decided the order of unrolls, and who answered actors."""
+        """Return the network's device, the schedule, and how the actors' requests were answered."""
         source = self._executor.schedule
-        # A schedule that is followed is recorded once more, but the log decided it.
+        # A run that follows a log records its schedule, too, but the log determined the order.
         kept = source == "live" and self._recorder is not None
         return TrainerUse(
             device=str(self.online.flat.device),
@@ -309,7 +313,7 @@ class Impala(BaseTrainer):
         )
 
     def artifacts(self) -> dict[str, bytes]:
-        """Return the schedule log, where there is one."""
+        """Return the schedule log, if the schedule is recorded."""
         if self._recorder is None:
             return {}
         return {contract.SCHEDULE: self._recorder.log().document()}

@@ -1,29 +1,31 @@
-"""Population-based training as IMPALA has it (Espeholt et al. 2018, arXiv:1802.01561, appendix F).
+"""Population-based training in IMPALA (Espeholt et al. 2018, arXiv:1802.01561, appendix F).
 
-Several members train apart, each with hyper-parameters of its own. Time and again one of them asks
-whether another does better (Jaderberg et al. 2017, arXiv:1711.09846: *exploit*) and changes its own
-a little
-(*explore*)::
+Several members train separately, each with its own hyper-parameters. From time to time a member
+*evolves*: it compares itself with another member, copies that one if it is better (*exploit*), and
+changes its own hyper-parameters a little (*explore*; Jaderberg et al. 2017, arXiv:1711.09846). The
+constants are those of appendix F:
 
-    after 20 million frames without, and 5,000 returns each time:                         ready
-    fitness: mean over the tasks of min(1, (return - random) / (human - random))    table G.1
-    a random other member; if its fitness is more than 0.05 higher: its weights and parameters
-    each parameter, copied or not, by a chance of 33 %: times 1.2 or 1/1.2            unbiased
+* When: 'we used a "burn-in" period of 20 million frames where no evolution is done'. After that, a
+  member evolves "after collecting 5,000 episode rewards in total".
+* Fitness: the mean over the tasks of ``min(1, (return - random) / (human - random))``, table G.1.
+* Exploit: a random other member is selected; "if the score of the selected instance is more than an
+  absolute 5% higher", its weights and hyper-parameters are copied.
+* Explore: "No matter if a copy happened or not, each parameter [...] is permuted with 33%
+  probability by multiplying with either 1.2 or 1/1.2."
+* The initial values are drawn as in table D.1.
 
-The constants are sentences of appendix F: 'a "burn-in" period of 20 million frames where no
-evolution is done'; "after collecting 5,000 episode rewards in total"; "if the score of the selected
-instance is more than an absolute 5% higher"; "no matter if a copy happened or not, each parameter
-[...] is permuted with 33% probability by multiplying with either 1.2 or 1/1.2". Initial values are
-those of table D.1.
+The paper leaves these choices open:
 
-Left open there, and here so: frames and returns are a member's own, the returns those of all its
-tasks together. Returns of the burn-in do not count, and a fitness is of those since the last one.
-It needs a return of every task. It belongs to the weights: with them a member takes it over. A
-member that has none yet is never copied. Frames are never copied, and no value has bounds.
+* Frames and returns are counted for each member, and returns for all its tasks together.
+* Returns of the burn-in do not count. A fitness is computed from the returns since the last one,
+  and requires a return of every task.
+* A fitness belongs to the weights: a member that copies weights takes over their fitness. A member
+  without a fitness is never copied.
+* The count of frames is not copied, and hyper-parameters have no bounds.
 
-All draws are of one stream: the initial values, by member and by name; then for each question one
-word for the other member and one for each parameter, by name. A population is therefore a pure
-function of its seed and of the order in which returns arrive and questions are asked.
+All random numbers come from one stream: first the initial values, by member and by name; then for
+each evolution one word for the other member and one for each hyper-parameter, by name. A population
+is therefore a pure function of its seed and of the order of returns and evolutions.
 """
 
 from __future__ import annotations
@@ -46,19 +48,20 @@ Hyperparameters = dict[str, float]
 
 
 Prior = Callable[[Stream], float]
-"""Draws an initial value, of one word of a stream."""
+"""Draws an initial value from one word of a stream."""
 
 
 def log_uniform(low: float, high: float) -> Prior:
-    """Return the prior of a uniform logarithm, between two positive bounds.
+    """Return the log-uniform distribution between two positive bounds.
 
-    Its values are rounded to float32: libraries' powers differ in the last bits.
+    Its values are rounded to float32, because the powers of different libraries differ in the last
+    bits of a float64.
     """
     return lambda stream: float(np.float32(low * (high / low) ** stream.uniform()))
 
 
 def choice(*values: float) -> Prior:
-    """Return the prior of some values, each as likely."""
+    """Return the uniform distribution over some values."""
     return lambda stream: values[stream.integer(len(values))]
 
 
@@ -78,7 +81,7 @@ def mean_capped_score(
 
     Args:
         means: Task to its mean return ``s``.
-        references: Task to ``r`` and ``h``, for the same tasks.
+        references: Task to the scores of random play ``r`` and of a human ``h``; the same tasks.
     """
     capped = [
         min(1.0, (means[task] - random) / (human - random))
@@ -88,12 +91,15 @@ def mean_capped_score(
 
 
 def is_fitter(other: float | None, own: float, margin: float) -> bool:
-    """Tell whether fitness ``own`` gives way to ``other``, None for one not known yet."""
+    """Return whether ``other``, None if not known, exceeds ``own`` by more than ``margin``."""
     return other is not None and other > own + margin
 
 
 def explore(values: Hyperparameters, rules: PopulationSpec, stream: Stream) -> Hyperparameters:
-    """Return ``values``, each changed by a chance; one word each, in the order of the names."""
+    """Return ``values``, each changed with the probability of the rules.
+
+    One word of the stream is drawn for each, in the order of the names.
+    """
     return {
         name: _changed(value, rules, stream.uniform()) for name, value in sorted(values.items())
     }
@@ -102,7 +108,7 @@ def explore(values: Hyperparameters, rules: PopulationSpec, stream: Stream) -> H
 def _changed(value: float, rules: PopulationSpec, uniform: float) -> float:
     if uniform >= rules.probability:
         return value
-    # The same draw decides the direction: each half of the range below `probability` is one.
+    # The same draw decides the direction: each half of the range below ``probability`` is one.
     grows = uniform < rules.probability / 2
     return value * rules.factor if grows else value / rules.factor
 
@@ -112,13 +118,13 @@ def _changed(value: float, rules: PopulationSpec, uniform: float) -> float:
 
 @dataclass
 class _Progress:
-    """The progress of a member so far.
+    """The progress of a member.
 
     Attributes:
-        steps: Number of steps of its training.
+        steps: Agent steps of its training so far.
         current: Number of its generation.
-        counts: Task to how many returns there are since the last fitness.
-        sums: Task to their sum, added up as they arrived.
+        counts: Task to the number of returns since the last fitness.
+        sums: Task to the sum of these returns, added in the order of their arrival.
     """
 
     steps: int
@@ -128,11 +134,11 @@ class _Progress:
 
 
 class Population:
-    """Members, their hyper-parameters and where these come from; training is the caller's.
+    """The members, their hyper-parameters and their ancestry. The caller trains them.
 
     Attributes:
-        generations: All so far, the first of every member at the beginning. With what
-            :meth:`state` adds, that is the state; alone, it is the ancestry.
+        generations: All generations so far, which are the ancestry; the first ones of the members
+            come first.
     """
 
     def __init__(
@@ -145,10 +151,10 @@ class Population:
         """Draw the initial hyper-parameters.
 
         Args:
-            rules: How it evolves.
-            references: Task to the scores that returns are normalised by; ``human`` is higher.
-            stream: ``population``, from its beginning.
-            priors: Name of a hyper-parameter to how its initial values are drawn.
+            rules: The rules of its evolution.
+            references: Task to the scores by which returns are normalised; ``human`` is higher.
+            stream: The stream ``population``, at its beginning.
+            priors: Name of a hyper-parameter to the distribution of its initial values.
         """
         self._rules, self._references, self._stream = rules, references, stream
         self.generations = [
@@ -169,19 +175,19 @@ class Population:
         self._progress = [_Progress(0, member) for member in range(rules.members)]
 
     def current(self, member: int) -> Generation:
-        """Return the generation that ``member`` is in."""
+        """Return the current generation of ``member``."""
         return self.generations[self._progress[member].current]
 
     def collect(self, member: int, steps: int, returns: Iterable[tuple[str, float]]) -> None:
-        """Note what a member did since the last time.
+        """Count the returns of a member since the last call.
 
         Args:
-            member: Which.
-            steps: Number of steps of its training so far, in all.
+            member: Number of the member.
+            steps: Agent steps of its training so far.
             returns: Task and return of each episode that ended, in order.
 
         Raises:
-            KeyError: A task that has no reference.
+            KeyError: A task has no reference scores.
         """
         progress = self._progress[member]
         progress.steps = steps
@@ -194,7 +200,7 @@ class Population:
             progress.sums[task] = progress.sums.get(task, 0.0) + value
 
     def ready(self, member: int) -> bool:
-        """Tell whether enough returns of ``member`` are there for a fitness."""
+        """Return whether ``member`` has enough returns for a fitness."""
         counts = self._progress[member].counts
         enough = sum(counts.values()) >= self._rules.episodes
         return enough and counts.keys() == self._references.keys()
@@ -202,7 +208,8 @@ class Population:
     def evolve(self, member: int) -> Generation:
         """Compare ``member`` with another one and begin its next generation.
 
-        If it is ``copied``, the caller gives ``member`` the trained tensors of its ``rival``.
+        If the generation is ``copied``, the caller gives ``member`` the trained tensors of its
+        ``rival``.
 
         Raises:
             ValueError: The member is not ready.
@@ -212,7 +219,7 @@ class Population:
         progress = self._progress[member]
         score = self._score(progress)
         rival = self._stream.integer(self._rules.members - 1)
-        # One draw among the others only, by stepping over the member itself.
+        # The draw is among the other members, so the member itself is skipped.
         rival += rival >= member
         rival_score = self.current(rival).fitness
         copied = is_fitter(rival_score, score, self._rules.margin)
@@ -243,7 +250,7 @@ class Population:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a snapshot of a population of the same kind.
+        """Continue from a snapshot of a population with the same rules.
 
         Raises:
             CapsuleError: CAP-T201, the snapshot is of another seed.

@@ -1,32 +1,36 @@
 """A population of IMPALA trainers (Espeholt et al. 2018, arXiv:1802.01561, appendix F).
 
-The rules are those of :mod:`capsule.training.impala.population`, whose frames are agent steps here.
-Its members are whole trainers, with actors, seeds, a schedule and a replay memory of their own,
-which take turns in one process. An *interval* of the population is one of each::
+The rules are those of :mod:`capsule.training.impala.population`; frames are counted as agent steps.
+The members are complete trainers, each with its own actors, seeds, schedule and replay memory, and
+take turns in one process. In an *interval* of the population, each of these comes once, in the
+order of the members:
 
-    every member with enough returns evolves                    member 0, 1, …
-    every member gives its actors the parameters
-    every member learns a batch                                 member 0, 1, …
+1. Every member with enough returns evolves.
+2. Every member gives its actors its parameters.
+3. Every member trains on one batch.
 
-So an evolution follows the returns that it is decided by, and comes before the first batch that is
-trained on with it: in the trace, too. Steps are those of one member, as all have made the same.
+An evolution therefore comes after the returns that decide it and before the first batch that is
+trained on with its result, also in the trace. All members have made the same number of steps, which
+is the number of steps of the run.
 
-Member ``i`` has the root seed that stream ``population`` of index ``1 + i`` draws first, below
-2^53, from the run's; so has each stream that the spec seeds alone. Until a member first evolves it
-therefore is, bit for bit, the plain trainer of its seed and hyper-parameters. The population's own
-draws are stream ``population`` of index 0.
+The root seed of member ``i`` is the first integer below 2^53 that is drawn from the stream
+``population`` with index ``1 + i`` of the run's root seed. The seeds of streams that the spec seeds
+separately are derived in the same way. Until it first evolves, a member is therefore, bit for bit,
+the plain trainer with its seed and hyper-parameters. The population itself draws from the stream
+``population`` with index 0.
 
-Left open by the paper, and here so:
+The paper leaves these choices open:
 
-* A copy is of the parameters and of RMSProp's running means. Environments, recurrent states and the
-  replay memory stay the member's own. So do unrolls that were begun before, with its old policy,
+* A copy consists of the parameters and of RMSProp's running means. A member keeps its environments,
+  recurrent states and replay memory. It also keeps the unrolls that it began with its old policy,
   which the correction treats like any other lag.
-* ``max_gradient_norm``, which tables D.1 and G.1 give a value and no range, begins with the spec's.
-* Learning rates do not fall but by evolution: figure F.1 shows the schedule that a population
-  discovers beside a linear one. With ``annealing: true`` the member's present rate is multiplied by
-  what is left of the training.
-* The run's network, which is evaluated, is the fittest member's; of equals, and while there is no
-  fitness, the first one's.
+* ``max_gradient_norm``, for which tables D.1 and G.1 give a value and no range, begins with the
+  value of the spec.
+* Learning rates decrease only by evolution: figure F.1 compares the schedule that a population
+  discovers with a linear one. With ``annealing: true`` the member's current rate is multiplied by
+  the remaining share of the training.
+* The network of the run, which is evaluated, is that of the fittest member; among equals, and as
+  long as no member has a fitness, that of the first.
 """
 
 from __future__ import annotations
@@ -65,7 +69,8 @@ def make_population(
     """Make the trainer with all its members.
 
     Raises:
-        CapsuleError: CAP-T371, actors are to play on a cluster.
+        CapsuleError: CAP-T371, the actors would run on a cluster; or as
+            :func:`capsule.training.impala.factory.make_impala`.
     """
     if cluster := os.environ.get(contract.CLUSTER_VARIABLE):
         raise CapsuleError(
@@ -90,7 +95,13 @@ def make_population(
 
 
 def member_setting(context: TrainerContext, number: int, members: int) -> TrainerContext:
-    """Return what a member is given: a folder, seeds and streams of its own."""
+    """Return the context of a member, with its own folder, seeds and streams.
+
+    Args:
+        context: The run.
+        number: Number of the member.
+        members: Number of all members.
+    """
     directory = context.directory / f"member-{number}"
     directory.mkdir(exist_ok=True)
     seeds = member_seeds(context.seeds, number)
@@ -100,7 +111,7 @@ def member_setting(context: TrainerContext, number: int, members: int) -> Traine
 
 
 def member_seeds(seeds: SeedsSpec, number: int) -> SeedsSpec:
-    """Return the seeds of a member, each derived from the run's."""
+    """Return the seeds of a member, each derived from the run's, as the module describes."""
 
     def derived(seed: int) -> int:
         return Stream(_STREAM, seed, 1 + number).integer(_SEEDS)
@@ -110,7 +121,7 @@ def member_seeds(seeds: SeedsSpec, number: int) -> SeedsSpec:
 
 
 class ImpalaPopulation:
-    """Members that train in turn, of which the fitter replace others.
+    """A trainer of several members, which train in turn and copy fitter ones.
 
     Attributes:
         step: Agent steps of each member.
@@ -129,15 +140,16 @@ class ImpalaPopulation:
         streams: Sequence[Mapping[Any, Stream]],
         tasks: Sequence[str],
     ) -> None:
-        """Begin.
+        """Take over the members, before their first step.
 
         Args:
             context: The run.
-            members: Each with the hyper-parameters that it begins with.
-            population: The rules.
-            stream: What they draw from.
-            streams: Those of each member, by name.
-            tasks: Names; actor ``i`` of each member plays number ``i`` modulo how many there are.
+            members: The members, with their initial hyper-parameters.
+            population: The rules, and the ancestry.
+            stream: The stream from which ``population`` draws.
+            streams: The streams of each member, by name.
+            tasks: Names of the tasks; actor ``i`` of each member plays task ``i`` modulo their
+                number.
         """
         self._recording, self._trace = context.spec.recording, context.trace
         self._members, self._population, self._tasks = members, population, tasks
@@ -145,7 +157,7 @@ class ImpalaPopulation:
         self._own = {_STREAM: stream} | _named_by_member(
             [dict(sorted(each.items())) for each in streams]
         )
-        self._recorded = 0  # generations that the trace has
+        self._recorded = 0  # generations that are in the trace
         self.actions = members[0].actions
         self._sum_up()
 
@@ -157,9 +169,9 @@ class ImpalaPopulation:
     # The algorithm
 
     def train_step(self) -> None:
-        """Let every member that is ready evolve; then have every member learn one batch."""
+        """Let every member that is ready evolve; then train every member on one batch."""
         self._evolve()
-        # Before any member learns, so that the actors of all members play meanwhile.
+        # All members publish before any member learns, so that all actors play meanwhile.
         for member in self._members:
             member.publish()
         for number, member in enumerate(self._members):
@@ -172,7 +184,7 @@ class ImpalaPopulation:
             self.record()
 
     def exploration(self) -> None:
-        """Return None: policies are random by themselves."""
+        """Return None: the policies themselves are stochastic."""
 
     def policy(self, parameters: Parameters) -> EvaluatedPolicy:
         """Return the policy of ``parameters``, for evaluations, which choose by its logits."""
@@ -180,14 +192,14 @@ class ImpalaPopulation:
 
     def _evolve(self) -> None:
         for number, member in enumerate(self._members):
-            # In the order of the members: one that evolves later is compared with what an earlier
-            # one has just become.
+            # The order matters: a later member may be compared with the new generation of an
+            # earlier one.
             if self._population.ready(number):
                 generation = self._population.evolve(number)
                 member.adopt(generation.values, self._copied(generation))
 
     def _copied(self, generation: contract.Generation) -> dict[str, NDArray[np.float32]] | None:
-        """Return what a generation begins with, if that is its rival's."""
+        """Return the trained tensors that a generation copies from its rival, if it copies any."""
         if generation.rival is None or not generation.copied:
             return None
         return self._members[generation.rival].tensors()
@@ -207,7 +219,7 @@ class ImpalaPopulation:
     # Recording
 
     def record(self, *, complete: bool = False) -> None:
-        """Write one trace record for all members, whose data were folded in their turns."""
+        """Write one trace record for all members, which have added their data in turn."""
         complete = complete or self._trace.wants_tensors(self.step, self._recording)
         begun = self._population.generations[self._recorded :]
         unrolls = [member.take_unrolls() for member in self._members]
@@ -251,7 +263,7 @@ class ImpalaPopulation:
         """Continue from a snapshot; the run's streams and trace are restored already.
 
         Raises:
-            CapsuleError: An environment does not return to it; CAP-T201, it is of another seed.
+            CapsuleError: As :meth:`BaseTrainer.restore`; CAP-T201, it is of another seed.
         """
         self._population.restore(state["population"])
         self._recorded = state["recorded"]
@@ -262,12 +274,13 @@ class ImpalaPopulation:
             own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
             with _named(number):
                 member.restore(step, state["members"][number], own)
-            # The members were made with their initial values. Those of their generations apply now.
+            # The members were made with their initial values, and continue with those of their
+            # current generations.
             member.adopt(self._population.current(number).values)
         self._sum_up()
 
     def stream_profiles(self) -> list[StreamProfile]:
-        """Return the population's stream, and those of members as ``member N/stream``."""
+        """Return profiles of the population's stream, and of members' as ``member N/stream``."""
         profiles = [
             stream.profile().model_copy(update={"name": name}) for name, stream in self._own.items()
         ]
@@ -279,14 +292,14 @@ class ImpalaPopulation:
         return profiles
 
     def use(self) -> TrainerUse:
-        """Say what the members used, who all have the same schedule."""
+        """Return what all members used together; their schedules are of the same kind."""
         uses = [member.use() for member in self._members]
         inference = added([use.inference for use in uses if use.inference is not None])
         actors = sum(use.actors for use in uses)
         return uses[0].model_copy(update={"actors": actors, "inference": inference})
 
     def artifacts(self) -> dict[str, bytes]:
-        """Return the ancestry."""
+        """Return the document of the ancestry."""
         ancestry = contract.Ancestry(generations=tuple(self._population.generations))
         return {contract.POPULATION: ancestry.document()}
 
@@ -303,7 +316,7 @@ def _name(number: int, what: str, form: str = "member {}/{}") -> str:
 def _named_by_member(
     parts: Sequence[Mapping[str, Any]], form: str = "member {}/{}"
 ) -> dict[str, Any]:
-    """Put what members have under one another, named by whose it is."""
+    """Return the values of all members in one mapping, with the member in each name."""
     return {
         _name(number, name, form): value
         for number, part in enumerate(parts)
@@ -313,7 +326,7 @@ def _named_by_member(
 
 @contextmanager
 def _named(number: int) -> Iterator[None]:
-    """Name the member in errors."""
+    """Add the member to the message of an error that is raised in the block."""
     try:
         yield
     except CapsuleError as error:

@@ -1,11 +1,11 @@
 """Experience replay of unrolls (Espeholt et al. 2018, arXiv:1802.01561, section 5.2.2).
 
 "We draw 50% of the items in each batch uniformly at random from the replay buffer." When the memory
-is full, a new unroll replaces the oldest one: table D.3 says "Removal: First-in-first-out". Fresh
-unrolls are appended before any are drawn, so there is always one to draw; unrolls are drawn with
-replacement.
+is full, a new unroll replaces the oldest one: table D.3 says "Removal: First-in-first-out". The
+paper leaves the rest open: here fresh unrolls are appended before any are drawn, so that there is
+always one to draw, and unrolls are drawn with replacement.
 
-The unrolls lie in a ring in files of the run's state (:mod:`capsule.training.state.rings`).
+The unrolls are stored in a ring in files of the run's state (:mod:`capsule.training.state.rings`).
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ class UnrollReplay:
         """Open the ring in ``directory``, making its files where there are none.
 
         Args:
-            directory: Where the memory-mapped files lie; None keeps the ring in memory.
-            example: An unroll of the shapes that all have.
+            directory: The folder of the memory-mapped files; None keeps the ring in memory.
+            example: An unroll with the shapes of all unrolls.
             capacity: Unrolls that can be drawn.
-            slack: Unrolls that may follow a checkpoint without touching what it needs.
+            slack: Unrolls that can be added after a checkpoint without overwriting any that it
+                needs.
 
         Raises:
             CapsuleError: CAP-T221, there is no room for the files.
@@ -49,23 +50,23 @@ class UnrollReplay:
 
     @property
     def count(self) -> int:
-        """Unrolls that ever came in."""
+        """The number of unrolls ever added."""
         return int(self._ring.counts[0])
 
     def append(self, unrolls: Sequence[Unroll]) -> None:
-        """Take unrolls in.
+        """Add unrolls.
 
         Raises:
-            RuntimeError: More than ``slack`` came in since the last checkpoint.
+            RuntimeError: More than ``slack`` were added since the last checkpoint.
         """
         for unroll in unrolls:
             self._ring.append(unroll._asdict())
 
     def sample(self, stream: Stream, count: int) -> tuple[NDArray[np.int64], list[Unroll]]:
-        """Draw ``count`` unrolls, one word of the stream each.
+        """Draw ``count`` unrolls uniformly, with replacement; each takes one word of the stream.
 
         Returns:
-            Which they were, counted from the first that ever came in: int64 ``[count]``; and the
+            Their numbers, counted from the first unroll ever added, int64 ``[count]``; and the
             unrolls, without returns.
         """
         alive = min(self.count, self._capacity)
@@ -78,19 +79,19 @@ class UnrollReplay:
         ]
 
     def state(self) -> dict[str, Any]:
-        """Return a JSON-safe snapshot: how many came in, and the digest of those alive.
+        """Return a JSON-safe snapshot: the number of unrolls ever added, and the live ones' digest.
 
-        From now on these are kept: the ring rejects more than ``slack`` further ones until the next
-        call.
+        The live unrolls are kept from now on: the ring rejects more than ``slack`` further ones
+        until the next call.
         """
         self._ring.keep()
         return {"count": self.count, "digest": self._digest()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Return to a snapshot; the unrolls are those in the files.
+        """Return to a snapshot. The unrolls themselves are those in the files.
 
         Raises:
-            CapsuleError: CAP-T223, the files do not hold what they held at the checkpoint.
+            CapsuleError: CAP-T223, the files do not contain the unrolls of the checkpoint.
         """
         self._ring.resume([state["count"]])
         what = f"unrolls of the checkpoint at {self.count}"

@@ -1,9 +1,9 @@
-"""Dense records: every tensor after every parameter update, and every operator on the way.
+"""Dense records: every tensor after each parameter update, and every operator call in between.
 
-They are asked for by ``Job.dense`` when two runs are bisected; :mod:`capsule.experiment.dense` has
-the format. The claimed trace stays what it would have been. A run with a dense record has one
-thread, so that the operators come in one order. Watched are torch's operators, below
-autograd, and our own loops (:mod:`capsule.training.layers.kernels`).
+``Job.dense`` requests them when two runs are bisected; :mod:`capsule.experiment.dense` describes
+the format. The claimed trace is not affected. A run with a dense record has one thread, so that the
+operators have one order. The record covers torch's operators, below autograd, and Capsule's own
+kernels (:mod:`capsule.training.layers.kernels`), which are called loops here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from capsule.training.state.streams import Stream
 from capsule.training.state.trace import Trace
 from capsule.training.trainer import Trainer
 
-# Keyword arguments that a loop fills, whatever was in them.
+# Keyword arguments that a loop overwrites, so that their contents are not inputs.
 _FILLED = frozenset({"out", "gates", "cell", "squashed", "hidden", "gate_gradients"})
 # Functions of the module that compute nothing.
 _NO_LOOPS = frozenset({"limit_instruction_set", "instruction_set", "has_products", "convolved"})
@@ -53,11 +53,17 @@ class DenseRecorder:
     """Writes the dense record of a run.
 
     Attributes:
-        trace: The trace for the trainer to write to.
+        trace: The trace to which the trainer writes.
     """
 
     def __init__(self, directory: Path, spec: TrainingSpec, window: contract.DenseWindow) -> None:
-        """Begin the file, and the trace beside it."""
+        """Begin the dense record, and open the trace.
+
+        Args:
+            directory: The run directory.
+            spec: The experiment.
+            window: The steps whose intervals are recorded.
+        """
         path = directory / contract.DENSE
         # DenseTrace appends, and an earlier attempt may have left a file.
         path.unlink(missing_ok=True)
@@ -68,7 +74,7 @@ class DenseRecorder:
         self.trace.write(header.model_dump_json(by_alias=True))
 
     def interval(self, trainer: Trainer) -> None:
-        """Have the trainer go one interval on, and write it down if it is one of those."""
+        """Let the trainer make one interval, and record it if it is in the window."""
         end = trainer.step + self._unit
         if not self._window.first <= end <= self._window.last:
             trainer.train_step()
@@ -82,10 +88,10 @@ class DenseRecorder:
 
 
 class DenseTrace(Trace):
-    """A trace that is also written densely, into another file.
+    """A trace that also writes the records of the dense file.
 
-    What is handed over once, such as the unrolls that were trained on, goes into the next record
-    of both.
+    Values that the trainer passes only once, such as the unrolls that were trained on, are written
+    to the next record of both files.
     """
 
     def __init__(self, path: Path, dense: Path) -> None:
@@ -97,8 +103,8 @@ class DenseTrace(Trace):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Gather what flows while the block runs for the next dense record."""
-        # What flowed, or was handed over, before this update belongs to no dense record.
+        """Also collect the data that are added while the block runs for the next dense record."""
+        # Data that were added or passed before this update do not belong to a dense record.
         self._lines.forget()
         self._owed[self._lines] = {}
         self._watched = True
@@ -121,7 +127,7 @@ class DenseTrace(Trace):
         self._lines.append(line.encode())
 
     def add(self, component: str, data: Any) -> None:
-        """Fold ``data`` into the current record, and into the dense one."""
+        """Fold ``data`` into the current record, and into the dense record if it is watched."""
         super().add(component, data)
         if self._watched:
             self._lines.add(component, data)
@@ -135,12 +141,12 @@ class DenseTrace(Trace):
         unrolls: Mapping[str, str] | None = None,
         **facts: Any,
     ) -> None:
-        """Write a record to the file whose turn it is (:meth:`Trace.record`)."""
+        """Write a record (:meth:`Trace.record`), inside of :meth:`dense` to the dense file."""
         once = {"generations": generations, "unrolls": unrolls}
         writer: Trace = self._lines if self._dense else self
         other: Trace = self if self._dense else self._lines
-        # This record gets what is new and what its own file is still owed. The other file is owed
-        # the new part behind what it was owed before; the dense file, only what is watched.
+        # This record has the new values, after those that its file is still owed. The other file is
+        # owed the new values as well; the dense file, only if they are watched.
         owed = self._owed.pop(writer, {})
         if self._dense or self._watched:
             late = self._owed.get(other, {})
@@ -153,7 +159,7 @@ class DenseTrace(Trace):
         Trace.record(writer, step, streams, **{**facts, **joined})
 
     def flush(self) -> None:
-        """Hand everything written to the operating system."""
+        """Pass everything written to the operating system."""
         super().flush()
         self._lines.flush()
 
@@ -164,10 +170,10 @@ class DenseTrace(Trace):
 
 
 class _Lines(Trace):
-    """The dense file: records without a chain, and other lines."""
+    """The dense file, with records and other lines, and without a hash chain."""
 
     def forget(self) -> None:
-        """Begin the record anew."""
+        """Drop the data of the current record."""
         self._leaves = dict.fromkeys(self._leaves, b"")
 
     def append(self, line: bytes) -> None:
@@ -185,21 +191,22 @@ def _joined(
 
 
 class OperatorLog:
-    """Writes down the operator calls of one thread.
+    """Records the operator calls of one thread.
 
     Attributes:
-        inside: Whether one of our loops is being written down: what torch does for it is not.
+        inside: Whether a loop is being recorded; the operators that torch executes for it are not
+            recorded.
     """
 
     def __init__(self, write: Write) -> None:
-        """Append lines with ``write``."""
+        """Begin a log that is written with ``write``, line by line."""
         self._write = write
         self._room = MAX_DATA_BYTES
         self.inside = False
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch the thread that calls this while the block runs."""
+        """Record the operator calls of the calling thread while the block runs."""
         thread = threading.get_ident()
         loops = {
             name: self._logged(name, function, thread)
@@ -209,7 +216,7 @@ class OperatorLog:
             and name not in _NO_LOOPS
         }
         originals = {name: getattr(kernels, name) for name in loops}
-        # Callers look functions up in their module at every call, so this reaches all of them.
+        # Callers look up the functions in their module at every call, so this affects all calls.
         vars(kernels).update(loops)
         try:
             with _LogMode(self):
@@ -225,19 +232,19 @@ class OperatorLog:
         execute: Callable[[], Any],
         outcome: Callable[[Any], Sequence[torch.Tensor]],
     ) -> Any:
-        """Execute a call and write it down.
+        """Execute a call and record it.
 
         Args:
             name: Name of the operator.
-            arguments: By position or name; numbers among them are written down.
-            inputs: Tensors that it reads.
-            execute: Executes it.
-            outcome: Gives the tensors that it wrote, from its result.
+            arguments: The arguments by position or name; numbers among them are recorded.
+            inputs: The tensors that it reads.
+            execute: Executes the call.
+            outcome: Returns the tensors that the call wrote, given its result.
 
         Returns:
-            What it gave back.
+            The result of the call.
         """
-        # Before the call, which may overwrite what it reads.
+        # Digested before the call, which may overwrite its inputs.
         before = tuple(_digest(tensor) for tensor in inputs)
         result = execute()
         where = own_line(user_stack())
@@ -252,11 +259,11 @@ class OperatorLog:
         return result
 
     def _logged(self, name: str, function: Callable[..., Any], thread: int) -> Callable[..., Any]:
-        """Return one of our loops that is written down as an operator."""
+        """Return a function that calls a loop and records it as an operator."""
 
         @functools.wraps(function)
         def logged(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != thread or self.inside:  # one that calls another
+            if threading.get_ident() != thread or self.inside:  # called by another loop
                 return function(*args, **kwargs)
             self.inside = True
             try:
@@ -287,7 +294,7 @@ class OperatorLog:
 
 
 class _LogMode(OperatorMode):  # type: ignore[no-untyped-call]
-    """Hands the operators of the thread that enters it to a log."""
+    """Passes the operators of the thread that enters it to a log."""
 
     def __init__(self, log: OperatorLog) -> None:
         super().__init__()
@@ -312,7 +319,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _short(where: str) -> str:
-    """Return a location from its package on: where that is installed says nothing."""
+    """Return a location without the folder in which the package or the source tree is installed."""
     for folder in ("-packages/", "/workspace/"):
         where = where.rpartition(folder)[2]
     return where[where.rindex("/capsule/") + 1 :] if "/capsule/" in where else where

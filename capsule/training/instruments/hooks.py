@@ -1,8 +1,8 @@
 """The instruments of ``capsule diagnose``, inside the processes of a run.
 
-They are on where ``CAPSULE_DIAGNOSE`` is set, and nowhere else. In a trainer of ours only torch is
-watched (the trace tells the rest); in every Python process of a program, its lines are, too.
-Processes made by a bare fork are not watched.
+They are active only if ``CAPSULE_DIAGNOSE`` is set. In Capsule's own trainers they watch only
+torch, because the trace covers the rest; in every Python process of a user program, they also watch
+its lines. Processes that are made by a fork without an exec are not watched.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from capsule.training.instruments.line_trace import LineTrace
     from capsule.training.instruments.operator_reexecution import ReexecutionMode
 
-VARIABLE = "CAPSULE_DIAGNOSE"  # folder for the reports; relative to the run directory at first
-TRAINER_MODULE = "capsule.training.environments"  # imported when the flags have been read back
+VARIABLE = "CAPSULE_DIAGNOSE"  # folder of the reports; watched() makes it absolute
+TRAINER_MODULE = "capsule.training.environments"  # imported after the flags have been read back
 MAX_OPERATOR_CALLS = 100_000
 MAX_PROCESSES = 1_000
 MAX_WARNINGS = 100
@@ -42,12 +42,12 @@ _UNSUPPORTED = "does not have a deterministic implementation"
 def install() -> None:
     """Watch this process from its start to its end.
 
-    Called at every start of an interpreter, and twice in a virtual environment, which reads its
-    ``.pth`` files twice.
+    This is called at every start of an interpreter, and twice in a virtual environment, which reads
+    its ``.pth`` files twice.
     """
     folder = os.environ.get(VARIABLE, "")
     known = any(isinstance(finder, _ImportFinder) for finder in sys.meta_path)
-    # The job's own process, python -m capsule.training, is watched by watched(). That also makes
+    # In the job's own process, python -m capsule.training, watched() does this instead, and makes
     # the folder absolute for the processes that the job starts.
     if folder.startswith("/") and not known and "capsule.training" not in sys.orig_argv:
         instruments = Instruments(Path(folder), lines=True)
@@ -57,7 +57,7 @@ def install() -> None:
 
 @contextmanager
 def watched(run_directory: Path) -> Iterator[None]:
-    """Watch torch in this process while the block runs, if the host asked for it.
+    """Watch torch in this process while the block runs, if the host has requested it.
 
     The variable is made absolute, for the processes that a program starts.
     """
@@ -81,8 +81,9 @@ class Instruments:
         """Reserve a report in ``folder``.
 
         Args:
-            folder: Where the reports of all processes go, numbered in the order of their starts.
-            lines: Whether to watch what the program's lines compute, too.
+            folder: The folder of the reports of all processes, which are numbered in the order of
+                their starts.
+            lines: Whether to watch the lines of the program, too.
         """
         self._path = _reserve(folder)
         self._process = os.getpid()
@@ -98,14 +99,14 @@ class Instruments:
         self._finder = _ImportFinder("torch" if lines else TRAINER_MODULE, self._watch_torch)
 
     def start(self) -> None:
-        """Begin to watch; torch only once it is there, and a trainer has set and tested it."""
+        """Begin to watch. Torch is watched after its import, in a trainer after its self-test."""
         if self._lines is not None:
             self._lines.start()
         sys.meta_path.insert(0, self._finder)
 
     def finish(self) -> None:
         """Stop watching and write the report."""
-        if os.getpid() != self._process:  # a forked child that ends as its parent would
+        if os.getpid() != self._process:  # a forked child that runs its parent's exit handlers
             return
         if self._lines is not None:
             self._lines.stop()
@@ -114,7 +115,7 @@ class Instruments:
             self._operators.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             threading.Thread.start = self._start_thread  # type: ignore[method-assign]
         report = self._report()
-        # Until it is replaced, the reserved file is empty, and read_reports() of the host skips it.
+        # The reserved file is empty until it is replaced; read_reports() of the host skips it.
         temporary = self._path.with_suffix(".new")
         temporary.write_text(report.model_dump_json(by_alias=True))
         temporary.replace(self._path)
@@ -125,12 +126,12 @@ class Instruments:
         mode = self._operators = ReexecutionMode(limit=MAX_OPERATOR_CALLS)
         start = self._start_thread
 
-        # A mode belongs to the thread that enters it; threads that start later have none.
+        # A mode is active only in the thread that enters it, so later threads must enter their own.
         def start_watched(thread: threading.Thread) -> None:
-            run = thread.run  # of its class, which may be the program's
+            run = thread.run  # the method of its class, which may be a class of the program
 
             def run_watched() -> None:
-                vars(thread).pop("run", None)  # a thread that keeps it would refer to itself
+                vars(thread).pop("run", None)  # removes the thread's reference to itself
                 with mode.for_this_thread():
                     run()
 
@@ -142,7 +143,7 @@ class Instruments:
         mode.__enter__()  # type: ignore[no-untyped-call]
 
     def _watch_warnings(self) -> None:
-        """Note torch's warnings of nondeterministic operators, and let them be shown as before."""
+        """Record torch's warnings of nondeterministic operators, which are shown as before."""
         show = warnings.showwarning
 
         def note(message: Warning | str, *arguments: Any, **keywords: Any) -> None:
@@ -154,7 +155,7 @@ class Instruments:
                     self._warnings_truncated = True
             show(message, *arguments, **keywords)
 
-        # By default Python shows equal warnings of one line only once.
+        # By default, Python shows equal warnings of one line only once.
         warnings.filterwarnings("always", message=f".*{_UNSUPPORTED}")
         warnings.showwarning = note
 
@@ -183,14 +184,14 @@ class Instruments:
 
 
 class _ImportFinder(ImportFinder):
-    """Calls back after the import of a module."""
+    """Calls a function after the import of a module."""
 
     def __init__(self, module: str, imported: Callable[[], None]) -> None:
         super().__init__(module)
         self._imported = imported
 
     def around(self, execute: Callable[[], None]) -> None:
-        with _unhooked():  # an import makes millions of calls
+        with _unhooked():  # because an import makes millions of calls
             execute()
         self._imported()
 
@@ -209,7 +210,7 @@ def _unhooked() -> Iterator[None]:
 
 
 def _reserve(folder: Path) -> Path:
-    """Create the next free report, empty until the process ends."""
+    """Create the next free report, which is empty until the process ends, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(MAX_PROCESSES):
         path = folder / f"{number:03}.json"
@@ -217,7 +218,7 @@ def _reserve(folder: Path) -> Path:
         with suppress(FileExistsError):
             path.touch(exist_ok=False)
             return path
-    # All further processes have this name in common, and the last to end leaves its report.
+    # All further processes share this name, so only the report of the last one to end is kept.
     return folder / f"{MAX_PROCESSES:03}.json"
 
 
@@ -228,7 +229,7 @@ def _algorithms() -> Literal["error", "warn", "off"]:
 
 
 def _seeding_lines(named: set[Location]) -> dict[str, str]:
-    """Return the lines that seed a generator, in the files of the locations."""
+    """Return the lines that seed a generator, in the files of some locations, by FILE:LINE."""
     return {
         f"{file}:{number}": line.strip()
         for file in {where.file for where in named}

@@ -1,10 +1,11 @@
-"""What the lines of a program compute, and which sources of nondeterminism they ask.
+"""Recording what the lines of a program compute, and the sources of nondeterminism that they use.
 
-Two hooks of the interpreter. The trace hook notes, after each line of the user's code, every
-local variable that the line names and that has another value now: as a digest, so that two runs can
-be compared assignment by assignment. The profile hook notes the calls that ask a clock, the
-operating system's entropy, an address, a process number or a folder, with the user's line that they
-came from. Library code is not traced, and nothing of the program is called to look at a value.
+Two hooks of the interpreter do this. After each line of the user's code, the trace hook records a
+digest of every local variable that the line names and that has a new value, so that two runs can be
+compared assignment by assignment. The profile hook records calls that read a clock, the operating
+system's entropy, an address, a process number or a folder, with the line of the user's code from
+which they came. Library code is not traced, and no code of the program is called to examine a
+value.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 from capsule.training.instruments.report import Location, Source, SourceUse, Variable, is_own
 
 MAX_ASSIGNMENTS = 500_000
-MAX_ITEMS = 1_000  # of a container; longer ones are judged by their first items and their length
+MAX_ITEMS = 1_000  # of a container; of a longer one, the length and the first items are digested
 MAX_SORTED = 20_000
 MAX_DEPTH = 4
 MAX_ARRAY_BYTES = 1 << 20
@@ -49,14 +50,18 @@ _WATCHED: Mapping[Any, tuple[Source, str]] = {
     os.scandir: ("directory", "os.scandir"),
     id: ("address", "id"),
 }
-# Libraries often use these for what never reaches a result; only calls in the user's code count.
+# Libraries often use these without any effect on results, so only calls in the user's code count.
 _OWN_CALLS_ONLY = frozenset({"address", "process", "directory", "clock"})
 _SEED = random.Random.seed.__code__
 _GLOBAL_GENERATOR: random.Random = vars(random)["_inst"]
 
 
 class LineTrace:
-    """Traces the threads of this process, as long as there is room."""
+    """Traces the threads of this process, up to :data:`MAX_ASSIGNMENTS` assignments.
+
+    Attributes:
+        truncated: Whether this limit was reached.
+    """
 
     def __init__(self) -> None:
         self.truncated = False
@@ -66,7 +71,7 @@ class LineTrace:
         self._sources: dict[tuple[Source, str, Location], int] = {}
 
     def start(self) -> None:
-        """Set the hooks in this thread and in those that it will start."""
+        """Set the hooks in this thread and in all threads that are started later."""
         threading.settrace(self._call)
         threading.setprofile(self._profile)
         sys.setprofile(self._profile)
@@ -80,13 +85,13 @@ class LineTrace:
         threading.setprofile(None)
 
     def variables(self) -> tuple[Variable, ...]:
-        """Return what each line assigned, in the order of the first assignments."""
+        """Return the values that each line assigned, in the order of the first assignments."""
         return tuple(
             values.summary(where, name) for (where, name), values in self._variables.items()
         )
 
     def sources(self) -> tuple[SourceUse, ...]:
-        """Return the sources that were asked, in the order of their first use."""
+        """Return the uses of sources of nondeterminism, in the order of the first uses."""
         return tuple(
             SourceUse(source=source, function=function, where=where, calls=calls)
             for (source, function, where), calls in self._sources.items()
@@ -101,8 +106,8 @@ class LineTrace:
     def _line(self, frame: FrameType, event: str, _argument: Any) -> Callable[..., Any] | None:
         if self.truncated or frame not in self._known:
             return None
-        # The interpreter calls before it executes a line. What it has executed since is therefore
-        # the line of the call before.
+        # The interpreter calls this before it executes a line, so the line of the previous call has
+        # just been executed.
         line, digests = self._known[frame]
         if event in {"line", "return"}:
             self._note(frame, line, digests)
@@ -112,14 +117,14 @@ class LineTrace:
         return self._line
 
     def _note(self, frame: FrameType, line: int, digests: dict[str, str]) -> None:
-        """Note the variables that a line, which has just been executed, gave new values."""
+        """Record the variables to which a line, which has just been executed, gave new values."""
         file, variables = frame.f_code.co_filename, frame.f_locals
         for name in _names(file, line):
             if name not in variables or name.startswith("__"):
                 continue
             value = variables[name]
-            # An exception of a hook would be raised in the program. Values that cannot be looked at
-            # are skipped, such as tensors inside of vmap() and sets that another thread changes.
+            # An exception here would be raised in the program. Values that cannot be examined are
+            # skipped, such as tensors inside of vmap() and sets that another thread changes.
             try:
                 digest = digest_of(value)
                 if digests.get(name) == digest:
@@ -137,7 +142,7 @@ class LineTrace:
     def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
         if event == "c_call":
             found = _WATCHED.get(argument) or _method(argument)
-        # Without a seed, Random.seed() takes one from the operating system.
+        # Without an argument, Random.seed() reads entropy from the operating system.
         elif event == "call" and frame.f_code is _SEED and frame.f_locals.get("a") is None:
             found = ("entropy", "Random.seed")
         else:
@@ -158,7 +163,7 @@ class LineTrace:
 
 
 class _Values:
-    """Summary of the values that one variable took on one line."""
+    """A summary of the values that one line gave to one variable."""
 
     def __init__(self, first: Any) -> None:
         self._kind = _kind(first)
@@ -172,7 +177,7 @@ class _Values:
         self._count += 1
         self._ordered.update(digest.encode())
         self._elements.update((_unordered(value) or digest).encode())
-        # A sum does not depend on the order, and unlike an exclusive or it counts equal values.
+        # A sum does not depend on the order; unlike an exclusive or, it counts equal values.
         self._sum = (self._sum + int(digest, 16)) % 2**128
         if len(self._shown) < VALUES_SHOWN:
             self._shown.append(_shown(value))
@@ -193,8 +198,8 @@ class _Values:
 def digest_of(value: Any) -> str:
     """Return a digest of a value's content, 32 hexadecimal digits.
 
-    Equal content gives equal digests in every process: addresses, the order of sets, and whatever
-    is inside objects of libraries stay out.
+    Equal content has equal digests in every process: the digest covers neither addresses, nor the
+    order of sets, nor the contents of library objects other than arrays and tensors.
     """
     state = hashlib.blake2b(digest_size=16)
     _feed(state.update, value, MAX_DEPTH)
@@ -219,25 +224,25 @@ def _plain_bytes(value: Any) -> bytes:
         number = complex(value)
         return struct.pack("<dd", number.real, number.imag)
     if isinstance(value, int):
-        return hex(value).encode()  # repr() has a limit for integers, and takes quadratic time
+        return hex(value).encode()  # repr() has a limit for large integers, and is quadratic
     return repr(value).encode("utf-8", "surrogatepass")
 
 
 def _items(value: Any) -> list[Any] | None:
-    """Return what a container or an object of the user's classes holds; None for the rest."""
+    """Return the contents of a container or of an object of the user's classes; None for others."""
     kind = type(value)
     if kind in {list, tuple}:
         return list(value)
     if kind in {set, frozenset}:
-        # Of a larger set, the first items would be others in each run.
+        # The first items of a larger set would differ from run to run.
         return sorted(map(digest_of, value)) if len(value) <= MAX_ITEMS else [len(value)]
     if kind is dict:
         return list(value.items())
     if _is_own_class(kind):
         try:
-            # getattr() would call the class's own __getattribute__().
+            # getattr() could call a method of the program's class.
             return list(object.__getattribute__(value, "__dict__").items())
-        except AttributeError:  # it has slots only
+        except AttributeError:  # the object only has slots
             return []
     if kind.__module__ == "numpy" and _has_objects(value):
         return [f"{value.dtype}{value.shape}", *value.flat[:MAX_ITEMS].tolist()]
@@ -245,12 +250,12 @@ def _items(value: Any) -> list[Any] | None:
 
 
 def _has_objects(value: Any) -> bool:
-    """Tell whether an array holds Python objects, of which its memory has the addresses."""
+    """Return whether an array consists of Python objects, so that its memory has addresses."""
     return hasattr(value, "tobytes") and bool(value.dtype.hasobject)
 
 
 def _array_bytes(value: Any) -> bytes:
-    """Return shape, type and elements of an array or tensor; nothing for anything else."""
+    """Return type, shape and elements of an array or tensor, without those of large ones."""
     if type(value).__module__ == "numpy":
         if not hasattr(value, "tobytes"):
             return b""
@@ -267,7 +272,7 @@ def _array_bytes(value: Any) -> bytes:
 
     from capsule.training.instruments.operator_reexecution import element_bytes
 
-    # These operators are not those of the program, and must not be counted.
+    # The operators below are not those of the program, and must not be counted.
     with _disable_current_modes(), torch.no_grad():
         data: bytes = element_bytes(value.cpu()).numpy().tobytes()
     return facts + data
@@ -280,7 +285,7 @@ def _is_own_class(kind: type) -> bool:
 
 
 def _unordered(value: Any) -> str | None:
-    """Return a digest of a sequence's or mapping's items without their order."""
+    """Return a digest of the items of a sequence or mapping, in any order; None for others."""
     if type(value) not in {list, tuple, dict} or len(value) > MAX_SORTED:
         return None
     items = value.items() if type(value) is dict else value
@@ -295,7 +300,7 @@ def _kind(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Show simple values; never call code of the program's."""
+    """Return the text of simple values, without calling any code of the program."""
     if type(value) in {list, tuple} and all(type(item) in _PLAIN for item in value[:MAX_ITEMS]):
         value = value[:8]
     elif type(value) in {str, bytes}:
@@ -304,7 +309,7 @@ def _shown(value: Any) -> str:
         return ""
     try:
         return repr(value)[:MAX_SHOWN]
-    except ValueError:  # an int has more digits than Python converts
+    except ValueError:  # an integer has more digits than Python converts
         return ""
 
 
@@ -316,7 +321,7 @@ def _method(function: Any) -> tuple[Source, str] | None:
     owner: Any = getattr(function, "__self__", None)
     if owner is _GLOBAL_GENERATOR:
         return "entropy", f"random.{function.__name__}"
-    # The name comes first, and isinstance() is not called: a class of the program could answer.
+    # isinstance() is not used, because it could call code of the program's classes.
     if function.__name__ == "seed" and type(owner).__module__ == "torch._C":
         return "entropy", "torch.Generator.seed"
     if function.__name__ in {"now", "utcnow", "today"} and issubclass(type(owner), type):

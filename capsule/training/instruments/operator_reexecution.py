@@ -1,11 +1,12 @@
-"""Execute every torch operator twice on the same inputs, and compare the bits.
+"""Executing every torch operator twice on the same inputs, and comparing the bits.
 
-A mode between the program and torch's dispatcher. It runs each operator for the program first, and
-then again on copies of what the first run wrote, with the generator set back. What the program gets
-is what it would have got without the mode, but for ``torch.linalg.eigvalsh`` and ``svdvals``: under
-any mode torch computes the vectors, too, which takes another algorithm.
+A dispatch mode is between the program and torch's dispatcher. It executes each operator for the
+program first, and then again on copies of the memory that the first execution wrote to, with the
+generator in its earlier state. The program gets the results that it would get without the mode,
+except for ``torch.linalg.eigvalsh`` and ``svdvals``: under any mode, torch also computes the
+vectors, with another algorithm.
 
-What it cannot see: work that a custom operator hides from the dispatcher, CUDA graphs, races
+The mode does not detect work that a custom operator hides from the dispatcher, CUDA graphs, races
 between processes, and a race that does not occur in these repetitions. Operators that communicate
 with other processes are not repeated.
 """
@@ -32,15 +33,15 @@ from capsule.training.instruments.report import (
     user_stack,
 )
 
-ALIGNMENT = 64  # bytes; copies keep a tensor's place in a cache line, on which kernels may depend
+ALIGNMENT = 64  # bytes of a cache line; kernels may depend on a tensor's position in one
 
 # Arguments that operators change although their schemas do not say so: running statistics of the
 # batch normalisations, and cuDNN's generator.
 _UNMARKED_WRITES = frozenset({"running_mean", "running_var", "dropout_state"})
-# Results that a kernel need not fill: scratch memory kept for the backward pass.
+# Results that a kernel need not fill: scratch memory for the backward pass.
 _SCRATCH_RESULTS = {"aten::mkldnn_rnn_layer": {3}, "aten::_cudnn_rnn": {3}}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)  # other subclasses wrap tensors
-# Namespaces whose operators do something besides computing: communicate, or take time stamps.
+# Namespaces whose operators have side effects: they communicate, or take time stamps.
 _EFFECTS = ("c10d", "_c10d", "symm_mem", "rpc", "profiler")
 
 
@@ -59,7 +60,7 @@ class _Use:
 
 @dataclass
 class _Census:
-    """The record to which the modes of all threads write."""
+    """The counts to which the modes of all threads add."""
 
     limit: int
     calls: int = 0
@@ -69,14 +70,14 @@ class _Census:
 
 
 class OperatorMode(TorchDispatchMode, ABC):
-    """Sees the operators, below autograd, of the thread that enters it."""
+    """A dispatch mode that receives the operators, below autograd, of the thread that enters it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # or torch would import its compiler, which takes seconds
+        return False  # otherwise torch would import its compiler, which takes seconds
 
     def __torch_dispatch__(
         self,
@@ -85,9 +86,9 @@ class OperatorMode(TorchDispatchMode, ABC):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Hand an operator's call to :meth:`execute`; whatever else is dispatched is executed."""
+        """Pass a call of an operator to :meth:`execute`; execute anything else unchanged."""
         call = DispatchedCall(func, args, kwargs or {})
-        # Higher-order operators have no schema to judge them by.
+        # Higher-order operators have no schema.
         if isinstance(func, torch._ops.OpOverload):  # noqa: SLF001
             return self.execute(call, types)
         return call.execute()
@@ -97,19 +98,19 @@ class OperatorMode(TorchDispatchMode, ABC):
         """Execute a call and return its result.
 
         Args:
-            call: What to execute.
-            types: Types of its arguments, as torch hands them over.
+            call: The call.
+            types: Types of its arguments, as torch passes them.
         """
 
 
 class ReexecutionMode(OperatorMode):  # type: ignore[no-untyped-call]
     """Re-executes the operators of the thread that enters it.
 
-    Enter :meth:`for_this_thread` in every other thread; all share one census.
+    Every other thread must enter :meth:`for_this_thread`; all share one census.
     """
 
     def __init__(self, *, limit: int = 1 << 62) -> None:
-        """Prepare the mode; after ``limit`` calls nothing is repeated or counted any more."""
+        """Prepare the mode; calls after the first ``limit`` are neither repeated nor counted."""
         super().__init__()
         self._census = _Census(limit)
 
@@ -121,7 +122,7 @@ class ReexecutionMode(OperatorMode):  # type: ignore[no-untyped-call]
 
     @property
     def calls(self) -> int:
-        """Operator calls seen."""
+        """The number of operator calls so far."""
         return self._census.calls
 
     @property
@@ -147,13 +148,14 @@ class ReexecutionMode(OperatorMode):  # type: ignore[no-untyped-call]
         )
 
     def execute(self, call: DispatchedCall, types: Sequence[type]) -> Any:
-        """Execute one operator for the program, and again for the comparison."""
+        """Execute a call for the program, and again for the comparison."""
         if self.exhausted:
             return call.execute()
         use, index = self._count(call, user_stack())
         if not call.repeatable(types):
             return call.execute()
-        # All threads share the default generator: none may draw while another has set it back.
+        # All threads share the default generator, and none may draw while another one has set it
+        # back.
         with self._census.generators if call.seeded else nullcontext():
             result, elements, differing = call.compare()
         with self._census.lock:
@@ -185,26 +187,26 @@ class DispatchedCall:
 
     @property
     def named(self) -> dict[str, Any]:
-        """Its arguments, by position or name."""
+        """The arguments, by position or name."""
         return {str(place): value for place, value in enumerate(self._args)} | self._kwargs
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """The tensors among its arguments."""
+        """The tensors among the arguments."""
         return list(_tensors((self._args, self._kwargs)))
 
     @property
     def name(self) -> str:
-        """With namespace and overload: ``aten::add.Tensor``."""
+        """The name with namespace and overload, such as ``aten::add.Tensor``."""
         schema = self._func._schema  # noqa: SLF001 - torch offers no other way to the schema
         return f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
 
     @property
     def device(self) -> str:
-        """Type of the device it computes on."""
+        """The type of the device on which it computes."""
         for tensor in self.tensors:
             return tensor.device.type
-        # An operator that makes a tensor of nothing has none among its arguments.
+        # Operators that make new tensors need not have any among their arguments.
         return torch.device(self._kwargs.get("device") or "cpu").type
 
     @property
@@ -217,7 +219,7 @@ class DispatchedCall:
         return takes_generator or torch.Tag.nondeterministic_seeded in self._func.tags
 
     def status(self) -> tuple[Status, str | None]:
-        """Return what is known of the operator."""
+        """Return the status of the call, and the entry of torch's documentation that states it."""
         return status_of(
             self._func._schema.name,  # noqa: SLF001
             self.device,
@@ -226,11 +228,11 @@ class DispatchedCall:
         )
 
     def repeatable(self, types: Sequence[type]) -> bool:
-        """Return whether executing it again is harmless and tells something."""
+        """Return whether the call can be executed again without side effects, and compared."""
         func = self._func
-        # Views compute nothing, and views in place would change an argument of the program.
-        # Messages would be sent twice. Fresh memory has no content to compare. Tensors that wrap
-        # others, or are not plain memory, cannot be copied as bytes.
+        # Views compute nothing, and in-place views would change an argument of the program.
+        # Messages would be sent twice. Uninitialized memory has no content to compare. Tensors that
+        # wrap others, or are not plain memory, cannot be copied as bytes.
         return not (
             func.is_view
             or torch.Tag.inplace_view in func.tags
@@ -241,15 +243,15 @@ class DispatchedCall:
         )
 
     def execute(self) -> Any:
-        """Execute it and return its result."""
+        """Execute the call and return its result."""
         return self._func(*self._args, **self._kwargs)
 
     def outcome(self, result: Any) -> list[torch.Tensor]:
-        """Return the tensors that the operator gave back or wrote to."""
+        """Return the tensors that the operator wrote to, and those that it returned."""
         return list(_tensors([*self._written(), *self._results(result)]))
 
     def compare(self) -> tuple[Any, int, int]:
-        """Execute the operator, then again, and compare.
+        """Execute the operator twice, and compare.
 
         Returns:
             The result, the number of elements of all results, and how many of them had other bits.
@@ -266,7 +268,8 @@ class DispatchedCall:
             again = self._execute_on(copies)
         finally:
             if generator and after is not None:
-                # The program continues from where its own execution left the generator.
+                # The program continues with the state in which its own execution left the
+                # generator.
                 generator.set_state(after)
         first = [*written, *self._results(result)]
         second = [*map(copies.substitute, written), *self._results(again)]
@@ -296,7 +299,7 @@ class DispatchedCall:
         ]
 
     def _results(self, result: Any) -> list[Any]:
-        """Return what the operator gave back, without scratch memory and written arguments."""
+        """Return the operator's results, without scratch memory and without written arguments."""
         schema = self._func._schema  # noqa: SLF001
         scratch = _SCRATCH_RESULTS.get(schema.name, set())
         parts = result if isinstance(result, tuple) and len(schema.returns) > 1 else (result,)
@@ -320,10 +323,11 @@ class DispatchedCall:
 
 
 class _Copies:
-    """Copies of the memory that an operator writes to, and views of them.
+    """Copies of the memory to which an operator writes, and views of them.
 
-    Arguments that share memory share it in the copies, too, and each tensor keeps its strides and
-    its place within a cache line: all of that may choose another kernel, which rounds otherwise.
+    Arguments that share memory also share it in the copies, and each tensor keeps its strides and
+    its position within a cache line, because all of these may select another kernel, with other
+    rounding.
     """
 
     def __init__(self, written: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
@@ -340,7 +344,7 @@ class _Copies:
         return len(self._memory)
 
     def substitute(self, value: Any) -> Any:
-        """Return the view of the copy that stands for a tensor; anything else as it is."""
+        """Return the view of a copy that replaces a tensor; return other values unchanged."""
         if not isinstance(value, torch.Tensor) or _storage(value) not in self._memory:
             return value
         start, memory = self._memory[_storage(value)]
@@ -355,7 +359,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the bytes of its storage that a tensor covers: first, and one past the last."""
+    """Return the range of bytes of its storage that a tensor covers: the first, and the end."""
     size = tensor.element_size()
     first = int(tensor.storage_offset()) * size
     if tensor.numel() == 0:
@@ -375,7 +379,7 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
 
 
 def _unusual(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is more than strided memory, so that it cannot be copied as bytes."""
+    """Return whether a tensor is not plain strided memory, and cannot be copied as bytes."""
     return tensor.layout != torch.strided or tensor.is_conj() or tensor.is_neg() or tensor.is_meta
 
 
@@ -393,7 +397,7 @@ def _compare(first: list[Any], second: list[Any]) -> tuple[int, int]:
 
 
 def _differing(left: torch.Tensor, right: torch.Tensor) -> int:
-    """Return in how many elements two tensors have other bits; NaN equals the same NaN."""
+    """Return the number of elements in which two tensors have different bits, also in a NaN."""
     if left.shape != right.shape or left.dtype != right.dtype:
         return max(left.numel(), right.numel())
     if left.numel() == 0 or left.layout != torch.strided:
@@ -407,7 +411,7 @@ def _differing(left: torch.Tensor, right: torch.Tensor) -> int:
 def element_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Return the bytes of a strided tensor's elements, row-major: uint8 ``[elements, size]``."""
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    # What has one element along a dimension is contiguous whatever its stride there says.
+    # A dimension with one element may have any stride in a contiguous tensor, which view() rejects.
     flat = plain.as_strided((plain.numel(),), (1,))
     return flat.view(torch.uint8).view(plain.numel(), plain.element_size())
 

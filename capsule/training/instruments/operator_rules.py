@@ -1,7 +1,8 @@
-"""Which of torch's operators are deterministic, on which device, and under which flag.
+"""The determinism of torch's operators, by device and flag.
 
 The rules restate the two lists in the documentation of ``torch.use_deterministic_algorithms``
-(2.13) in terms of the operators that are dispatched. Nothing here imports torch: hosts read it too.
+(2.13) in terms of dispatched operators. This module does not import torch, because hosts read it,
+too.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from typing import Any, Literal, get_args
 
 Status = Literal[
     "deterministic",  # always
-    "seeded",  # given the state of the generator it draws from
-    "uninitialized",  # returns memory as it was left; filled while the flag is on
-    "with-flag",  # only while torch.use_deterministic_algorithms is on
-    "raises",  # never; with the flag on it raises, or warns under warn_only
+    "seeded",  # given the state of the generator from which it draws
+    "uninitialized",  # returns uninitialized memory, which is filled if the flag is on
+    "with-flag",  # only if torch.use_deterministic_algorithms is on
+    "raises",  # never; if the flag is on, it raises an error, or warns under warn_only
     "unknown",  # not one of torch's own operators
 ]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -32,11 +33,11 @@ class Rule:
     """The status of some operators.
 
     Attributes:
-        status: Their status where the rule applies.
-        devices: Where it applies.
+        status: Their status, if the rule applies.
+        devices: The devices to which it applies.
         operators: Names without namespace and without the underscore of the in-place form.
         documented: The entries of torch's lists that the rule restates, without markup.
-        applies: Tells from the arguments, by their names in the schema, whether the rule applies.
+        applies: Returns whether the rule applies to arguments, by their names in the schema.
     """
 
     status: Status
@@ -49,13 +50,13 @@ class Rule:
 def status_of(
     operator: str, device: str, arguments: Arguments, *, seeded: bool
 ) -> tuple[Status, str | None]:
-    """Return the status of one call, and the entry of torch's documentation that says so.
+    """Return the status of one call, and the entry of torch's documentation that states it.
 
     Args:
         operator: Name with namespace, such as ``aten::index_put_``.
-        device: Type of the device it computes on, such as ``cpu``.
-        arguments: Its arguments by their names in the schema.
-        seeded: Whether its schema says that it draws from a generator.
+        device: Type of the device on which it computes, such as ``cpu``.
+        arguments: Its arguments, by their names in the schema.
+        seeded: Whether it draws from a generator.
     """
     namespace, _, name = operator.partition("::")
     if namespace not in {"aten", "prims", "profiler"}:
@@ -88,7 +89,7 @@ UNINITIALIZED = frozenset(
 
 
 def _rules(status: Status, devices: tuple[Device, ...], *others: tuple[Any, ...]) -> list[Rule]:
-    """Return the rules of one status on the same devices, of which ``others`` have the rest."""
+    """Return rules with the same status and devices, and the other attributes in ``others``."""
     return [Rule(status, devices, *other) for other in others]
 
 
@@ -119,7 +120,7 @@ RULES: tuple[Rule, ...] = (
         (
             ("bmm",),
             ("torch.bmm when called on sparse-dense CUDA tensors",),
-            # By name, because torch is not imported here.
+            # Compared by name, because torch is not imported here.
             lambda arguments: str(arguments["self"].layout) != "torch.strided",
         ),
         (
@@ -152,7 +153,7 @@ RULES: tuple[Rule, ...] = (
             lambda arguments: arguments.get("reduce") in {"sum", "mean"},
         ),
         (("max_pool3d_with_indices_backward",), _differentiated("nn.MaxPool3d")),
-        # Not in torch's lists: it stays nondeterministic under warn_only, too.
+        # These are not in torch's lists. Under warn_only they also stay nondeterministic.
         (
             (
                 "_scaled_dot_product_efficient_attention_backward",
@@ -214,7 +215,7 @@ RULES: tuple[Rule, ...] = (
                 for entry in _differentiated("nn.functional.interpolate")
             ),
         ),
-        # The spatial form only: nll_loss_forward adds up in a fixed order.
+        # Only the spatial form: nll_loss_forward adds in a fixed order.
         (("nll_loss2d_forward",), ("torch.nn.NLLLoss when called on a CUDA tensor",)),
         (
             ("_embedding_bag_backward", "_embedding_bag_dense_backward"),

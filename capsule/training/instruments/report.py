@@ -1,7 +1,7 @@
-"""What the instruments of ``capsule diagnose`` write down, and where in the program it was.
+"""The report of the instruments of ``capsule diagnose``, with locations in the program.
 
-The instruments run inside the training process; the host reads their report. Nothing here imports
-torch.
+The instruments run inside the training process; the host reads their report. This module does not
+import torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from capsule.experiment.fields import Model
 from capsule.training.instruments.operator_rules import Status
 
 STACK_FRAMES = 8
-SEEDING = re.compile(  # a line of Python that seeds some generator
+SEEDING = re.compile(  # matches a line of Python that seeds a generator
     r"seed\w*\(|\bseed\w*\s*=|\b(default_rng|RandomState|SeedSequence|Random|PCG64|Philox)\("
 )
 _INSTRUMENTS = f"{Path(__file__).parent}/"
@@ -84,7 +84,7 @@ class TorchWarning(Model):
 
 
 class SourceUse(Model):
-    """Calls of one kind of nondeterministic source from one line of the program."""
+    """Calls of one function that is a source of nondeterminism, from one line of the program."""
 
     source: Source
     function: str = Field(description="What was called: time.time, os.urandom, …")
@@ -108,7 +108,7 @@ class Variable(Model):
 
 
 class InstrumentReport(Model):
-    """Everything the instruments of one process saw."""
+    """All observations of the instruments of one process."""
 
     schema_id: Literal["capsule/instruments/v1"] = Field("capsule/instruments/v1", alias="schema")
     algorithms: Literal["error", "warn", "off"] | None = Field(
@@ -127,7 +127,7 @@ class InstrumentReport(Model):
 
 
 def user_stack() -> tuple[Location, ...]:
-    """Return the frames of the calling program, innermost first, without torch's and ours."""
+    """Return the frames of the caller, innermost first, without those of torch and instruments."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to look at the stack
     stack: list[Location] = []
     while frame is not None and len(stack) < STACK_FRAMES:
@@ -141,7 +141,7 @@ def user_stack() -> tuple[Location, ...]:
 
 
 def own_line(stack: tuple[Location, ...]) -> Location | None:
-    """Return the innermost line of the user's code, else of a trainer of ours, else of all."""
+    """Return the innermost line of the user's code, else of Capsule's trainers, else of any."""
     own = next((location for location in stack if is_own(location.file)), None)
     ours = next((location for location in stack if location.file.startswith(_TRAINING)), None)
     return own or ours or (stack[0] if stack else None)
@@ -149,9 +149,9 @@ def own_line(stack: tuple[Location, ...]) -> Location | None:
 
 @cache
 def is_own(file: str) -> bool:
-    """Return whether a file is the user's, not the standard library's, a package's or ours."""
+    """Return whether a file is the user's, not the standard library's, a package's or Capsule's."""
     return not (
-        # What is frozen, or was compiled from a string, has a name in angle brackets.
+        # Frozen modules, and code that was compiled from a string, have names in angle brackets.
         file.startswith(("<", _TRAINING, sysconfig.get_path("stdlib")))
         or "/site-packages/" in file
         or "/dist-packages/" in file

@@ -1,1 +1,1 @@
-"""Layers whose sums have a written order, and the C kernels behind them."""
+"""Layers whose sums have a fixed order, and the C kernels that compute them."""

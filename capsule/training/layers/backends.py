@@ -1,10 +1,10 @@
-"""Convolutions and dense layers, whose sums have a fixed order or the one of torch's libraries.
+"""Convolutions and dense layers, whose sums have a fixed order or that of torch's libraries.
 
-A library chooses the order of a sum by the processor, the size of the batch and the row's place in
-it. Under :data:`FIXED_ORDER` every element of every result is one chain of fused multiply-adds, in
-the order below (``capsule/native/source/numerics/products.h``). Its bits depend on its inputs only:
-AVX2 and AVX-512 give the same bits, and a row has the same result in any batch. It is also the
-faster way, because AVX-512 need not be switched off.
+A library chooses the order of a sum by the processor, the size of the batch and the position of a
+row in it. Under :data:`FIXED_ORDER` every element of every result is one chain of fused
+multiply-adds, in the order below (``capsule/native/source/numerics/products.h``). Its bits depend
+only on its inputs: AVX2 and AVX-512 give the same bits, and a row has the same result in any batch.
+It is also faster than torch's libraries under a portable profile, which restricts those to AVX2.
 
 Order of the sums, from first to last; each sum begins with zero:
 
@@ -28,7 +28,7 @@ from capsule.experiment.spec import CpuAccelerator, CudaAccelerator
 from capsule.experiment.trainers import ModuleSpec, OwnNetwork
 from capsule.training.layers import kernels
 
-IMAGES = 32  # that pass a stack of convolutions together: so few stay in the cache
+IMAGES = 32  # images that pass through a stack of convolutions at a time, so that they stay cached
 
 
 class Convolution(NamedTuple):
@@ -37,7 +37,7 @@ class Convolution(NamedTuple):
     Attributes:
         filters: float32 ``[filters, channels, size, size]``, channels-last in memory.
         bias: float32 ``[filters]``.
-        stride: In both directions.
+        stride: Stride in both directions.
     """
 
     filters: torch.Tensor
@@ -65,14 +65,14 @@ class LayerBackend:
         *,
         rectified: bool,
     ) -> torch.Tensor:
-        """Convolve without padding and add the bias.
+        """Return the convolution of images, without padding, with a bias.
 
         Args:
             images: float32 ``[batch, channels, height, width]``, channels-last in memory.
             filters: float32 ``[filters, channels, size, size]``, channels-last in memory.
             bias: float32 ``[filters]``.
-            stride: In both directions.
-            rectified: Whether results below zero become zero.
+            stride: Stride in both directions.
+            rectified: Whether negative results are set to zero.
 
         Returns:
             float32 ``[batch, filters, down, across]``, channels-last in memory.
@@ -92,15 +92,15 @@ class LayerBackend:
 
         Args:
             observations: ``[batch, ...]``. No gradient is computed for them.
-            prepare: Makes of any rows of them what :meth:`convolution` takes.
-            layers: First to last, at least one.
+            prepare: Converts any rows of them to the images that :meth:`convolution` takes.
+            layers: The convolutions, first to last, at least one.
 
         Returns:
             float32 ``[batch, filters, down, across]``, channels-last in memory.
         """
         if self.fixed_order:
             parameters = [tensor for layer in layers for tensor in (layer.filters, layer.bias)]
-            # Autograd is switched off inside ``forward``, so this has to be found out before.
+            # Autograd is switched off inside ``forward``, so this is determined here.
             keeps = torch.is_grad_enabled() and any(each.requires_grad for each in parameters)
             strides = [layer.stride for layer in layers]
             return _apply(_Convolutions, observations, prepare, strides, keeps, *parameters)
@@ -117,7 +117,7 @@ class LayerBackend:
         Args:
             inputs: float32 ``[batch, in]``.
             weight: float32 ``[out, in]``.
-            bias: float32 ``[out]``, or none.
+            bias: float32 ``[out]``; None for no bias.
 
         Returns:
             float32 ``[batch, out]``.
@@ -134,8 +134,8 @@ class LayerBackend:
     def tanh(self, numbers: torch.Tensor) -> torch.Tensor:
         """Return the hyperbolic tangent of float32 numbers, of any shape.
 
-        In the fixed order it is ``1 - 2 / (e^2x + 1)``, whose absolute error is below 2e-7, because
-        ``torch.tanh`` gives a number other bits outside of a full vector.
+        In the fixed order it is computed as ``1 - 2 / (e^2x + 1)``, whose absolute error is below
+        2e-7, because the bits of ``torch.tanh`` depend on whether a number is in a full vector.
         """
         if self.fixed_order:
             return _apply(_Tanh, numbers)
@@ -145,7 +145,7 @@ class LayerBackend:
         """Set ``out`` to ``left^T right`` and return it. It is not differentiated.
 
         Args:
-            left: float32 ``[batch, rows]``; its rows may be apart in memory.
+            left: float32 ``[batch, rows]``; its rows need not follow one another in memory.
             right: float32 ``[batch, columns]``.
             out: float32 ``[rows, columns]``.
         """
@@ -173,13 +173,14 @@ FIXED_ORDER = LayerBackend(fixed_order=True)
 def backend_for(
     accelerator: CpuAccelerator | CudaAccelerator, network: str | OwnNetwork
 ) -> LayerBackend:
-    """Return how a trainer computes the layers of its network.
+    """Return the arithmetic with which a trainer computes the layers of its network.
 
-    The fixed order needs AVX2 and FMA. ``portable-v2`` is for processors without them, and so does
-    not use them on those that have them either. A user module has no fixed order.
+    The fixed order needs AVX2 and FMA. The profile ``portable-v2`` is for processors without them,
+    and therefore does not use them on any processor. A network with a user module is computed by
+    torch's libraries.
 
     Args:
-        accelerator: The spec's section.
+        accelerator: The spec's section ``accelerator``, or another accelerator.
         network: The spec's ``trainer.network``.
     """
     if isinstance(network, ModuleSpec):
@@ -201,8 +202,8 @@ class _Convolution(torch.autograd.Function):
         inputs, weights = _last(images), _last(filters)
         outputs = kernels.convolution(inputs, weights, bias, stride, rectified=rectified)
         context.stride = stride
-        # The results of a rectifier are enough to differentiate it: they are zero where it cut
-        # something off.
+        # The results of a rectifier suffice to differentiate it: where they are zero, the gradient
+        # is zero.
         context.save_for_backward(inputs, weights, *([outputs] if rectified else []))
         return _first(outputs)
 
@@ -213,7 +214,7 @@ class _Convolution(torch.autograd.Function):
         through, bias = _back(_last(gradient), *outputs)
         filters = images = None
         if wants_filters:
-            # The kernel adds to what is there.
+            # The kernel adds to its output.
             filters = torch.zeros_like(weights)
             kernels.conv2d_weight_grad(inputs, through, filters, context.stride)
             filters = _first(filters)
@@ -227,7 +228,10 @@ class _Convolution(torch.autograd.Function):
 def _back(
     gradient: torch.Tensor, outputs: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the gradients before the bias and for the bias, through a rectifier, if any."""
+    """Return the gradients of a convolution before its bias and of the bias.
+
+    If ``outputs`` are given, they are those of a rectifier, which is differentiated first.
+    """
     if outputs is None:
         return gradient, kernels.column_sums(gradient.flatten(0, -2))
     bias = gradient.new_zeros(gradient.shape[-1])
@@ -237,8 +241,8 @@ def _back(
 class _Convolutions(torch.autograd.Function):
     """A stack of rectified convolutions, applied to :data:`IMAGES` images at a time.
 
-    So few images stay in the cache from layer to layer. The sums of the gradients continue from one
-    part of the images to the next, so the parts do not change the order of any sum.
+    A few images stay in the cache from layer to layer. The sums of the gradients continue from one
+    part of the images to the next, so the division into parts does not change the order of a sum.
     """
 
     @staticmethod
@@ -258,8 +262,8 @@ class _Convolutions(torch.autograd.Function):
             for layer, (weights, bias, stride) in enumerate(
                 zip(filters, biases, strides, strict=True)
             ):
-                # Without a gradient, what lies between two layers is needed for one part only: its
-                # memory, which the last part may not fill, is used again for the next.
+                # Without a gradient, results between two layers are needed only for the current
+                # part, so every part uses the same memory. The last part may not fill it.
                 whole = keeps or layer == last
                 if layer == len(outputs):
                     room = kernels.convolved(hidden, weights, stride, rows if whole else None)
@@ -279,8 +283,8 @@ class _Convolutions(torch.autograd.Function):
         filters, outputs = tensors[: len(strides)], tensors[len(strides) :]
         gradients = [(torch.zeros_like(each), each.new_zeros(len(each))) for each in filters]
         for part in _parts(len(observations)):
-            # Prepared a second time rather than kept: as float32, frames of bytes would take four
-            # times the memory.
+            # Prepared a second time and not kept, because uint8 frames take four times the memory
+            # as float32.
             inputs = [_last(context.prepare(observations[part]))]
             inputs += [output[part] for output in outputs[:-1]]
             back = _last(gradient[part])
@@ -288,7 +292,7 @@ class _Convolutions(torch.autograd.Function):
                 filters_gradient, bias_gradient = gradients[layer]
                 back = kernels.relu_backward(back, outputs[layer][part], bias_gradient)
                 kernels.conv2d_weight_grad(inputs[layer], back, filters_gradient, stride)
-                # The first layer has nothing before it that needs a gradient.
+                # The inputs of the first layer need no gradient.
                 if layer:
                     shape = inputs[layer].shape
                     back = kernels.conv2d_input_grad(back, filters[layer], shape, stride)
@@ -324,7 +328,7 @@ class _Dense(torch.autograd.Function):
 class _Tanh(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, numbers: torch.Tensor) -> torch.Tensor:
-        # Where e^2x is infinite in float32, this is 1; (e^2x - 1) / (e^2x + 1) would be NaN.
+        # If e^2x is infinite in float32, the result is 1; (e^2x - 1) / (e^2x + 1) would be NaN.
         outputs = 1 - 2 / (kernels.exponentiate((2 * numbers).contiguous()) + 1)
         context.save_for_backward(outputs)
         return outputs

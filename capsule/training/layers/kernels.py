@@ -1,10 +1,9 @@
 """Calls of the C functions of ``libcapsule-kernels.so``, which work on the memory of CPU tensors.
 
-A fused loop gives the same bits as its operations one by one, which the tests do with numpy. Unless
-a function says otherwise, every tensor is contiguous float32, and images and filters are
-channels-last:
-``[rows, height, width, channels]`` and ``[filters, size, size, channels]``. The order of every sum
-is in :mod:`capsule.training.layers.backends`.
+A fused loop gives the same bits as its operations one by one, as the tests check with numpy. Unless
+a function states otherwise, every tensor is contiguous float32, and images and filters are
+channels-last: ``[rows, height, width, channels]`` and ``[filters, size, size, channels]``. The
+order of every sum is described in :mod:`capsule.training.layers.backends`.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ import torch
 
 from capsule.native import native_part
 
-ALIGNMENT = 64  # bytes: a vector of AVX-512, a cache line
+ALIGNMENT = 64  # bytes: a vector of AVX-512, and a cache line
 INSTRUCTION_SETS = ("none", "AVX2", "AVX-512")
-_WIDE = 65  # rows and units of a dense layer that fill vectors either way round
+_WIDE = 65  # rows and units from which a dense layer fills its vectors without being transposed
 _library = ctypes.CDLL(str(native_part("libcapsule-kernels.so")))  # calls release the GIL
 
 
@@ -44,7 +43,7 @@ _TYPES = {
     "i": ctypes.c_int,
     "c": ctypes.POINTER(_Convolution),
 }
-_SIGNATURES = {  # of the C functions: the types of their arguments, a letter each
+_SIGNATURES = {  # types of the arguments of each C function, one letter of _TYPES each
     "adam": "ppppn" + 9 * "f",
     "centred_rmsprop": "pppp" + "nn" + 6 * "f",
     "column_sums": "ppnn",
@@ -73,7 +72,7 @@ _RESULTS = {
     "instruction_set": ctypes.c_int,
     "limit_instruction_set": ctypes.c_int,
 }
-# Undeclared, an integer would be passed as a C int of 32 bits, which cuts an address off.
+# Undeclared, an integer would be passed as a C int of 32 bits, which truncates an address.
 for _name, _letters in _SIGNATURES.items():
     _function = getattr(_library, f"capsule_{_name}")
     _function.argtypes = [_TYPES[letter] for letter in _letters]
@@ -188,16 +187,16 @@ def lstm(
     squashed: torch.Tensor,
     hidden: torch.Tensor,
 ) -> None:
-    """Take one step of an LSTM as ``capsule.training.networks.recurrent`` has it.
+    """Take one step of the LSTM of :mod:`capsule.training.networks.recurrent`.
 
     Args:
         inputs: Contribution of the inputs to the gates, ``[rows, 4 units]``.
         recurrent: Contribution of the hidden state to the gates, ``[rows, 4 units]``.
         before: Cell before the step, ``[rows, units]``.
-        gates: Output: the gates ``i``, ``f``, ``g`` and ``o``, ``[rows, 4 units]``.
-        cell: Output: the cell after the step, ``[rows, units]``.
-        squashed: Output: the tanh of that cell, ``[rows, units]``.
-        hidden: Output: the hidden state after the step, ``[rows, units]``.
+        gates: Memory for the gates ``i``, ``f``, ``g`` and ``o``, ``[rows, 4 units]``.
+        cell: Memory for the cell after the step, ``[rows, units]``.
+        squashed: Memory for the tanh of that cell, ``[rows, units]``.
+        hidden: Memory for the hidden state after the step, ``[rows, units]``.
     """
     rows, units = before.shape
     pointers = map(_pointer, (inputs, recurrent, before, gates, cell, squashed, hidden))
@@ -216,14 +215,14 @@ def lstm_backward(
     """Differentiate :func:`lstm`.
 
     Args:
-        gates: Output of :func:`lstm`, ``[rows, 4 units]``.
+        gates: As :func:`lstm` computed them, ``[rows, 4 units]``.
         before: Cell before the step, ``[rows, units]``.
-        squashed: Output of :func:`lstm`, ``[rows, units]``.
+        squashed: As :func:`lstm` computed it, ``[rows, units]``.
         hidden_gradient: Gradient with respect to the hidden state after it, ``[rows, units]``.
-        cell_gradient: Gradient with respect to the cell after the step, ``[rows, units]``; becomes
-            the gradient with respect to the cell before it.
-        gate_gradients: Output: the gradient with respect to ``inputs``, which is also the one with
-            respect to ``recurrent``, ``[rows, 4 units]``.
+        cell_gradient: Gradient with respect to the cell after the step, ``[rows, units]``; replaced
+            by the gradient with respect to the cell before it.
+        gate_gradients: Memory for the gradient with respect to ``inputs``, which is also the one
+            with respect to ``recurrent``, ``[rows, 4 units]``.
     """
     rows, units = before.shape
     tensors = gates, before, squashed, hidden_gradient, cell_gradient, gate_gradients
@@ -243,7 +242,7 @@ def exponentiate(numbers: torch.Tensor) -> torch.Tensor:
 def log_softmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return ``ln p``, ``p = softmax(logits)`` and ``-sum p ln p`` of each row.
 
-    Computed in float64; sums are taken first to last.
+    They are computed in float64, with sums from first to last.
 
     Args:
         logits: ``[rows, actions]``.
@@ -287,12 +286,12 @@ def log_softmax_backward(
 def interleave(
     images: torch.Tensor, scale: float, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return images channels-last, as numbers.
+    """Return uint8 images channels-last, as float32.
 
     Args:
         images: uint8 ``[batch, channels, height, width]``; copied first unless each channel of an
-            image is contiguous. Frame stacks may share their frames.
-        scale: Factor of every number.
+            image is contiguous. Frame stacks may share the memory of their frames.
+        scale: Factor of every pixel.
         out: Memory for the result; new memory by default.
 
     Returns:
@@ -316,9 +315,9 @@ def interleave(
 
 
 def limit_instruction_set(name: str) -> str:
-    """Use no wider vector instructions than those of ``name`` from here on, in any thread.
+    """Use no wider vector instructions than those of ``name`` from now on, in any thread.
 
-    Changes the time that products take, never a result. For tests and benchmarks.
+    This changes the speed of products, and never a result. It is for tests and benchmarks.
 
     Args:
         name: One of :data:`INSTRUCTION_SETS`.
@@ -327,7 +326,7 @@ def limit_instruction_set(name: str) -> str:
         The instruction set that is used: a narrower one where the processor lacks ``name``.
 
     Raises:
-        ValueError: ``name`` is another one.
+        ValueError: ``name`` is not one of them.
     """
     if name not in INSTRUCTION_SETS:
         raise ValueError(f"{name!r} is not one of {', '.join(map(repr, INSTRUCTION_SETS))}")
@@ -335,12 +334,12 @@ def limit_instruction_set(name: str) -> str:
 
 
 def instruction_set() -> str:
-    """Return the one of :data:`INSTRUCTION_SETS` that products use."""
+    """Return the element of :data:`INSTRUCTION_SETS` that products use."""
     return INSTRUCTION_SETS[_library.capsule_instruction_set()]
 
 
 def has_products() -> bool:
-    """Tell whether this processor has what the functions below need: AVX2 and FMA."""
+    """Return whether this processor has AVX2 and FMA, which the functions below need."""
     return instruction_set() != "none"
 
 
@@ -359,8 +358,8 @@ def convolution(
         images: ``[rows, height, width, channels]``.
         filters: ``[filters, size, size, channels]``.
         bias: ``[filters]``.
-        stride: In both directions.
-        rectified: Whether results below zero become zero.
+        stride: Stride in both directions.
+        rectified: Whether negative results are set to zero.
         out: Memory for the result; new memory by default.
     """
     shape = _convolution(images.shape, filters.shape, stride)
@@ -382,8 +381,8 @@ def convolved(
     Args:
         images: ``[batch, height, width, channels]``.
         filters: ``[filters, size, size, channels]``.
-        stride: In both directions.
-        rows: Images that it is for; as many as ``images`` by default.
+        stride: Stride in both directions.
+        rows: Number of images for which there is room; as many as ``images`` by default.
     """
     shape = _convolution(images.shape, filters.shape, stride)
     return _empty(shape.rows if rows is None else rows, shape.down, shape.across, shape.filters)
@@ -410,10 +409,10 @@ def relu_backward(
     """Differentiate a rectifier and the bias before it.
 
     Args:
-        gradient: Gradient with respect to ``outputs``.
+        gradient: Gradient with respect to ``outputs``, of their shape.
         outputs: Results of the rectifier, ``[rows, down, across, filters]`` or ``[rows, units]``.
-        bias: Gradient with respect to the bias, ``[filters]`` or ``[units]``: the sum over earlier
-            rows, to which these rows are added in place.
+        bias: Gradient with respect to the bias, ``[filters]`` or ``[units]``, to which the sum over
+            these rows is added in place.
         out: Memory for the result; new memory by default.
 
     Returns:
@@ -435,9 +434,9 @@ def conv2d_weight_grad(
     Args:
         images: Its inputs, ``[rows, height, width, channels]``.
         gradient: Gradient with respect to its results, ``[rows, down, across, filters]``.
-        filters: Gradient with respect to the filters, ``[filters, size, size, channels]``: the sum
-            over earlier images, to which these images are added in place.
-        stride: In both directions.
+        filters: Gradient with respect to the filters, ``[filters, size, size, channels]``, to which
+            the sum over these images is added in place.
+        stride: Stride in both directions.
     """
     shape = _convolution(images.shape, filters.shape, stride)
     _library.capsule_conv2d_weight_grad(
@@ -459,7 +458,7 @@ def conv2d_input_grad(
         gradient: Gradient with respect to its results, ``[rows, down, across, filters]``.
         filters: Its filters, ``[filters, size, size, channels]``.
         images: Shape of its images, which is that of the result.
-        stride: In both directions.
+        stride: Stride in both directions.
         out: Memory for the result; new memory by default.
     """
     result = _empty(*images) if out is None else out
@@ -484,7 +483,7 @@ def dense(
     Args:
         inputs: ``[rows, in]``.
         weight: ``[units, in]``.
-        bias: ``[units]``, or none.
+        bias: ``[units]``; None for no bias.
         out: Memory for the result; new memory by default.
     """
     (rows, fan_in), units = inputs.shape, weight.shape[0]
@@ -521,7 +520,7 @@ def outer(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor | None = No
     """Return ``left^T right``, ``[rows, columns]``.
 
     Args:
-        left: ``[steps, rows]``; its rows may be apart in memory.
+        left: ``[steps, rows]``; its rows need not follow one another in memory.
         right: ``[steps, columns]``.
         out: Memory for the result; new memory by default.
     """
@@ -539,10 +538,10 @@ def outer(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor | None = No
 
 
 def column_sums(matrix: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the sum of the rows of ``[rows, columns]``, first to last: ``[columns]``.
+    """Return the sum of the rows of a matrix, from first to last: ``[columns]``.
 
     Args:
-        matrix: The rows.
+        matrix: ``[rows, columns]``.
         out: Memory for the result; new memory by default.
     """
     result = _empty(matrix.shape[1]) if out is None else out
@@ -562,16 +561,19 @@ def _convolution(images: torch.Size, filters: torch.Size, stride: int) -> _Convo
 
 
 def _empty(*shape: int) -> torch.Tensor:
-    """Return fresh memory, which the caller fills; ``torch.empty`` would fill it first."""
+    """Return uninitialized memory, aligned to :data:`ALIGNMENT`, which the caller fills.
+
+    ``torch.empty`` would fill it with NaN first (``determinism.fill_uninitialized_memory``).
+    """
     size = math.prod(shape)
     memory = torch.from_numpy(np.empty(size + ALIGNMENT // 4, np.float32))
-    # numpy promises less alignment than this.
+    # numpy guarantees a smaller alignment.
     start = -memory.data_ptr() % ALIGNMENT // 4
     return memory[start : start + size].view(shape)
 
 
 class _Scratch(threading.local):
-    """Memory that a call of this thread may fill, and that no later one reads."""
+    """Memory for the temporary results of a call, one for each thread."""
 
     def __init__(self) -> None:
         self.memory = _empty(0)
@@ -581,17 +583,17 @@ _scratch_memory = _Scratch()
 
 
 def _scratch(size: int) -> int | None:
-    """Return where there is room for ``size`` numbers until the next call."""
+    """Return the address of memory for ``size`` numbers, which the next call may overwrite."""
     if _scratch_memory.memory.numel() < size:
         _scratch_memory.memory = _empty(size)
     return _pointer(_scratch_memory.memory)
 
 
 def _pointer(tensor: torch.Tensor | None) -> int | None:
-    """Return where the numbers of a tensor are in the memory of this process.
+    """Return the address of a tensor's elements in the memory of this process; None for None.
 
     Raises:
-        ValueError: They are in a device's memory, or nowhere.
+        ValueError: The tensor is not on the CPU.
     """
     if tensor is None:
         return None

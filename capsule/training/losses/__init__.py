@@ -1,1 +1,1 @@
-"""Losses and targets: pure functions of tensors."""
+"""Losses and targets, as pure functions of tensors."""

@@ -5,14 +5,14 @@ time and batch (table D.1: "the loss is summed across the batch and time dimensi
 
     - sum log pi(a_t|x_t) advantage_t + b sum 1/2 (v_t - V(x_t))^2 - e sum entropy(pi(.|x_t))
 
-``b`` 0.5 and ``e`` 0.01 on Atari (table G.1). A sum makes the learning rate one for a batch and an
-unroll of certain sizes; a mean would change its meaning. Half the square, since section 4.2 wants
-the gradient ``(v - V) grad V``.
+On Atari ``b`` is 0.5 and ``e`` is 0.01 (table G.1). Because the loss is a sum, a learning rate
+belongs to one batch size and unroll length. The baseline's term is half the square, whose gradient
+is the ``(v - V) grad V`` of section 4.2.
 
-*Policy*. Logarithms of probabilities and entropies are computed on a CPU by loops of our own in
-float64 and rounded (:func:`capsule.training.layers.kernels.log_softmax`), their gradient in
-float32, one action after the other: the same bits for a row alone as in a batch, and at every
-vector width. On a GPU its library computes them.
+*Policy*. On a CPU, logarithms of probabilities and entropies are computed by Capsule's own kernels
+in float64 and then rounded (:func:`capsule.training.layers.kernels.log_softmax`), and their
+gradient in float32, one action after the other. A row therefore has the same bits alone as in a
+batch, and at every vector width. On a GPU, torch computes them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RewardClipping = Literal["none", "unit", "asymmetric"]
 
 
 class ActionDistribution(NamedTuple):
-    """Probabilities of actions; gradients flow through both.
+    """A policy at some states; gradients flow through both attributes.
 
     Attributes:
         logarithms: ``ln pi(a|x)``: float32 ``[..., actions]``.
@@ -47,7 +47,7 @@ class ActionDistribution(NamedTuple):
     entropies: torch.Tensor
 
     def of(self, actions: torch.Tensor) -> torch.Tensor:
-        """Return ``ln pi(a|x)`` of the actions taken, int64 ``[...]``: float32 ``[...]``."""
+        """Return ``ln pi(a|x)`` of ``actions``, int64 ``[...]``, as float32 ``[...]``."""
         return self.logarithms.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
 
 
@@ -90,13 +90,13 @@ class _LogSoftmax(torch.autograd.Function):
 
 
 class Losses(NamedTuple):
-    """The minimized loss, and its parts before they are weighted by their costs: float32 scalars.
+    """The loss that is minimized, and its parts before they are weighted: float32 scalars.
 
     Attributes:
         total: ``policy + b baseline + e entropy``.
-        policy: Loss of the policy gradient; its value means nothing, only its gradient does.
-        baseline: Half the summed squares of what the baseline misses.
-        entropy: Less the summed entropies, so never positive.
+        policy: Loss whose gradient is the negative policy gradient; its value has no meaning.
+        baseline: Half the sum of the baseline's squared errors.
+        entropy: The negative sum of the entropies.
     """
 
     total: torch.Tensor
@@ -114,15 +114,15 @@ def impala_losses(
     baseline_cost: float = 0.5,
     entropy_cost: float = 0.01,
 ) -> Losses:
-    """Return the losses, summed over time and batch: of parts of a batch they add up to its own.
+    """Return the losses, summed over time and batch; those of shards add up to that of the batch.
 
     Args:
         log_target: ``ln pi(a_t|x_t)`` of the actions taken, float32 ``[time, batch]``.
         entropies: Entropies of the policy at each step, float32 ``[time, batch]``.
         baselines: ``V(x_t)``, float32 ``[time, batch]``.
-        targets: Taken as constants.
-        baseline_cost: ``b``; the default is the paper's.
-        entropy_cost: ``e``; the default is the paper's on Atari.
+        targets: Targets, which are taken as constants.
+        baseline_cost: ``b``; the default is that of table G.1.
+        entropy_cost: ``e``; the default is that of table G.1.
     """
     missed = targets.values.detach() - baselines
     policy = -(log_target * targets.advantages.detach()).sum()
@@ -133,12 +133,13 @@ def impala_losses(
 
 
 def clipped_rewards(rewards: NDArray[np.float64], clipping: RewardClipping) -> NDArray[np.float32]:
-    """Return rewards as the learner takes them (tables D.3 and G.1).
+    """Return the rewards that the learner trains on, float32 (tables D.3 and G.1).
 
     Args:
         rewards: float64, any shape.
-        clipping: ``unit``: to ``[-1, 1]``, not to their sign as DQN does; ``asymmetric``:
-            figure D.1, :func:`capsule.training.losses.r2d2.clip_rewards`; ``none``.
+        clipping: ``unit`` clips to ``[-1, 1]``, and does not take the sign as DQN does;
+            ``asymmetric`` is :func:`capsule.training.losses.r2d2.clip_rewards` (figure D.1);
+            ``none`` changes nothing.
     """
     if clipping == "asymmetric":
         return clip_rewards(rewards)

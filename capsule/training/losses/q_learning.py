@@ -28,10 +28,10 @@ def clipped_error_loss(
 ) -> torch.Tensor:
     """Return the loss whose gradient is the temporal-difference error clipped to [-1, 1].
 
-    Clipping the error (Mnih et al. 2015, Methods, "Training details") is descending the Huber loss
-    with threshold 1. It is summed, not averaged, over the batch, as in the authors' own code: the
-    learning rate and the minimum squared gradient of the paper's Extended Data Table 1 belong to
-    that scale.
+    To clip the error (Mnih et al. 2015, Methods, "Training details") is to descend the Huber loss
+    with threshold 1. The loss is summed over the batch, and not averaged, as in the authors' own
+    code: the learning rate and the minimum squared gradient of the paper's Extended Data Table 1
+    belong to that scale.
 
     Args:
         values: float32 ``[batch, actions]``, ``Q(s, .)``.
@@ -48,14 +48,17 @@ def clipped_error_loss(
 def clipped_errors(
     values: torch.Tensor, actions: torch.Tensor, targets: torch.Tensor
 ) -> torch.Tensor:
-    """Return the gradient of :func:`clipped_error_loss` by ``values``, of their shape."""
+    """Return the gradient of :func:`clipped_error_loss` with respect to ``values``.
+
+    The arguments are those of that function; the gradient is float32 ``[batch, actions]``.
+    """
     chosen = actions.unsqueeze(1)
     errors = (values.gather(1, chosen) - targets.unsqueeze(1)).clamp(-1.0, 1.0)
     return torch.zeros_like(values).scatter(1, chosen, errors)
 
 
 def exploration_rate(step: int, *, initial: float, final: float, steps: int) -> float:
-    """Return epsilon at ``step``: linear from ``initial`` at 0 to ``final`` at ``steps``."""
+    """Return epsilon at ``step``: linear from ``initial`` at step 0 to ``final`` at ``steps``."""
     if step >= steps:
         return final
     return initial + (final - initial) * (step / steps)

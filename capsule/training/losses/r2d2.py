@@ -1,14 +1,15 @@
 """The equations of R2D2 (Kapturowski et al. 2019, OpenReview r1lyTjAqYX, section 2.3).
 
-Tensors are time-major: ``[time, batch]``. Row ``t`` is one step of the trained part of a sequence;
+Tensors are time-major: ``[time, batch]``. Row ``t`` is one step of a sequence after its prefix;
 values have one row more, for the state after the last step. A sequence shorter than ``time`` is
-padded at its end; ``lengths`` counts its steps, ``valid`` marks them.
+padded at its end; ``lengths`` counts its steps, and ``valid`` marks them.
 
-Everything that enters a gradient is made of additions, multiplications, divisions and square roots,
-which IEEE 754 rounds correctly, so their bits depend on no library. Three functions need more and
-are computed by numpy in float64: :func:`clip_rewards` (tanh), :func:`exponentiate` and
-:func:`importance_weights` (power). Mathematical libraries disagree in the last bits of a float64;
-rounding to float32 drops these, except where a result lies within them of a rounding boundary.
+Targets and losses consist of additions, subtractions, multiplications, divisions and square roots,
+which IEEE 754 rounds correctly, so their bits do not depend on a library. Three functions need more
+and are computed by numpy in float64: :func:`clip_rewards` (tanh), :func:`exponentiate` and
+:func:`importance_weights` (power). The results of mathematical libraries differ in the last bits of
+a float64. Rounding to float32 removes these differences, unless a result is so close to a rounding
+boundary that they reach across it.
 """
 
 from __future__ import annotations
@@ -21,21 +22,22 @@ from numpy.typing import NDArray
 def rescale(values: torch.Tensor, epsilon: float) -> torch.Tensor:
     """Return ``h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x``.
 
-    The source is Pohlen et al. 2018, arXiv:1805.11593. Computed as ``x / (sqrt(|x| + 1) + 1) +
-    epsilon x``, the same without a difference: the textbook form loses all digits of a small ``x``.
+    The source is Pohlen et al. 2018, arXiv:1805.11593. It is computed as ``x / (sqrt(|x| + 1) + 1)
+    + epsilon x``, which is equal and has no cancellation: the form above loses the digits of a
+    small ``x``.
 
     Args:
         values: float32, any shape.
-        epsilon: Not negative; the paper has 1e-3.
+        epsilon: Not negative; R2D2 has 1e-3 (table 2).
     """
     return values / ((values.abs() + 1).sqrt() + 1) + epsilon * values
 
 
 def invert_rescale(values: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Return ``x`` of ``h(x)``, of full precision everywhere.
+    """Return ``h^-1(values)``, the inverse of :func:`rescale`, without cancellation.
 
-    With ``u = sqrt(|x| + 1) - 1`` the rescaled ``|h(x)|`` is ``epsilon u^2 + (1 + 2 epsilon) u``.
-    Its positive root, in the form that has no difference in it, gives ``|x| = u (u + 2)``.
+    With ``u = sqrt(|x| + 1) - 1``, ``|h(x)|`` is ``epsilon u^2 + (1 + 2 epsilon) u``. The positive
+    root ``u`` of this equation, in the form without a difference, gives ``|x| = u (u + 2)``.
 
     Args:
         values: float32, any shape.
@@ -53,10 +55,11 @@ def n_step_returns(
     lengths: torch.Tensor,
     steps: int,
 ) -> torch.Tensor:
-    """Return ``r_t + d_t (r_t+1 + ... d_t+n-1 V(s_t+n))``, at most ``n`` steps ahead.
+    """Return n-step returns ``r_t + d_t (r_t+1 + d_t+1 (... + d_t+n-1 V(s_t+n)))``.
 
-    A step with fewer than ``n`` steps after it bootstraps from the state after the last one, with
-    as many discounts as there are rewards. No step after one of discount 0 counts.
+    If a sequence has fewer than ``n`` steps from ``t`` on, the return bootstraps from the state
+    after the last of them, with as many discounts as rewards. Nothing after a step of discount 0
+    counts.
 
     Args:
         rewards: float32 ``[time, batch]``.
@@ -72,8 +75,8 @@ def n_step_returns(
     now = torch.arange(time, device=rewards.device).unsqueeze(1)
     valid = now < lengths
     none = rewards.new_zeros(steps - 1, rewards.shape[1])
-    # Past the end there are rewards of 0 and discounts of 1, which hand the bootstrapped value on
-    # unchanged. So one loop serves sequences of every length.
+    # Rewards of 0 and discounts of 1 after the end leave the bootstrapped value unchanged, so that
+    # one loop serves sequences of every length.
     rewards = torch.cat((rewards.where(valid, 0.0), none))
     discounts = torch.cat((discounts.where(valid, 1.0), none + 1))
     returns = values.gather(0, torch.minimum(now + steps, lengths))
@@ -103,8 +106,8 @@ def double_q_targets(
         online_values: float32 ``[time + 1, batch, actions]``, ``Q``, which selects.
         target_values: float32 ``[time + 1, batch, actions]``, ``Q^``, which evaluates.
         lengths: int64 ``[batch]``: steps of each sequence.
-        steps: ``n``.
-        epsilon: Epsilon of the rescaling ``h``; None leaves values as they are.
+        steps: ``n``, at least 1.
+        epsilon: Epsilon of the rescaling ``h``; None for no rescaling.
 
     Returns:
         float32 ``[time, batch]``; finite but meaningless from ``lengths`` on.
@@ -138,14 +141,14 @@ def sequence_loss(
     """Return ``1 / batch sum_b w_b sum_t 1/2 error_tb^2`` over the valid steps.
 
     The paper leaves the scale open. Half the square, summed over time and averaged over sequences,
-    is that of SEED RL (Espeholt et al. 2020, arXiv:1910.06591) and Acme (Hoffman et al. 2020,
+    is the choice of SEED RL (Espeholt et al. 2020, arXiv:1910.06591) and Acme (Hoffman et al. 2020,
     arXiv:2006.00979).
 
     Args:
         errors: float32 ``[time, sequences]``.
         valid: bool ``[time, sequences]``.
-        weights: float32 ``[sequences]``, importance weights.
-        batch: Sequences of the whole minibatch, of which these may be a part.
+        weights: Importance weights, float32 ``[sequences]``.
+        batch: Number of sequences of the whole minibatch, of which these may be a shard.
 
     Returns:
         float32 scalar.
@@ -163,13 +166,13 @@ def sequence_priorities(
     Args:
         errors: float32 ``[time, batch]``.
         valid: bool ``[time, batch]``, at least one in each column.
-        maximum_share: ``eta``; the paper has 0.9.
+        maximum_share: ``eta``; 0.9 in section 2.3.
 
     Returns:
-        float64 ``[batch]``. Steps are added one after another, in order.
+        float64 ``[batch]``. The errors of a sequence are added in the order of its steps.
     """
     sizes = errors.detach().abs().where(valid, 0.0).cpu().numpy().astype(np.float64)
-    # Not numpy.sum, which chooses the order of additions by the layout in memory.
+    # numpy.sum would choose the order of additions by the layout in memory.
     mean = np.add.accumulate(sizes, axis=0)[-1] / valid.sum(0).cpu().numpy()
     priorities: NDArray[np.float64] = maximum_share * sizes.max(0) + (1 - maximum_share) * mean
     return priorities
@@ -178,26 +181,27 @@ def sequence_priorities(
 def exponentiate(priorities: NDArray[np.float64], exponent: float) -> NDArray[np.float64]:
     """Return ``p^alpha``, to which the probability of a draw is proportional.
 
-    This is Schaul et al. 2016, arXiv:1511.05952, equation 1.
+    The source is Schaul et al. 2016, arXiv:1511.05952, equation 1.
 
     Args:
         priorities: float64, not negative.
-        exponent: ``alpha``; the paper has 0.9.
+        exponent: ``alpha``; R2D2 has 0.9 (table 2).
 
     Returns:
-        float64 of the same shape, holding numbers rounded to float32.
+        float64 of the same shape, with values rounded to float32.
     """
     return np.power(priorities, exponent).astype(np.float32).astype(np.float64)
 
 
 def importance_weights(probabilities: NDArray[np.float64], exponent: float) -> NDArray[np.float32]:
-    """Return ``(N P)^-beta`` over its maximum in the minibatch (Schaul et al. 2016, section 3.4).
+    """Return ``(N P)^-beta``, divided by its maximum in the minibatch.
 
-    That is ``(P_min / P)^beta``: the size ``N`` of the memory cancels.
+    The source is Schaul et al. 2016, section 3.4. The quotient is ``(P_min / P)^beta``, because the
+    size ``N`` of the memory cancels.
 
     Args:
-        probabilities: float64 ``[batch]``, positive: the chance of each sequence to be drawn.
-        exponent: ``beta``; the paper has 0.6.
+        probabilities: Probability of each sequence's draw, float64 ``[batch]``, positive.
+        exponent: ``beta``; R2D2 has 0.6 (table 2).
 
     Returns:
         float32 ``[batch]``, at most 1.
@@ -211,8 +215,8 @@ def importance_weights(probabilities: NDArray[np.float64], exponent: float) -> N
 def clip_rewards(rewards: NDArray[np.float64]) -> NDArray[np.float32]:
     """Return ``0.3 min(tanh(r), 0) + 5 max(tanh(r), 0)``: optimistic asymmetric clipping.
 
-    The equation is that of Espeholt et al. 2018, arXiv:1802.01561, Figure D.1, which R2D2+ takes
-    over. (The code published with that paper has ``tanh(r / 5)`` and factors 1.5 and 5 instead.)
+    The equation is that of Espeholt et al. 2018, arXiv:1802.01561, figure D.1, which R2D2+ also
+    uses. (The code published with that paper has ``tanh(r / 5)`` and factors 1.5 and 5 instead.)
 
     Args:
         rewards: float64, any shape.

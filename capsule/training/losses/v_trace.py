@@ -1,12 +1,12 @@
-"""V-trace and what the paper compares it with (Espeholt et al. 2018, arXiv:1802.01561).
+"""V-trace and the corrections with which the paper compares it.
 
-Section and equation numbers are those of the paper.
+The paper is Espeholt et al. 2018, arXiv:1802.01561; section and equation numbers are its own.
 
 Tensors are float32 and time-major: ``[time, batch]``. Row ``t`` is one step of a trajectory;
 values have one row more, for the state after the last step. A discount is ``gamma``, or 0 for a
-step that ends an episode: nothing after it counts for the steps up to it.
+step that ends the return, so that nothing after it counts.
 
-With ``ratio = pi(a|x) / mu(a|x)``, of the learner's policy to the one that acted::
+With ``ratio = pi(a|x) / mu(a|x)``, the learner's policy divided by the one that acted::
 
     rho_t = min(rho_bar, ratio_t),  c_t = lambda min(c_bar, ratio_t)          section 4.1, remark 2
     delta_t = rho_t (r_t + gamma_t V(x_t+1) - V(x_t))
@@ -14,18 +14,17 @@ With ``ratio = pi(a|x) / mu(a|x)``, of the learner's policy to the one that acte
     advantage_t = rho_t (q_t - V(x_t))                                        section 4.2
     q_t = r_t + gamma_t v_t+1, or r_t + gamma_t V(x_t+1)                      appendix E.3
 
-beginning with ``v = V`` after the last step; a level of ``inf`` clips nothing. All results are
-constants: gradients flow through the policy and the baseline that they are compared with, never
-through them.
+The recursion begins with ``v = V`` after the last step; a level of ``inf`` clips nothing. All
+results are constants: no gradient flows through them.
 
-Apart from the ratios everything is an addition, a subtraction, a multiplication, a division or a
-minimum, which IEEE 754 rounds correctly: the same bits on every device, and for a trajectory alone
-as in a batch. The exponential of the ratios is computed on a CPU by a loop of our own in float64
-(:func:`capsule.training.layers.kernels.exponentiate`), for which the same holds; on a GPU by its
-library.
+Apart from the ratios, every operation is an addition, a subtraction, a multiplication, a division
+or a minimum, which IEEE 754 rounds correctly. The bits are therefore the same on every device, and
+for a trajectory alone as in a batch. On a CPU, the exponential of the ratios is computed by
+Capsule's own kernel in float64 (:func:`capsule.training.layers.kernels.exponentiate`), for which
+the same is true; on a GPU, torch computes it.
 
-``rlax`` and some others mix ``v_t+1`` and ``V(x_t+1)`` by ``lambda`` in the advantage; the paper,
-which has ``lambda`` in a remark only, does not, and neither does this.
+``rlax`` and some others mix ``v_t+1`` and ``V(x_t+1)`` by ``lambda`` in the advantage. The paper,
+which has ``lambda`` only in a remark, does not, and neither does this module.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ from capsule.experiment.trainers import ImpalaTrainer
 from capsule.training.layers import kernels
 
 ActionValues = Literal["targets", "baseline"]
-"""What ``q_t`` continues with: the target ``v_t+1`` or the baseline ``V(x_t+1)``."""
+"""The value in ``q_t``: the target ``v_t+1`` or the baseline ``V(x_t+1)``."""
 
 
 class Targets(NamedTuple):
-    """The targets of a trajectory.
+    """The targets of trajectories.
 
     Attributes:
-        values: For the baseline, ``v_t``: float32 ``[time, batch]``.
-        advantages: Factors of ``grad log pi(a_t|x_t)``: float32 ``[time, batch]``.
+        values: Targets ``v_t`` of the baseline, float32 ``[time, batch]``.
+        advantages: Factors of ``grad log pi(a_t|x_t)``, float32 ``[time, batch]``.
     """
 
     values: torch.Tensor
@@ -61,10 +60,15 @@ def corrected_targets(
     discounts: torch.Tensor,
     values: torch.Tensor,
 ) -> Targets:
-    """Return the targets of trajectories with the correction of a spec's section ``trainer``.
+    """Return the targets of trajectories with the correction of a spec (section 5.2.2).
 
-    Values are ``[time + 1, batch]``, all else ``[time, batch]``: ``log_target`` is ``ln
-    pi(a_t|x_t)``, and ``log_behaviour`` is ``ln mu(a_t|x_t)``.
+    Args:
+        trainer: The spec's section ``trainer``.
+        log_target: ``ln pi(a_t|x_t)``, ``[time, batch]``.
+        log_behaviour: ``ln mu(a_t|x_t)``, ``[time, batch]``.
+        rewards: ``[time, batch]``.
+        discounts: ``[time, batch]``.
+        values: ``V(x_t)``, ``[time + 1, batch]``.
     """
     trajectories = rewards, discounts, values
     decay, kind = trainer.trace_decay, trainer.action_values
@@ -87,13 +91,13 @@ def corrected_targets(
 
 
 def importance_ratios(log_target: torch.Tensor, log_behaviour: torch.Tensor) -> torch.Tensor:
-    """Return ``pi / mu``: exactly 1 for equal logarithms, infinite where float32 has no room.
+    """Return ``pi / mu``: exactly 1 for equal logarithms, infinite if it is too large for float32.
 
     Args:
         log_target: ``ln pi``, float32 of any shape; no gradient flows through it.
         log_behaviour: ``ln mu``, float32 of the same shape.
     """
-    # Not a quotient of probabilities, which would be 0 / 0 where both are too small for float32.
+    # A quotient of probabilities would be 0 / 0 if both are too small for float32.
     return _exponentiate(log_target.detach() - log_behaviour.detach())
 
 
@@ -109,12 +113,23 @@ def v_trace(
     trace_decay: float = 1.0,
     action_values: ActionValues = "targets",
 ) -> Targets:
-    """Return the targets of V-trace of trajectories, as :func:`corrected_targets`."""
-    # Clipped before the product: an infinite ratio times an error of zero would be NaN.
+    """Return the V-trace targets of trajectories (section 4.1).
+
+    Args:
+        ratios: ``pi(a_t|x_t) / mu(a_t|x_t)``, ``[time, batch]``.
+        rewards: ``[time, batch]``.
+        discounts: ``[time, batch]``.
+        values: ``V(x_t)``, ``[time + 1, batch]``.
+        rho_bar: Level at which ratios are clipped in the errors and the advantages.
+        c_bar: Level at which ratios are clipped in the traces.
+        trace_decay: ``lambda``.
+        action_values: The value in ``q_t``.
+    """
+    # Clipped before the product, because an infinite ratio times an error of zero would be NaN.
     rho = ratios.clamp(max=rho_bar)
     errors = rho * (rewards + discounts * values[1:] - values[:-1])
     traces = discounts * (ratios.clamp(max=c_bar) * trace_decay)
-    # The row after the last step stays zero, since v is V there.
+    # The row after the last step stays zero, because v is V there.
     difference = torch.zeros_like(values)  # v - V
     for step in reversed(range(len(rewards))):
         difference[step] = errors[step] + traces[step] * difference[step + 1]
@@ -131,10 +146,10 @@ def no_correction(
     trace_decay: float = 1.0,
     action_values: ActionValues = "targets",
 ) -> Targets:
-    """Return the targets of a policy that acted itself: equation (2), n-step Bellman targets.
+    """Return on-policy targets: n-step Bellman targets (equation 2).
 
-    Rewards and discounts are ``[time, batch]``, values ``[time + 1, batch]``. With ``trace_decay``
-    they are those of TD(lambda).
+    With a ``trace_decay`` below 1 they are the targets of TD(lambda). The arguments are those of
+    :func:`v_trace`.
     """
     return v_trace(
         torch.ones_like(rewards),
@@ -147,20 +162,27 @@ def no_correction(
 
 
 def one_step(plain: Targets, ratios: torch.Tensor, *, rho_bar: float = 1.0) -> Targets:
-    """Return uncorrected values, and advantages times their clipped ratios, ``[time, batch]``."""
+    """Return uncorrected values, and advantages multiplied by their clipped ratios.
+
+    This is "1-step importance sampling" (section 5.2.2). ``ratios`` are ``[time, batch]``.
+    """
     return plain._replace(advantages=ratios.detach().clamp(max=rho_bar) * plain.advantages)
 
 
 def epsilon_correction(
     plain: Targets, log_target: torch.Tensor, *, epsilon: float = 1e-6
 ) -> Targets:
-    """Return uncorrected values, and the advantages of ``log (pi + epsilon)``.
+    """Return uncorrected values, and advantages for the policy gradient of ``log (pi + epsilon)``.
 
-    Its gradient is ``pi / (pi + epsilon)`` times that of ``log pi``. The factor is applied to the
-    advantage, so that the gradient of the same loss is the corrected one. The entropy, of which the
-    paper says nothing here, stays as it is.
+    This is the "epsilon-correction" (section 5.2.2). The gradient of ``log (pi + epsilon)`` is
+    ``pi / (pi + epsilon)`` times that of ``log pi``. The factor is applied to the advantages, so
+    that the loss stays the same. The entropy, which the paper does not mention here, is not
+    corrected.
 
-    ``log_target`` is ``ln pi(a_t|x_t)``, ``[time, batch]``.
+    Args:
+        plain: Uncorrected targets.
+        log_target: ``ln pi(a_t|x_t)``, ``[time, batch]``.
+        epsilon: The default is that of the paper.
     """
     probabilities = _exponentiate(log_target.detach())
     return plain._replace(advantages=probabilities / (probabilities + epsilon) * plain.advantages)

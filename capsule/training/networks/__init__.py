@@ -1,1 +1,1 @@
-"""Networks: pure functions of one flat parameter buffer."""
+"""Networks, as pure functions of one flat parameter buffer."""

@@ -1,27 +1,27 @@
 """Actor-critic networks of IMPALA (Espeholt et al. 2018, arXiv:1802.01561, figure 3).
 
-*Torso*. ``shallow`` is the small network of figure 3: convolutions of 16 filters of 8x8 in strides
-of 4 and of 32 of 4x4 in strides of 2, then a dense layer of 256, all rectified. Nothing is padded:
-on frames of 72x96 that makes the paper's 1.2 million parameters; padded as TensorFlow's "SAME" it
-would have 1.5. ``residual`` is the large one, with 15 convolutions, as
-:mod:`capsule.training.networks.recurrent` describes it. ``nature`` has the three convolutions of
-Mnih et al. 2015, doi:10.1038/nature14236: section 5.3.2 says that the shallow network of Atari
-"features three convolutional layers". For small tasks ``small-conv`` has the convolution of Young
-and Tian 2019 (arXiv:1903.03176) instead, and ``mlp``, for flat observations, none. A rectified
-dense layer follows each of them.
+*Torso*. ``shallow`` is the small network of figure 3: 16 filters of 8x8 with stride 4, 32 filters
+of 4x4 with stride 2, and a dense layer of 256, all rectified. It has no padding: on frames of 72x96
+it therefore has the paper's 1.2 million parameters; with the padding "SAME" of TensorFlow it would
+have 1.5 million. ``residual`` is the large network, with 15 convolutions, which
+:mod:`capsule.training.networks.recurrent` describes. ``nature`` has the three convolutions of Mnih
+et al. 2015, doi:10.1038/nature14236: section 5.3.2 says that the shallow network of Atari "features
+three convolutional layers". For small tasks, ``small-conv`` has the convolution of Young and Tian
+2019 (arXiv:1903.03176), and ``mlp``, for flat observations, has none. A rectified dense layer
+follows the convolutions of each torso.
 
-*Language*. With a ``vocabulary`` the features of an instruction, as
-:mod:`capsule.training.networks.language` makes them, follow those of the torso.
+*Language*. With a ``vocabulary``, the features of an instruction
+(:mod:`capsule.training.networks.language`) are appended to those of the torso.
 
 *Memory*. The LSTM of :mod:`capsule.training.networks.recurrent` reads these features, the previous
-reward and the previous action, one-hot (none: all zero). With ``recurrent_units`` 0 the heads read
-the features alone, as in "the feed forward network used in (Mnih et al., 2016)" of section 5.3.2:
-neither the previous action nor the previous reward.
+reward, and the previous action as a one-hot vector, which is zero if there is none. With
+``recurrent_units`` 0 the heads read the features alone, and neither the previous action nor the
+previous reward, as in "the feed forward network used in (Mnih et al., 2016)" of section 5.3.2.
 
-*Heads*. A dense layer for the logits of the policy and one for the baseline.
+*Heads*. One dense layer computes the logits of the policy, and another one the baseline.
 
-Weights and biases start as :func:`capsule.training.networks.feedforward.initialize` has them; the
-paper leaves it open. Under :data:`capsule.training.layers.backends.FIXED_ORDER` a row depends on
+:func:`capsule.training.networks.feedforward.initialize` draws the initial weights and biases, which
+the paper leaves open. Under :data:`capsule.training.layers.backends.FIXED_ORDER` a row depends on
 its own inputs alone.
 """
 
@@ -61,8 +61,8 @@ class ActorCriticNetwork(Architecture):
     """A policy and a baseline.
 
     Attributes:
-        language: Makes features of instructions; None where there are none.
-        words: Most words of an instruction; 0 where there are none.
+        language: Computes the features of instructions; None without instructions.
+        words: Most words of an instruction; 0 without instructions.
     """
 
     language: LanguageChannel | None = None
@@ -75,15 +75,15 @@ class ActorCriticNetwork(Architecture):
 
         Args:
             parameters: Name to tensor.
-            seen: A reset sets the recurrent state to zero: an episode begins there. Elsewhere row 0
-                continues from ``states``.
+            seen: The inputs. A reset, which marks the beginning of an episode, sets the recurrent
+                state to zero. If row 0 is not reset, it continues from ``states``.
 
         Returns:
             Logits, float32 ``[time, batch, actions]``; baselines, ``[time, batch]``; and the states
             after the last row, ``[batch, *state_shape]``.
 
         Raises:
-            ValueError: Instructions are missing, or the network reads none.
+            ValueError: Instructions are missing, or are given to a network that reads none.
         """
         features = self.torso.features(parameters, seen.observations.flatten(0, 1))
         instructions, states = seen.instructions, seen.states
@@ -121,11 +121,22 @@ def make_actor_critic_network(
     vocabulary: int = 0,
     words: int = 0,
 ) -> ActorCriticNetwork:
-    """Describe the network with the torso of a name, or of layers, for one kind of observation.
+    """Return the network with the torso that a spec names or describes.
 
-    The LSTM has ``recurrent_units``, 0 for none: in the paper 256, and on Atari none. The torso's
-    dense layer has ``hidden_units``: in the paper 256, and in ``residual`` always. ``vocabulary``
-    words make instructions of up to ``words``; both are 0 where there are none.
+    Args:
+        name: The spec's ``trainer.network``.
+        frame_stack: Frames of one observation.
+        layout: Layout of a frame.
+        actions: Number of actions.
+        recurrent_units: Units of the LSTM, 0 for none; 256 in the paper, and none on Atari.
+        hidden_units: Units of the torso's dense layer, 256 in the paper; not used for ``residual``,
+            which has 256, nor for a network of layers.
+        products: The arithmetic of the layers.
+        vocabulary: Number of words of the vocabulary; 0 without instructions.
+        words: Most words of an instruction; 0 without instructions.
+
+    Raises:
+        CapsuleError: As :func:`capsule.training.networks.feedforward.make_convolutions`.
     """
     if name == "residual":
         torso = make_residual_torso(frame_stack, layout, products)

@@ -1,22 +1,24 @@
-"""Q-networks: pure functions of one flat parameter buffer.
+"""Feed-forward networks, as pure functions of one flat parameter buffer.
 
 ``nature`` is the network of Mnih et al. 2015 (doi:10.1038/nature14236, Methods, "Model
 architecture"), ``shallow`` that of Mnih et al. 2013 (arXiv:1312.5602, section 4.1), ``small-conv``
-that of Young and Tian 2019 (MinAtar, arXiv:1903.03176, section 3), ``mlp`` two hidden layers for
-flat observations. Hidden layers end in rectifiers. ``nature`` and ``shallow`` see numbers from 0 to
-1, and pad nothing.
+that of Young and Tian 2019 (MinAtar, arXiv:1903.03176, section 3), and ``mlp`` has two hidden
+layers for flat observations. The hidden layers of these networks end in rectifiers. ``nature`` and
+``shallow`` divide pixels by 255. No convolution is padded.
 
 Weights and biases start uniform in ``[-1/sqrt(fan_in), 1/sqrt(fan_in))``, the default of Torch7
 that DQN used, or normal as in the authors' code of IMPALA (:func:`initialize`). They are drawn from
 the stream ``initialization``, never from torch's generator.
 
-Images are kept channels-last, which was the faster layout here, and flattened in the order row,
-column, channel. That permutes the columns of the first dense layer compared with implementations
-that flatten channel first; as its weights are drawn independently, it is the same distribution.
-Several images in a frame (:mod:`capsule.training.state.frames`) have convolutions of the same kind,
-each with parameters of its own, whose names begin with ``image1.``, ``image2.`` and so on. Their
-features follow one another. Behind them come the numbers of packed frames, as they are: those of
-the oldest frame of a stack first.
+Images are stored channels-last, which was measured to be faster, and flattened in the order row,
+column, channel. Compared with implementations that flatten channels first, this permutes the
+columns of the first dense layer; the distribution of the initial network is the same, because its
+weights are drawn independently.
+
+If a frame contains several images (:mod:`capsule.training.state.frames`), each has convolutions of
+its own, of the same kind; their parameters' names begin with ``image1.``, ``image2.`` and so on.
+The features of the images follow one another, and the numbers of packed frames follow them
+unchanged, those of the oldest frame of a stack first.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ from capsule.training.state.streams import Stream
 
 Shape = tuple[int, ...]
 PlainName = Literal["nature", "shallow", "small-conv", "mlp"]
-WIDE = "dense1.weight"  # has nearly all parameters of a convolutional network
+WIDE = "dense1.weight"  # nearly all parameters of a convolutional network are in this tensor
 _CONVOLUTIONS = {  # output channels, kernel size, stride
     "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
     "shallow": ((16, 8, 4), (32, 4, 2)),
@@ -61,7 +63,7 @@ _SCALED = {"nature", "shallow"}
 def unpacked(
     layout: FrameLayout, observations: torch.Tensor
 ) -> tuple[Sequence[torch.Tensor], torch.Tensor | None]:
-    """Take packed frames apart; others are left as they are.
+    """Return the images and numbers of packed frames; return other frames unchanged.
 
     Args:
         layout: Layout of a frame.
@@ -78,20 +80,25 @@ def unpacked(
     seen = [each.reshape(*rows, *shape) for each, shape in zip(images, layout.images, strict=True)]
     if not layout.numbers:
         return seen, None
-    # A copy, since the numbers behind images of any size need not be aligned to four bytes, which a
-    # view as float32 requires. Of a single row, contiguous() would make no copy.
+    # A copy, because a view as float32 must be aligned to four bytes, which numbers behind images
+    # of any size need not be. contiguous() would not copy a single row.
     aligned = numbers.clone(memory_format=torch.contiguous_format)
     return seen, aligned.view(torch.float32).flatten(1)
 
 
 def joined(features: Sequence[torch.Tensor], numbers: torch.Tensor | None) -> torch.Tensor:
-    """Return features ``[batch, width]`` of all images with the numbers behind them."""
+    """Return the features of all images, then the numbers: float32 ``[batch, width]``.
+
+    Args:
+        features: Features of each image, float32 ``[batch, features]``.
+        numbers: float32 ``[batch, frame_stack * numbers]``; None if there are none.
+    """
     parts = [*features] if numbers is None else [*features, numbers]
     return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
 
 
 def prefixes(layout: FrameLayout) -> list[str]:
-    """Return the beginnings of the names of each image's parameters."""
+    """Return the prefix of the names of each image's parameters."""
     if not layout.further:
         return [""]
     return [f"image{number}." for number in range(1, len(layout.images) + 1)]
@@ -103,13 +110,13 @@ class Convolutions:
 
     Attributes:
         shapes: Parameter name to shape, in order.
-        strides: Strides of the convolutions of an image.
-        scale: Factor that brings observations to the range the network expects.
-        width: Features of one observation.
-        products: How its layers are computed.
-        activation: What its hidden layers end in.
+        strides: Strides of the convolutions of an image; empty without convolutions.
+        scale: Factor of every pixel.
+        width: Number of features of one observation.
+        products: The arithmetic of the layers.
+        activation: Activation of the hidden layers.
         layout: Layout of a frame.
-        modules: What makes the features of each image instead, if user modules do.
+        modules: The user modules that replace the convolutions, one for each image; usually none.
     """
 
     shapes: dict[str, Shape]
@@ -122,14 +129,14 @@ class Convolutions:
     modules: tuple[OwnModule, ...]
 
     def prepare(self, seen: torch.Tensor) -> torch.Tensor:
-        """Bring one image, or flat observations, into the network's layout and range.
+        """Return one image, or flat observations, in the network's layout and range.
 
         Args:
             seen: uint8 or float32 ``[batch, frame_stack, *image]``.
 
         Returns:
-            float32 ``[batch, channels, height, width]`` in channels-last memory, or of flat
-            observations ``[batch, features]``.
+            float32 ``[batch, channels, height, width]`` in channels-last memory; for flat
+            observations ``[batch, features]``; for user modules ``[batch, frame_stack, *image]``.
         """
         if self.modules:
             return seen.to(torch.float32)
@@ -140,7 +147,7 @@ class Convolutions:
     def features(
         self, parameters: Mapping[str, torch.Tensor], observations: torch.Tensor
     ) -> torch.Tensor:
-        """Return what the convolutions make of observations, float32 ``[batch, features]``.
+        """Return the features of observations, float32 ``[batch, width]``.
 
         Args:
             parameters: Name to tensor.
@@ -158,7 +165,7 @@ class Convolutions:
     def _convolved(
         self, parameters: Mapping[str, torch.Tensor], prefix: str, hidden: torch.Tensor
     ) -> torch.Tensor:
-        """Return what the convolutions with names of ``prefix`` make of one image."""
+        """Return the features of one image, whose parameters' names begin with ``prefix``."""
         rectified = self.activation == "relu"
         for layer in self.layers(parameters, prefix):
             hidden = self.products.convolution(hidden, *layer, rectified=rectified)
@@ -174,13 +181,13 @@ class Convolutions:
         ]
 
     def activate(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return what the activation makes of a hidden layer's outputs, of any shape."""
+        """Apply the activation to a hidden layer's outputs, of any shape."""
         return hidden.relu() if self.activation == "relu" else self.products.tanh(hidden)
 
 
 @dataclass(frozen=True)
 class Network(Convolutions):
-    """An architecture.
+    """A Q-network: convolutions followed by dense layers.
 
     Attributes:
         dense: Number of dense layers.
@@ -191,7 +198,7 @@ class Network(Convolutions):
     def values(
         self, parameters: Mapping[str, torch.Tensor], observations: torch.Tensor
     ) -> torch.Tensor:
-        """Return Q-values, float32 ``[batch, actions]``, of observations as for features."""
+        """Return Q-values, float32 ``[batch, actions]``; arguments as for :meth:`features`."""
         features = self.features(parameters, observations)
         return self.head(parameters, self.wide(parameters, features))
 
@@ -213,10 +220,10 @@ class Parameters:
     Convolution weights are channels-last in memory, all others in C order.
 
     Attributes:
-        shapes: Name to natural shape of each tensor.
-        flat: The buffer, ``[size]``.
-        views: Name to tensor of its natural shape.
-        segments: Per tensor its part of the buffer, in memory order.
+        shapes: Name to shape of each tensor.
+        flat: The buffer, float32 ``[size]``.
+        views: Name to each tensor, in its shape.
+        segments: The part of the buffer of each tensor, flat, in memory order.
     """
 
     def __init__(self, shapes: Mapping[str, Shape], device: torch.device) -> None:
@@ -240,24 +247,24 @@ class Parameters:
         return copied
 
     def copy_from(self, other: Parameters) -> None:
-        """Take over the values of ``other``."""
+        """Copy the values of ``other``."""
         self.flat.copy_(other.flat)
 
     def load(self, arrays: Mapping[str, NDArray[np.float32]]) -> None:
-        """Take over the values of ``arrays``, which have these names and shapes."""
+        """Copy the values of ``arrays``, which have these names and shapes."""
         for name, view in self.views.items():
             view.copy_(torch.from_numpy(arrays[name]))
 
     def leaves(self) -> dict[str, torch.Tensor]:
-        """Return name to a leaf tensor for autograd, which is a view of the same memory."""
+        """Return the leaf tensors for autograd, by name; they are views of the same memory."""
         return {name: view.detach().requires_grad_() for name, view in self.views.items()}
 
     def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Return the part of each tensor, in order, of another buffer ``[size]``."""
+        """Split another buffer ``[size]`` into the parts of each tensor, in order."""
         return list(torch.split(flat, [len(segment) for segment in self.segments]))
 
     def arrays(self) -> dict[str, NDArray[np.float32]]:
-        """Return name to a copy of each tensor: float32, of its natural shape, C-ordered."""
+        """Return a C-ordered copy of each tensor in its shape, by name: float32."""
         return {name: view.cpu().numpy().copy(order="C") for name, view in self.views.items()}
 
 
@@ -270,9 +277,18 @@ def make_network(
     hidden_units: int,
     products: LayerBackend,
 ) -> Network:
-    """Describe the network of a name, or of layers, for one kind of observation.
+    """Return the Q-network that a spec names or describes, for one kind of observation.
 
-    ``hidden_units`` are those of a network of a name.
+    Args:
+        name: The spec's ``trainer.network``.
+        frame_stack: Frames of one observation.
+        layout: Layout of a frame.
+        actions: Number of actions.
+        hidden_units: Units of the hidden dense layers of a named network.
+        products: The arithmetic of the layers.
+
+    Raises:
+        CapsuleError: As :func:`make_convolutions`.
     """
     stack = make_convolutions(name, frame_stack, layout, products)
     hidden = (hidden_units,) if stack.strides else (hidden_units, hidden_units)
@@ -289,18 +305,18 @@ def make_convolutions(
     layout: FrameLayout,
     products: LayerBackend,
 ) -> Convolutions:
-    """Describe the convolutions of the network of a name, or of layers, or what replaces them.
+    """Return the convolutions of a network, or the user modules that replace them.
 
     Raises:
-        CapsuleError: CAP-T243, the frames are smaller than what the convolutions look at; CAP-T244,
-            the user module cannot be used.
+        CapsuleError: CAP-T243, the frames are too small for the convolutions; CAP-T244, the user
+            module cannot be used.
     """
     if isinstance(name, ModuleSpec):
         return _make_modules(name, frame_stack, layout, products)
     activation: Activation = "relu"
     if isinstance(name, LayersSpec):
         convolutions = tuple((it.filters, it.kernel, it.stride) for it in name.convolutions)
-        # Without convolutions the observations are vectors, whose numbers are never divided by 255.
+        # Without convolutions the observations are vectors, which are never divided by 255.
         scaled, activation = name.scaled and bool(convolutions), name.activation
     else:
         convolutions, scaled = _CONVOLUTIONS[name], name in _SCALED
@@ -324,7 +340,7 @@ def make_convolutions(
 def _make_modules(
     spec: ModuleSpec, frame_stack: int, layout: FrameLayout, products: LayerBackend
 ) -> Convolutions:
-    """Describe the user modules that replace the convolutions of each image."""
+    """Return the user modules that replace the convolutions of each image."""
     modules = tuple(
         OwnModule(spec.module, (frame_stack, *image), prefix)
         for image, prefix in zip(layout.images, prefixes(layout), strict=True)
@@ -363,9 +379,13 @@ def dense_shapes(name: str, fan_in: int, fan_out: int) -> dict[str, Shape]:
 def dense(
     products: LayerBackend, parameters: Mapping[str, torch.Tensor], name: str, inputs: torch.Tensor
 ) -> torch.Tensor:
-    """Return the outputs, not rectified, of a dense layer: float32 ``[batch, out]``.
+    """Return the outputs of a dense layer without activation, float32 ``[batch, out]``.
 
-    ``name`` comes before ``.weight`` and ``.bias``; the inputs are float32 ``[batch, in]``.
+    Args:
+        products: The arithmetic of the layer.
+        parameters: Name to tensor, with ``{name}.weight`` and ``{name}.bias``.
+        name: Name of the layer.
+        inputs: float32 ``[batch, in]``.
     """
     return products.dense(inputs, parameters[f"{name}.weight"], parameters[f"{name}.bias"])
 
@@ -376,11 +396,11 @@ def convolution_shapes(name: str, channels: int, filters: int, size: int) -> dic
 
 
 def images(observations: torch.Tensor, scale: float) -> torch.Tensor:
-    """Lay out images as convolutions want them.
+    """Return images in the layout of convolutions.
 
     Args:
-        observations: uint8 or float32 ``[batch, frame_stack, *frame_shape]``.
-        scale: Factor of every number.
+        observations: uint8 or float32 ``[batch, frame_stack, *image]``.
+        scale: Factor of every pixel.
 
     Returns:
         float32 ``[batch, channels, height, width]`` in channels-last memory; frames are channels.
@@ -398,14 +418,14 @@ def initialize(
     """Draw every parameter, in order, element by element in C order.
 
     Args:
-        parameters: What to draw.
-        stream: One uniform number is drawn for each element that is not 0.
+        parameters: The parameters, which are overwritten.
+        stream: One uniform is drawn for each element, except for biases that are 0.
         distribution: ``uniform``: weights and biases in ``[-1/sqrt(fan_in), 1/sqrt(fan_in))``.
-            ``truncated-normal``: weights normal with standard deviation ``1/sqrt(fan_in)``, on the
-            condition that they are within two of it, and biases 0: the defaults of Sonnet 1, with
-            which the authors of IMPALA train (github.com/google-deepmind/scalable_agent). For
-            an embedding ``[words, units]``, ``units`` takes the place of ``fan_in``; the authors'
-            has another scale.
+            ``truncated-normal``: biases 0, and weights from a normal distribution with standard
+            deviation ``1/sqrt(fan_in)``, truncated at two standard deviations. These are the
+            defaults of Sonnet 1, with which the authors of IMPALA train
+            (github.com/google-deepmind/scalable_agent). For an embedding ``[words, units]``,
+            ``units`` is used in place of ``fan_in``; the authors' embedding has another scale.
     """
     arrays: dict[str, NDArray[np.float32]] = {}
     scale = 0.0
@@ -423,7 +443,11 @@ def initialize(
 
 
 def _truncated_normal(uniforms: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return standard normal numbers within [-2, 2] by inversion, in Python's own arithmetic."""
+    """Return normal numbers, truncated at two deviations, by inverting the distribution function.
+
+    They are computed in float64, with the C library's ``log`` in the tails; the caller rounds them
+    to float32.
+    """
     normal = NormalDist()
     least, most = normal.cdf(-2.0), normal.cdf(2.0)
     drawn = (normal.inv_cdf(least + (most - least) * each) for each in uniforms.flat)
@@ -431,7 +455,7 @@ def _truncated_normal(uniforms: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def flatten(gradient: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's gradient as ``[size]``, in the memory order of :class:`Parameters`."""
+    """Return a parameter tensor's gradient as ``[size]``, in the order of :class:`Parameters`."""
     return (gradient.permute(0, 2, 3, 1) if gradient.dim() == 4 else gradient).reshape(-1)
 
 

@@ -1,20 +1,23 @@
 """The language channel of IMPALA (Espeholt et al. 2018, arXiv:1802.01561, figure 3).
 
 *Words*. A :class:`Vocabulary` numbers its words in the order of their characters. An instruction is
-split at white space and at ``, . ; : ! ?``, which have no numbers; capitals count as small letters.
+split at white space and at ``, . ; : ! ?``, which have no numbers; upper case is treated as lower
+case.
 
-*Channel*. Each word has an embedding of 20 numbers. An LSTM of 64 units, that of
+*Channel*. Each word has an embedding of 20 numbers. An LSTM of 64 units, as in
 :mod:`capsule.training.networks.recurrent`, reads them one by one, beginning with a state of zero;
-its output at the last word is the feature of the instruction. No instruction has features of zero.
+its outputs at the last word are the features of the instruction. The features of an empty
+instruction are zero.
 
-Under :data:`capsule.training.layers.backends.FIXED_ORDER` they depend on the instruction alone, bit
-for bit: not on others in the batch, nor on how much room for words it leaves empty. So equal
-instructions are evaluated once, their gradients added up first, and no further than the longest one
-goes. The libraries' bits depend on sizes; there every row is evaluated with all its room, or the
-instructions of some rows would change the sizes, and so the bits, of others.
+Under :data:`capsule.training.layers.backends.FIXED_ORDER` the features depend on the instruction
+alone, bit for bit: neither on other instructions in the batch, nor on the number of unused places
+for words. Equal instructions are therefore evaluated once, with the sum of their gradients, and
+only up to the last word of the longest one. The bits of torch's libraries depend on sizes. With
+them, every row is evaluated with all its places for words, because the instructions of some rows
+would otherwise change the sizes, and so the bits, of others.
 
-Tables are read by a product with rows of a single one, all else zero. Its result is exact, and its
-gradient a sum in an order of its own: ``index_add`` and its like add in any order on a GPU.
+Tables are read by a product with one-hot rows. Its result is exact, and its gradient is a sum in
+the order of the layers' arithmetic; ``index_add`` and similar operators add in any order on a GPU.
 """
 
 from __future__ import annotations
@@ -52,18 +55,18 @@ BABYAI_WORDS = (
 
 
 class Vocabulary:
-    """The words that instructions are made of.
+    """The words of instructions.
 
     Attributes:
-        words: All of them, sorted; the number of a word is its place.
-        longest: Most words of an instruction; 0 where there are no instructions.
+        words: All words, sorted; the number of a word is its index.
+        longest: Most words of an instruction; 0 without instructions.
     """
 
     def __init__(self, words: Iterable[str], longest: int) -> None:
         """Number the words.
 
         Args:
-            words: In any order; twice counts once.
+            words: The words, in any order; repetitions are ignored.
             longest: Most words of an instruction.
 
         Raises:
@@ -81,10 +84,10 @@ class Vocabulary:
                 )
 
     def encode(self, instruction: str) -> NDArray[np.int64]:
-        """Return the numbers of its words, then :data:`NO_WORD`: int64 ``[longest]``.
+        """Return the numbers of an instruction's words, then :data:`NO_WORD`: int64 ``[longest]``.
 
         Raises:
-            CapsuleError: CAP-T242, it has a word that is not in the vocabulary, or too many words.
+            CapsuleError: CAP-T242, a word is not in the vocabulary, or there are too many words.
         """
         words = _split(instruction)
         unknown = [word for word in words if word not in self._numbers]
@@ -134,11 +137,11 @@ def _unreadable(message: str, *, fix: str) -> CapsuleError:
 
 @dataclass(frozen=True)
 class LanguageChannel:
-    """A network that makes features of instructions.
+    """A network that computes the features of instructions.
 
     Attributes:
-        vocabulary: Number of words.
-        products: How its layers are computed.
+        vocabulary: Number of words of the vocabulary.
+        products: The arithmetic of its layers.
     """
 
     vocabulary: int
@@ -155,16 +158,15 @@ class LanguageChannel:
 
     @property
     def width(self) -> int:
-        """Features of one instruction."""
+        """The number of features of one instruction."""
         return _UNITS
 
     def features(self, parameters: Tensors, instructions: torch.Tensor) -> torch.Tensor:
-        """Return float32 ``[batch, width]``.
+        """Return the features of instructions, float32 ``[batch, width]``.
 
         Args:
             parameters: Name to tensor.
-            instructions: int64 ``[batch, words]``, numbers of words below ``vocabulary``, then
-                :data:`NO_WORD`.
+            instructions: int64 ``[batch, words]``, as :meth:`Vocabulary.encode` numbers words.
         """
         if not self.products.fixed_order:
             return self._evaluate(parameters, instructions)
@@ -181,24 +183,24 @@ class LanguageChannel:
         outputs, _ = unroll_lstm(self.products, lstm, embedded, zero, zero, resets)
         steps = torch.arange(len(words), device=words.device).unsqueeze(1)
         at_last = (steps == _lengths(instructions) - 1).unsqueeze(2)
-        # The sum of one number and zeros: exact in any order, as is its gradient.
+        # This sums one number and zeros, which is exact in any order, and so is its gradient.
         return outputs.view(*words.shape, _UNITS).where(at_last, 0.0).sum(0)
 
 
 def _lengths(instructions: torch.Tensor) -> torch.Tensor:
-    """Return how many words each row has, int64 ``[batch]``."""
+    """Return the number of words of each row, int64 ``[batch]``."""
     return (instructions != NO_WORD).sum(1)
 
 
 def _rows(products: LayerBackend, table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """Return rows of a table, float32 ``[batch, width]``; zeros for a number of no row.
+    """Return rows of a table, float32 ``[batch, width]``; zeros for :data:`NO_WORD`.
 
     Args:
-        products: How it is computed.
+        products: The arithmetic of the product.
         table: float32 ``[rows, width]``.
         numbers: int64 ``[batch]``.
     """
     rows = torch.arange(len(table), device=table.device)
-    # NO_WORD is equal to no row, which leaves zeros.
+    # NO_WORD equals none of the row numbers, and so gives a row of zeros.
     chosen = (numbers.unsqueeze(1) == rows).to(torch.float32)
     return products.dense(chosen, table.t().contiguous(), None)

@@ -1,18 +1,19 @@
-"""A torch module of the user, which makes features of observations.
+"""A torch module of the user, which computes the features of observations.
 
-A function of the user's module returns it::
+A function in the user's source tree, or in a package, returns it::
 
     def make(shape: tuple[int, ...]) -> torch.nn.Module
 
-``shape`` is that of one observation: ``(frame_stack, *frame)``. The module takes float32
-``[batch, *shape]``, the numbers of images from 0 to 255, and returns float32 ``[batch, width]``. It
-has to be a pure function of its parameters and of what it takes. Its parameters are those of the
-run: float32 tensors in the run's flat buffer, which are put in the place of the module's own at
-every call. They begin with the values that the function gives them, drawn from torch's generator
-with a seed of the run's stream ``initialization``.
+``shape`` is the shape of one observation: ``(frame_stack, *image)``. The module takes float32
+``[batch, *shape]``, with pixels from 0 to 255, and returns float32 ``[batch, width]``. It must be a
+pure function of its parameters and its input. Its parameters are part of the run's flat buffer:
+float32 tensors that replace the module's own at every call. Their initial values are those that the
+function gives them, drawn from torch's generator with a seed from the run's stream
+``initialization``.
 
-Which bits it computes is its own affair, so no portable numerics profile has it: a row may depend
-on its batch, and every batch has a fixed size therefore.
+Capsule does not control the order of the module's sums. A spec with a module therefore requires
+``accelerator.numerics: native``; and because a row may depend on its batch, every batch has a fixed
+size.
 """
 
 from __future__ import annotations
@@ -29,19 +30,20 @@ from capsule.training.state.source_tree import import_module
 from capsule.training.state.streams import Stream
 
 Shape = tuple[int, ...]
-PREFIX = "module."  # of its parameters' names
+PREFIX = "module."  # prefix of the names of the module's parameters
 
-_made = threading.local()  # by module: a call has its parameters replaced for as long as it lasts
+# One instance of each module for each thread, because its parameters are replaced during a call.
+_made = threading.local()
 
 
 @dataclass(frozen=True)
 class OwnModule:
-    """A module by its source, so that it can be sent to other processes.
+    """A module, represented by its source so that it can be sent to other processes.
 
     Attributes:
         source: ``MODULE:FUNCTION``.
         shape: Shape of one observation.
-        image: What the names of its parameters begin with, before :data:`PREFIX`.
+        image: Prefix of the image in the names of its parameters, before :data:`PREFIX`.
     """
 
     source: str
@@ -52,21 +54,23 @@ class OwnModule:
         """Return parameter name to shape, in the module's order.
 
         Raises:
-            CapsuleError: CAP-T244, the module cannot be made, or has what a run cannot keep.
+            CapsuleError: CAP-T244, the function fails, or its module has buffers, or parameters
+                that are not float32 or have no shape yet.
         """
         named = self._module().named_parameters()
         return {self._prefix + name: tuple(each.shape) for name, each in named}
 
     def width(self) -> int:
-        """Return the number of features, by asking for those of an observation of zeros.
+        """Return the number of features, by computing those of observations of zeros.
 
         Raises:
-            CapsuleError: CAP-T244, it cannot make them, or they are not float32 ``[batch, width]``.
+            CapsuleError: CAP-T244, the module fails, or its result is not float32 ``[batch,
+                width]``.
         """
         module = self._module()
         try:
             with torch.no_grad():
-                # Of two observations, so that a module that drops their dimension is noticed.
+                # Two observations, so that a module that drops the batch dimension is noticed.
                 found = module(torch.zeros(2, *self.shape))
         except Exception as error:
             reason = f"it fails at 2 observations {self.shape}: {type(error).__name__}: {error}"
@@ -79,7 +83,12 @@ class OwnModule:
         return found.shape[1]
 
     def features(self, parameters: Mapping[str, torch.Tensor], seen: torch.Tensor) -> torch.Tensor:
-        """Return float32 ``[batch, width]`` of float32 ``[batch, *shape]``."""
+        """Return the features, float32 ``[batch, width]``.
+
+        Args:
+            parameters: The run's parameters, by name.
+            seen: float32 ``[batch, *shape]``.
+        """
         own = {
             name.removeprefix(self._prefix): tensor
             for name, tensor in parameters.items()
@@ -89,13 +98,13 @@ class OwnModule:
         return found
 
     def initialize(self, views: Mapping[str, torch.Tensor], stream: Stream) -> None:
-        """Give parameters the values with which the function makes the module.
+        """Set the parameters to the initial values that the function gives them.
 
         Args:
             views: The run's parameters, by name.
-            stream: Gives the seed.
+            stream: The stream from which the seed of torch's generator is drawn.
         """
-        # By default fork_rng() would save the generators of all GPUs, too, and start CUDA for that.
+        # By default fork_rng() would also save the generators of all GPUs, and start CUDA for that.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(stream.integer(2**32))
             fresh = self._new()
@@ -108,7 +117,7 @@ class OwnModule:
         return self.image + PREFIX
 
     def _module(self) -> nn.Module:
-        """Return the module of this thread."""
+        """Return this thread's instance of the module."""
         modules: dict[OwnModule, nn.Module] = _made.__dict__.setdefault("modules", {})
         if self not in modules:
             modules[self] = self._new()

@@ -1,9 +1,9 @@
 """Passes through a Q-network without autograd, in memory that every pass uses again.
 
-What torch needs for a tensor, and autograd for an operation, takes a few microseconds. In a network
+Torch takes a few microseconds to make a tensor, and autograd to record an operation. In a network
 as small as MinAtar's, this is most of the time of a pass. Here, the kernels of
-:mod:`capsule.training.layers.kernels` are called one after the other, in the same order and with
-the same numbers as by :meth:`Network.values` and by autograd, and so give the same bits.
+:mod:`capsule.training.layers.kernels` are called directly, in the same order and with the same
+arguments as by :meth:`Network.values` and by autograd, and so give the same bits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 def has_passes(network: Network) -> bool:
-    """Tell whether this module computes a network: rectified layers in the fixed order."""
+    """Return whether this module computes a network: one image, rectified, in the fixed order."""
     special = network.modules or network.layout.packed or network.activation != "relu"
     return network.products.fixed_order and not special
 
@@ -28,17 +28,16 @@ class ForwardPass:
     """Computes Q-values of a fixed number of observations.
 
     Attributes:
-        features: What goes into the first dense layer, float32 ``[rows, features]``, of the last
-            pass.
+        features: Inputs of the first dense layer in the last pass, float32 ``[rows, features]``.
     """
 
     def __init__(self, network: Network, parameters: Parameters, rows: int) -> None:
         """Lay out the memory.
 
         Args:
-            network: A network that :func:`has_passes`.
-            parameters: Theta on the CPU, which is read at every pass.
-            rows: Observations.
+            network: A network for which :func:`has_passes` is true.
+            parameters: Theta, on the CPU, which is read at every pass.
+            rows: Number of observations.
         """
         self._network, views = network, parameters.views
         self._convolutions = network.layers(views, "")
@@ -67,7 +66,7 @@ class ForwardPass:
         return kernels.dense(hidden, *self._dense[-1], out=self._outputs[-1])
 
     def _prepare(self, observations: torch.Tensor) -> None:
-        """Do what :meth:`Network.prepare` does."""
+        """Write observations, prepared as by :meth:`Network.prepare`, into the first memory."""
         if self._convolutions and observations.dtype == torch.uint8:
             stacks = observations.flatten(1, -3)
             kernels.interleave(stacks, self._network.scale, out=self._images[0])
@@ -87,11 +86,11 @@ class ForwardPass:
 
 
 class GradientPass(ForwardPass):
-    """Also differentiates the Q-values of the last pass.
+    """A forward pass whose Q-values can be differentiated.
 
     Attributes:
-        small: Gradient of every parameter but those of the first dense layer's weight, whose
-            gradient is the outer product of ``returned`` and ``features``.
+        small: Gradient of every parameter except the weight of the first dense layer, whose
+            gradient is ``returned^T features``.
         returned: Gradient of the first dense layer's outputs, float32 ``[rows, units]``.
     """
 
@@ -103,7 +102,7 @@ class GradientPass(ForwardPass):
         self._filter_gradients = [
             self.small.views[f"conv{layer}.weight"].permute(0, 2, 3, 1) for layer in convolutions
         ]
-        # Of the results of each hidden layer, and of what its rectifier was given.
+        # Gradients of the results of each hidden layer, and of its rectifier's inputs.
         self._image_gradients = [torch.zeros_like(each) for each in self._images[1:]]
         self._convolved_gradients = [torch.zeros_like(each) for each in self._images[1:]]
         self._hidden_gradients = [torch.zeros_like(each) for each in self._outputs[:-1]]
@@ -111,13 +110,13 @@ class GradientPass(ForwardPass):
         self.returned = torch.zeros_like(self._outputs[0])
 
     def differentiate(self, gradient: torch.Tensor) -> None:
-        """Set ``small`` and ``returned``, until the next call.
+        """Set ``small`` and ``returned``, which are valid until the next call.
 
         Args:
             gradient: Gradient of the Q-values, float32 ``[rows, actions]``.
         """
         small = self.small.views
-        self.small.flat.zero_()  # some kernels add to what is there
+        self.small.flat.zero_()  # some kernels add to their output
         kernels.column_sums(gradient, out=small[f"dense{len(self._dense)}.bias"])
         for layer in range(len(self._dense) - 1, 0, -1):
             outputs = self._outputs[layer - 1]
@@ -151,14 +150,14 @@ class GradientPass(ForwardPass):
 
 
 class PassesOfAnySize:
-    """Q-values of any number of observations, one pass laid out for each number that occurs."""
+    """Computes Q-values of any number of observations, with a pass for each number that occurs."""
 
     def __init__(self, network: Network, parameters: Parameters) -> None:
         self._network, self._parameters = network, parameters
         self._passes: dict[int, ForwardPass] = {}
 
     def __call__(self, observations: NDArray[np.generic]) -> NDArray[np.float32]:
-        """Return float32 ``[rows, actions]``.
+        """Return Q-values, float32 ``[rows, actions]``.
 
         Args:
             observations: ``[rows, frame_stack, *frame_shape]``.

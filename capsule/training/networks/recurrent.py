@@ -1,37 +1,40 @@
 """Recurrent dueling Q-networks of R2D2 (Kapturowski et al. 2019, OpenReview r1lyTjAqYX, appendix).
 
-*Torso*. ``nature`` is the three convolutions of Mnih et al. 2015, doi:10.1038/nature14236,
-``small-conv`` the one of Young and Tian 2019, arXiv:1903.03176, ``mlp`` one rectified dense layer
-of ``hidden_units`` for flat observations, and ``residual`` the 15 convolutions of IMPALA's large
-network (Espeholt et al. 2018, arXiv:1802.01561, figure 3, right; R2D2+): three sections of a 3x3
-convolution, a maximum over 3x3 in strides of 2 and two residual blocks, then a rectifier and a
-rectified dense layer of 256. Its convolutions and maxima are padded as TensorFlow's "SAME" has it:
-a single row or column goes to the bottom or the right. ``nature`` and ``residual`` see numbers from
-0 to 1.
+*Torso*. ``nature`` has the three convolutions of Mnih et al. 2015, doi:10.1038/nature14236,
+``small-conv`` has the one of Young and Tian 2019, arXiv:1903.03176, and ``mlp`` one rectified dense
+layer of ``hidden_units`` for flat observations. ``residual`` has the 15 convolutions of IMPALA's
+large network (Espeholt et al. 2018, arXiv:1802.01561, figure 3, right), which R2D2+ uses: three
+sections of a 3x3 convolution, max-pooling over 3x3 with stride 2 and two residual blocks, then a
+rectifier and a rectified dense layer of 256. Its convolutions and its pooling have TensorFlow's
+padding "SAME": an odd row or column of padding is at the bottom or the right. ``nature`` and
+``residual`` divide pixels by 255.
 
 *Memory*. An LSTM (Hochreiter and Schmidhuber 1997, doi:10.1162/neco.1997.9.8.1735, with the forget
 gate of Gers et al. 2000, doi:10.1162/089976600300015015) reads the torso's features, the previous
-reward and the previous action, one-hot (none: all zero)::
+reward, and the previous action as a one-hot vector, which is zero if there is none::
 
     i, f, o = sigmoid(...), g = tanh(...)    of (W x + b) + U h, in the order i, f, g, o
     c <- f c + i g
     h <- o tanh(c)
 
-With ``recurrent_units`` 0 it is a rectified dense layer of ``hidden_units`` over the same inputs:
-the paper's feed-forward variant (table 1).
+With ``recurrent_units`` 0 a rectified dense layer of ``hidden_units`` reads the same inputs: the
+paper's feed-forward variant (table 1).
 
-*Heads*. Advantages ``A`` and a value ``V``, each behind a rectified layer of ``hidden_units`` of
-its own: ``Q = V + (A - mean A)`` (Wang et al. 2016, arXiv:1511.06581, equation 9).
+*Heads*. Advantages ``A`` and a value ``V`` are computed by a dense layer each, behind a rectified
+layer of ``hidden_units`` of its own: ``Q = V + (A - mean A)`` (Wang et al. 2016, arXiv:1511.06581,
+equation 9).
 
-Weights and biases start as :func:`capsule.training.networks.feedforward.initialize` has them, the
-biases of the LSTM, of the forget gate as of any other, uniform in ``[-1/sqrt(units),
-1/sqrt(units))``. ``torch.nn.LSTM`` does so too; but it has two such vectors, of which only the sum
-counts, and draws ``W`` in that range as well, not by its own fan-in. The paper leaves it open.
+*Initialization*. :func:`capsule.training.networks.feedforward.initialize` draws the weights and
+biases; the paper leaves them open. All biases of the LSTM, also those of the forget gate, are
+uniform in ``[-1/sqrt(units), 1/sqrt(units))``, as in ``torch.nn.LSTM``. That one, however, has two
+bias vectors, of which only the sum counts, and draws ``W`` from this range, too, instead of by its
+own fan-in.
 
 Under :data:`capsule.training.layers.backends.FIXED_ORDER` every row of a result depends on its own
-inputs alone, so a policy may be evaluated in any batch, and a sequence in one go or step by step.
-The rest is computed element by element, the LSTM on the CPU by loops of our own: ``torch.sigmoid``
-gives an element other bits outside of a full vector (30 of 1,003 differed alone from in a tensor).
+inputs alone, so a policy may be evaluated in any batch, and a sequence as a whole or step by step.
+All other operations are element-wise. On the CPU, Capsule's own kernels compute those of the LSTM,
+because ``torch.sigmoid`` gives an element other bits outside of a full vector (30 of 1,003 elements
+had other bits alone than in a tensor).
 """
 
 from __future__ import annotations
@@ -71,17 +74,17 @@ _RESIDUAL_UNITS = 256
 
 
 class Sequences(NamedTuple):
-    """What a network reads, time-major. A time of 1 is one step of acting.
+    """The inputs of a network, time-major. An actor's step is a sequence of one row.
 
     Attributes:
         observations: uint8 or float32 ``[time, batch, frame_stack, *frame_shape]``.
-        previous_actions: int64 ``[time, batch]``, the action before each row; -1 for none.
-        previous_rewards: float32 ``[time, batch]``, its reward.
-        states: Recurrent, float32 ``[batch, *state_shape]``.
+        previous_actions: int64 ``[time, batch]``: the action before each row; -1 for none.
+        previous_rewards: float32 ``[time, batch]``: the reward of that action.
+        states: Recurrent states before row 0, float32 ``[batch, *state_shape]``.
         resets: bool ``[time, batch]``: the rows before which the recurrent state is set anew.
         instructions: int64 ``[time, batch, words]``, as
-            :meth:`capsule.training.networks.language.Vocabulary.encode` numbers words; None or of
-            no words if the network reads none.
+            :meth:`capsule.training.networks.language.Vocabulary.encode` numbers words; None, or
+            with 0 words, if the network reads none.
     """
 
     observations: torch.Tensor
@@ -93,7 +96,7 @@ class Sequences(NamedTuple):
 
 
 class Torso(Protocol):
-    """A network that makes features of observations."""
+    """A network that computes the features of observations."""
 
     @property
     def shapes(self) -> dict[str, Shape]:
@@ -101,26 +104,32 @@ class Torso(Protocol):
 
     @property
     def width(self) -> int:
-        """Features of one observation."""
+        """The number of features of one observation."""
 
     @property
     def modules(self) -> tuple[OwnModule, ...]:
-        """The user modules in it."""
+        """The user modules that are part of the torso."""
 
     def features(self, parameters: Tensors, observations: torch.Tensor) -> torch.Tensor:
-        """Return float32 ``[batch, width]`` of ``[batch, frame_stack, *frame_shape]``."""
+        """Return the features of observations, float32 ``[batch, width]``.
+
+        Args:
+            parameters: Name to tensor.
+            observations: uint8 or float32 ``[batch, frame_stack, *frame_shape]``.
+        """
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """The description of a network that is a pure function of parameters, inputs and states.
+    """A network without its parameters: a pure function of parameters, inputs and states.
 
     Attributes:
         shapes: Parameter name to shape, in order.
-        state_shape: Shape of a recurrent state: hidden and cell, ``(2, units)``; ``(0,)`` without.
-        actions: Actions to choose from.
-        torso: Makes features of observations.
-        products: How its layers are computed.
+        state_shape: Shape of a recurrent state: ``(2, units)``, hidden and cell; ``(0,)`` for a
+            network without memory.
+        actions: Number of actions.
+        torso: The part that computes the features of observations.
+        products: The arithmetic of the layers.
     """
 
     shapes: dict[str, Shape]
@@ -131,7 +140,7 @@ class Architecture:
 
 
 class RecurrentNetwork(Architecture):
-    """A dueling Q-network."""
+    """A recurrent or feed-forward dueling Q-network."""
 
     def unroll(self, parameters: Tensors, seen: Sequences) -> tuple[torch.Tensor, torch.Tensor]:
         """Evaluate sequences.
@@ -140,10 +149,10 @@ class RecurrentNetwork(Architecture):
 
         Args:
             parameters: Name to tensor.
-            seen: A reset sets the recurrent state to ``states``. Row 0 always counts as one.
+            seen: The inputs. A reset sets the recurrent state to ``states``; row 0 always has one.
 
         Returns:
-            Q-values, float32 ``[time, batch, actions]``, and the states after the last row,
+            Q-values, float32 ``[time, batch, actions]``, and the states after the last row, float32
             ``[batch, *state_shape]``.
         """
         hidden, states = self.remember(parameters, seen)
@@ -153,8 +162,8 @@ class RecurrentNetwork(Architecture):
         """Evaluate sequences as :meth:`unroll`, up to the heads.
 
         Returns:
-            What the memory makes of them, float32 ``[time * batch, units]``, and the states after
-            the last row.
+            The outputs of the memory, float32 ``[time * batch, units]``, and the states after the
+            last row.
         """
         features = self.torso.features(parameters, seen.observations.flatten(0, 1))
         inputs = memory_inputs(features, seen, self.actions)
@@ -167,7 +176,7 @@ class RecurrentNetwork(Architecture):
         advantages, value = (
             self._head(parameters, name, hidden) for name in ("advantage", "value")
         )
-        # A product with ones, since the order of a sum is theirs to fix.
+        # The mean is computed as a product with ones, whose sums have the order of ``products``.
         total = self.products.dense(advantages, advantages.new_ones(1, self.actions), None)
         return value + (advantages - total / self.actions)
 
@@ -186,18 +195,28 @@ def make_recurrent_network(
     hidden_units: int,
     products: LayerBackend,
 ) -> RecurrentNetwork:
-    """Describe the network with the torso of a name, or of layers, for one kind of observation.
+    """Return the network with the torso that a spec names or describes.
 
-    ``hidden_units`` are those of the layer in each head, of ``mlp`` and of the layer that replaces
-    the LSTM where ``recurrent_units`` is 0.
+    Args:
+        name: The spec's ``trainer.network``.
+        frame_stack: Frames of one observation.
+        layout: Layout of a frame.
+        actions: Number of actions.
+        recurrent_units: Units of the LSTM; 0 for a dense layer instead.
+        hidden_units: Units of the hidden layer in each head, of the layer of ``mlp``, and of the
+            dense layer that replaces the LSTM.
+        products: The arithmetic of the layers.
+
+    Raises:
+        CapsuleError: As :func:`capsule.training.networks.feedforward.make_convolutions`.
     """
     torso: Torso
     if name == "residual":
         torso = make_residual_torso(frame_stack, layout, products)
     else:
         stack = make_convolutions(name, frame_stack, layout, products)
-        # The memory reads the features of convolutions directly. Only vectors pass a dense layer
-        # first.
+        # The memory reads the features of convolutions directly; only vectors pass through a dense
+        # layer before.
         units = () if stack.strides else (hidden_units,)
         torso = make_plain_torso(stack, name.dense if isinstance(name, OwnNetwork) else units)
     shapes = dict(torso.shapes)
@@ -232,8 +251,8 @@ class _Plain:
 
     def features(self, parameters: Tensors, observations: torch.Tensor) -> torch.Tensor:
         stack = self.convolutions
-        # The backend computes rectified convolutions together, in parts that stay in the cache.
-        # Those with another activation are computed layer by layer.
+        # The backend computes a stack of rectified convolutions for a few images at a time, which
+        # stay in the cache. Those with another activation are computed layer by layer.
         if stack.strides and stack.activation == "relu":
             seen, numbers = unpacked(stack.layout, observations)
             found = [
@@ -251,7 +270,7 @@ class _Plain:
 
 
 def make_plain_torso(stack: Convolutions, units: Sequence[int]) -> Torso:
-    """Describe the torso of ``stack`` and dense layers of ``units``, each activated."""
+    """Return the torso of ``stack`` and dense layers of ``units``, each with its activation."""
     widths = (stack.width, *units)
     shapes = dict(stack.shapes)
     for layer, (fan_in, fan_out) in enumerate(pairwise(widths), start=1):
@@ -278,7 +297,7 @@ class _Residual:
         return dense(self.products, parameters, "dense1", joined(found, numbers)).relu()
 
     def _sections(self, parameters: Tensors, prefix: str, hidden: torch.Tensor) -> torch.Tensor:
-        """Return what the sections with names of ``prefix`` make of one image."""
+        """Return the features of one image, whose parameters' names begin with ``prefix``."""
         for section in range(1, len(_SECTIONS) + 1):
             name = f"{prefix}section{section}"
             hidden = self._convolve(parameters, f"{name}.conv", hidden, rectified=False)
@@ -298,7 +317,7 @@ class _Residual:
 
 
 def make_residual_torso(frame_stack: int, layout: FrameLayout, products: LayerBackend) -> Torso:
-    """Describe the torso of IMPALA's large network for one kind of observation."""
+    """Return the torso of IMPALA's large network for one kind of observation."""
     shapes: dict[str, Shape] = {}
     fan_in = frame_stack * layout.numbers
     for prefix, image in zip(prefixes(layout), layout.images, strict=True):
@@ -317,15 +336,15 @@ def make_residual_torso(frame_stack: int, layout: FrameLayout, products: LayerBa
 
 
 def _maximum(inputs: torch.Tensor) -> torch.Tensor:
-    """Return the maxima over 3x3 in strides of 2; half as many of each side, rounded up.
+    """Return the maxima over 3x3 with stride 2; each side is halved, rounded up.
 
-    ``max_pool2d`` adds up gradients in any order on a GPU. Here two equal numbers share the
-    gradient of their maximum equally.
+    ``max_pool2d`` adds gradients in any order on a GPU. Here, two equal numbers share the gradient
+    of their maximum equally.
     """
     for dimension in (3, 2):
         size = inputs.shape[dimension]
-        # "SAME" for a window of 3 in strides of 2: an even side gets one at its end, an odd one
-        # also at its beginning. pad() counts dimensions from the last.
+        # The padding "SAME" of a window of 3 with stride 2 is one element at the end, and for an
+        # odd side also one at the beginning. pad() counts dimensions from the last.
         border = [0, 0] * (3 - dimension) + [size % 2, 1]
         padded = functional.pad(inputs, border, value=-math.inf)
         first, second, third = (
@@ -340,12 +359,14 @@ def _maximum(inputs: torch.Tensor) -> torch.Tensor:
 
 
 def memory_inputs(features: torch.Tensor, seen: Sequences, actions: int) -> torch.Tensor:
-    """Return what a memory reads, float32 ``[time * batch, width + 1 + actions]``.
+    """Return the inputs of a memory, float32 ``[time * batch, width + 1 + actions]``.
+
+    They are the features, the previous reward and the one-hot previous action.
 
     Args:
-        features: Features of a torso, float32 ``[time * batch, width]``.
-        seen: The sequences that they were made of.
-        actions: Actions to choose from.
+        features: Features of the observations, float32 ``[time * batch, width]``.
+        seen: The sequences.
+        actions: Number of actions.
     """
     chosen = torch.arange(actions, device=features.device)
     action = (seen.previous_actions.reshape(-1, 1) == chosen).to(torch.float32)
@@ -372,12 +393,12 @@ def unroll_lstm(
     """Evaluate the LSTM on sequences.
 
     Args:
-        products: How its layers are computed.
+        products: The arithmetic of the layers.
         parameters: Name to tensor, as :func:`lstm_shapes` names them.
         inputs: float32 ``[time * batch, fan_in]``.
-        states: float32 ``[batch, 2, units]``, hidden and cell before row 0.
-        fresh: float32 ``[batch, 2, units]``, hidden and cell after a reset.
-        resets: bool ``[time, batch]``: the rows, but for row 0, that are reset before.
+        states: Hidden and cell before row 0, float32 ``[batch, 2, units]``.
+        fresh: Hidden and cell after a reset, float32 ``[batch, 2, units]``.
+        resets: bool ``[time, batch]``: the rows that are preceded by a reset; row 0 is ignored.
 
     Returns:
         Hidden states, float32 ``[time * batch, units]``, and the states after the last row.
@@ -390,7 +411,7 @@ def unroll_lstm(
 
 
 class _Lstm(torch.autograd.Function):
-    """All time steps of an LSTM, of which every weight gets its gradient in one product."""
+    """All time steps of an LSTM, so that the gradient of each weight is one product."""
 
     @staticmethod
     def forward(
@@ -409,7 +430,7 @@ class _Lstm(torch.autograd.Function):
         start = state = states.transpose(0, 1).contiguous()
         for row, mask in enumerate(_reset_masks(resets)):
             before[:, row] = state if mask is None else torch.where(mask, start, state)
-            start = fresh.transpose(0, 1)  # after row 0, of which the mask is all true
+            start = fresh.transpose(0, 1)  # from row 1 on; the mask of row 0 is all true
             recurrent = products.dense(before[0, row], weight, None).contiguous()
             state = torch.empty_like(state)
             _step(
@@ -433,8 +454,8 @@ class _Lstm(torch.autograd.Function):
         weight, resets, gates, before, squashed = context.saved_tensors
         products: LayerBackend = context.products
         through = torch.empty_like(gates)
-        # For hidden and cell after a row. A copy, as it is written to: contiguous() makes none of a
-        # batch of one, and autograd may use its gradient elsewhere.
+        # The gradient for hidden and cell after a row. A copy, because it is changed below, and
+        # autograd may use the original elsewhere; contiguous() would not copy a batch of one.
         gradient = state_gradient.transpose(0, 1).clone(memory_format=torch.contiguous_format)
         start, fresh = torch.zeros_like(gradient), torch.zeros_like(gradient)
         for row, mask in reversed(list(enumerate(_reset_masks(resets)))):
@@ -449,8 +470,8 @@ class _Lstm(torch.autograd.Function):
             # _step_back() has turned gradient[1] into the gradient for the cell before this row.
             gradient[0] = products.matrix_product(through[row], weight)
             if mask is not None:
-                # A reset cuts the sequence: the gradient belongs to the state that took its place,
-                # and nothing of it reaches the rows before.
+                # A reset cuts the sequence: the gradient belongs to the state that was set, and
+                # does not reach the rows before.
                 into = fresh if row else start
                 into += gradient.where(mask, 0.0)
                 gradient = gradient.where(~mask, 0.0)
@@ -469,9 +490,11 @@ class _Lstm(torch.autograd.Function):
 
 
 def _reset_masks(resets: torch.Tensor) -> list[torch.Tensor | None]:
-    """Return for each row the mask ``[batch, 1]`` of what is reset before it, None for nothing."""
+    """Return the mask of the resets before each row, ``[batch, 1]``; None for no resets."""
     first, *others = resets.unsqueeze(2)
-    if resets.device.type != "cpu":  # a mask of nothing changes no bit; a look at it would wait
+    # On a GPU, reading whether there are resets would wait for it, and an empty mask changes no
+    # bit.
+    if resets.device.type != "cpu":
         return [torch.ones_like(first), *others]
     some = resets.any(1).tolist()[1:]
     masks = [mask if found else None for mask, found in zip(others, some, strict=True)]
@@ -485,7 +508,7 @@ def _step(
     if inputs.device.type == "cpu":
         kernels.lstm(inputs, recurrent, before, **out)
         return
-    # These are views of the output, in which the gates are then activated in place.
+    # These are views of ``gates``, in which the activations are computed in place.
     i, f, g, o = torch.add(inputs, recurrent, out=out["gates"]).chunk(4, 1)
     for gate in (i, f, o):
         gate.sigmoid_()

@@ -1,1 +1,1 @@
-"""Optimizers: one update of a flat parameter buffer."""
+"""Optimizers of a flat parameter buffer."""

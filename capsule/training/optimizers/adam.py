@@ -9,13 +9,13 @@ With gradient ``g`` of update ``t``, in this order::
 
 The clipping is algorithm 1 of Pascanu et al. 2013, arXiv:1211.5063. ``a``, ``b``, their
 complements, the two corrections and the factor of ``g`` are computed in float64 and rounded to
-float32; all else is one IEEE 754 basic operation on float32 after another. On the CPU one fused
-loop does them all, and running means that are subnormal are stored as zero
-(:mod:`capsule.training.optimizers.centred_rmsprop` says why).
+float32. All other operations are basic operations of IEEE 754 on float32, one after another. On the
+CPU one fused loop does them all. Running means that are subnormal are stored as zero, for the
+reason in :mod:`capsule.training.optimizers.centred_rmsprop`.
 
-On a GPU the corrections and the factor stay there, as tensors without dimensions: numbers of the
-host would be fixed in a CUDA graph, reading the norm would wait for the device, and torch divides
-by a number of the host by multiplying with its reciprocal.
+On a GPU the corrections and the factor are scalar tensors on the device: the host's numbers would
+be fixed in a CUDA graph, reading the norm would wait for the device, and torch divides by a number
+of the host by multiplying with its reciprocal.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Adam:
     """Updates one set of parameters in place.
 
     Attributes:
-        mean: Running mean of the gradient, shaped as the parameters.
-        square: Running mean of its square, shaped as the parameters.
-        updates: Updates made. With the means, that is the state.
+        mean: Running mean of the gradient, in the shapes of the parameters.
+        square: Running mean of its square, in the shapes of the parameters.
+        updates: Updates made. Together with the running means, this is the optimizer's state.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Adam:
         mean_decay: float = 0.9,
         square_decay: float = 0.999,
     ) -> None:
-        """Start from zero. The default decays are the paper's."""
+        """Start with running means of zero. The default decays are those of the paper."""
         self.mean = parameters.zeros_like()
         self.square = parameters.zeros_like()
         self.updates = 0
@@ -57,24 +57,24 @@ class Adam:
         self._decay = mean_decay
         self._square_decay = square_decay
         device = parameters.flat.device
-        # On the CPU the loop takes them as numbers and rounds them; on a GPU these tensors are the
-        # operands.
+        # On the CPU they are passed to the kernel as numbers, which rounds them; on a GPU they are
+        # operands of float32 operations.
         exact = torch.float64 if device.type == "cpu" else torch.float32
         self._corrections = torch.ones(2, dtype=exact, device=device)
 
     def advance(self) -> None:
-        """Count an update, and bring what depends on its number to the device."""
+        """Count an update, and copy the bias corrections for it to the device."""
         self.updates += 1
         decays = (self._decay, self._square_decay)
         corrections = [1.0 - _power(decay, self.updates) for decay in decays]
         self._corrections.copy_(torch.tensor(corrections, dtype=self._corrections.dtype))
 
     def descend(self, gradient: torch.Tensor, maximum_norm: float = math.inf) -> None:
-        """Make the update that :meth:`advance` counted; a CUDA graph can hold this part of it.
+        """Make the update that :meth:`advance` counted. A CUDA graph can capture this call.
 
         Args:
-            gradient: float32 ``[size]``, in the memory order of the parameters; left as it is.
-            maximum_norm: A longer gradient is brought to this length.
+            gradient: float32 ``[size]``, in the memory order of the parameters; not changed.
+            maximum_norm: ``M``; infinite for no clipping.
         """
         w, m, v = (each.flat for each in (self._parameters, self.mean, self.square))
         if gradient.device.type == "cpu":
@@ -96,39 +96,39 @@ class Adam:
         g = gradient * clipping_factor(gradient, maximum_norm)
         correction, square_correction = self._corrections.unbind()
         without_subnormals(m.mul_(self._decay).add_(g * (1.0 - self._decay)))
-        # Products are taken from left to right, as in the fused loop: the square comes first.
+        # Products are computed from left to right, as in the fused loop: the square comes first.
         without_subnormals(v.mul_(self._square_decay).add_(g * g * (1.0 - self._square_decay)))
         root = v.div(square_correction).sqrt_().add_(self._epsilon)
         w.sub_(m.div(correction).div_(root).mul_(self._rate))
 
 
 def clipping_factor(gradient: torch.Tensor, maximum: float) -> float | torch.Tensor:
-    """Return the factor that clips a gradient to the norm ``maximum``; 1 if it is no longer.
+    """Return the factor that clips a gradient to the norm ``maximum``; 1 if it is not longer.
 
-    On the CPU the squares are added one after the other in float64, in memory order; on a GPU in
-    the order of its library.
+    On the CPU the squares are added in float64, in memory order; on a GPU, in the order of torch.
 
     Args:
         gradient: float32 ``[size]``.
         maximum: Infinite for no clipping.
 
     Returns:
-        A number, or for a gradient on a device a tensor there, float32 without dimensions.
+        A number; for a gradient on a GPU, a float32 scalar tensor there, unless ``maximum`` is
+        infinite.
     """
     if maximum == math.inf:
         return 1.0
-    # A norm of NaN clips nothing: the NaN of the gradient reaches the weights, and the next loss
-    # reports it (CAP-T151).
+    # A gradient whose norm is NaN is not clipped: the NaN reaches the weights, and the next loss
+    # is reported as not finite (CAP-T151).
     if gradient.device.type == "cpu":
         norm = math.sqrt(kernels.sum_of_squares(gradient))
         return maximum / norm if norm > maximum else 1.0
     there = gradient.double().square().sum().sqrt()
-    factor = torch.full_like(there, maximum) / there  # "maximum / there" has a reciprocal in it
+    factor = torch.full_like(there, maximum) / there  # "maximum / there" multiplies by a reciprocal
     return factor.where(there > maximum, 1.0).to(torch.float32)
 
 
 def _power(base: float, exponent: int) -> float:
-    """Return ``base^exponent`` by squaring: multiplications only, so the same bits everywhere."""
+    """Return ``base^exponent`` by squaring: only multiplications, so the same bits everywhere."""
     result = 1.0
     while exponent:
         if exponent & 1:

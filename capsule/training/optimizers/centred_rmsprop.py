@@ -6,17 +6,17 @@ With gradient ``g``, in this order::
     v <- b v + (1 - b) g^2               b: squared gradient momentum
     w <- w - lr g / sqrt(v - m^2 + c)    c: minimum squared gradient
 
-``v - m^2`` is taken as 0 where it is negative: by rounding, or because ``a`` and ``b`` differ (only
-if they are equal it is a variance, as in the paper).
+``v - m^2`` is taken as 0 if it is negative, by rounding or because ``a`` and ``b`` differ. (It is a
+variance only if they are equal, as in the paper.)
 
-``torch.optim.RMSprop(centered=True)`` differs: it uses one decay for both averages, adds its
+``torch.optim.RMSprop(centered=True)`` differs: it uses one decay for both running means, adds its
 epsilon after the root, and its "momentum" accumulates updates instead of averaging the gradient.
 
-Running means that are subnormal are stored as zero, by this optimizer and the others: those of dead
-units decay for ever, and processors take up to a hundred times as long where numbers are subnormal.
+This optimizer and the others store subnormal running means as zero: the running means of dead units
+become subnormal, with which processors take up to a hundred times as long.
 
-Each operation is one IEEE 754 basic operation on float32. On the CPU one fused loop does them all:
-one by one they would pass through memory fifteen times, and ``torch.sqrt`` goes through a vector
+Each operation is a basic operation of IEEE 754 on float32. On the CPU one fused loop does them all.
+Separate operations would read and write the tensors fifteen times, and ``torch.sqrt`` uses a vector
 library that does not round correctly on every processor (12,305 of 2,000,000 results differed on an
 AVX-512 machine).
 """
@@ -32,11 +32,11 @@ from capsule.training.networks.feedforward import Parameters
 
 
 class Piece(NamedTuple):
-    """The gradient of a run of elements.
+    """The gradient of consecutive elements of the parameters.
 
     Attributes:
-        start: First element, in the memory order of the parameters.
-        end: One past the last.
+        start: Index of the first element, in the memory order of the parameters.
+        end: Index after the last element.
         parts: float32 ``[end - start]`` each; their sum in this order is the gradient.
     """
 
@@ -49,8 +49,8 @@ class CentredRmsProp:
     """Updates one set of parameters in place.
 
     Attributes:
-        mean: Running mean of the gradient, shaped as the parameters.
-        square: Running mean of its square, shaped as the parameters.
+        mean: Running mean of the gradient, in the shapes of the parameters.
+        square: Running mean of its square, in the shapes of the parameters.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class CentredRmsProp:
         self._fused = parameters.flat.device.type == "cpu"
 
     def update(self, piece: Piece) -> None:
-        """Update the elements of ``piece``; pieces that share none may run in several threads."""
+        """Update the elements of ``piece``. Several threads may update disjoint pieces."""
         w, m, v = (values[piece.start : piece.end] for values in self._updated)
         if self._fused:
             kernels.centred_rmsprop(
@@ -86,7 +86,7 @@ class CentredRmsProp:
                 rate=self._rate,
             )
             return
-        # Not added in place, since the parts are those of the caller.
+        # Not added in place, because the parts belong to the caller.
         g = piece.parts[0]
         for part in piece.parts[1:]:
             g = g + part

@@ -1,17 +1,18 @@
 """RMSProp with momentum, as IMPALA uses it (Espeholt et al. 2018, arXiv:1802.01561, table G.1).
 
-With gradient ``g``, clipped by the norm of all of it, in this order::
+With gradient ``g``, clipped by its global norm, in this order::
 
     v <- a v + (1 - a) g^2               a: decay
     u <- m u + lr g / sqrt(v + c)        m: momentum; c: epsilon
     w <- w - u
 
-The paper names momentum (0) and epsilon (0.01 on Atari) and leaves the rest open. This is what
-``tf.train.RMSPropOptimizer`` computes, of TensorFlow 1, with which the code published by its
-authors trains: epsilon inside the root, ``v`` beginning with 1, not 0; decay 0.99 is theirs, too.
-``torch.optim.RMSprop`` adds epsilon after the root, begins with 0 and applies the learning rate
-after the momentum. As epsilon is large here, its place matters: where gradients are small, 0.01
-inside the root makes steps of ``10 lr g``, outside of ``100 lr g``.
+The paper names momentum (0) and epsilon (0.01 on Atari) and leaves the rest open. These are the
+equations of ``tf.train.RMSPropOptimizer`` of TensorFlow 1, with which the code published by the
+authors trains: epsilon is inside the root, and ``v`` begins with 1 and not 0. The decay of 0.99 is
+also that of their code. ``torch.optim.RMSprop`` adds epsilon after the root, begins with 0 and
+applies the learning rate after the momentum. The place of epsilon matters, because it is large: if
+gradients are small, steps are ``10 lr g`` with 0.01 inside the root, and ``100 lr g`` outside of
+it.
 """
 
 from __future__ import annotations
@@ -27,28 +28,31 @@ from capsule.training.optimizers.centred_rmsprop import without_subnormals
 
 
 def annealed(rate: float, done: int, total: int) -> float:
-    """Return the learning rate that decreases linearly to 0, "from beginning to end of training".
+    """Return a learning rate that decreases linearly to 0 "from beginning to end of training".
+
+    The source is table G.1.
 
     Args:
-        rate: At the beginning; the paper has 0.0006 on Atari.
-        done: Frames or updates so far, counted as ``total`` is; 0 at the first update.
-        total: Number of steps of the training, positive. From there on the rate is 0.
+        rate: The learning rate at the beginning; 0.0006 on Atari.
+        done: Steps before this update; 0 at the first one.
+        total: Steps of the whole training, positive. From there on the rate is 0.
     """
     return rate * (max(total - done, 0) / total)
 
 
 class RmsProp:
-    """Updates one set of parameters in place, as the text of the module says.
+    """Updates one set of parameters in place, by the equations of this module.
 
     The complement of the decay and the factor of a clipped gradient are computed in float64 and
-    rounded to float32; all else is one IEEE 754 basic operation on float32 after another. On the
-    CPU one fused loop does them all, and subnormal elements of ``square`` and ``step`` are stored
-    as zero (:mod:`capsule.training.optimizers.centred_rmsprop` says why).
+    rounded to float32. All other operations are basic operations of IEEE 754 on float32, one after
+    another. On the CPU one fused loop does them all. Subnormal elements of ``square`` and ``step``
+    are stored as zero, for the reason in :mod:`capsule.training.optimizers.centred_rmsprop`.
 
     Attributes:
-        square: Running mean of the squared gradient, shaped as the parameters.
-        step: The last step, shaped as the parameters. With ``square``, that is the state.
-        epsilon: As given; may be changed between updates.
+        square: Running mean of the squared gradient, in the shapes of the parameters.
+        step: The last step ``u``, in the shapes of the parameters. Together with ``square``, this
+            is the optimizer's state.
+        epsilon: ``c``, which may be changed between updates.
     """
 
     def __init__(
@@ -72,9 +76,9 @@ class RmsProp:
         """Make one update.
 
         Args:
-            gradient: float32 ``[size]``, in the memory order of the parameters; left as it is.
-            rate: Learning rate of this update, as :func:`annealed`.
-            maximum_norm: A longer gradient is brought to this length; the paper has 40 on Atari.
+            gradient: float32 ``[size]``, in the memory order of the parameters; not changed.
+            rate: Learning rate of this update.
+            maximum_norm: Norm to which a longer gradient is clipped; 40 on Atari.
         """
         w, v, u = (each.flat for each in (self._parameters, self.square, self.step))
         if gradient.device.type == "cpu":

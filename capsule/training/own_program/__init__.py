@@ -1,1 +1,1 @@
-"""User programs: run as they are, their outputs digested."""
+"""User programs, which are run unchanged, and their outputs."""

@@ -1,8 +1,8 @@
-"""The working folder of a user's program: made from the source tree, compared with it in the end.
+"""The working folder of a user program: a copy of the source tree, compared with it at the end.
 
-The locked source tree says what each file held before: path to ``file MODE SHA256`` or ``symlink
-TARGET``. The same facts are read back from the working folder, so that what was written is told by
-content, whatever the times of the files say.
+The lock contains a fact for each path of the source tree: ``file MODE SHA256`` or ``symlink
+TARGET``. The same facts are read from the working folder, so outputs are recognised by their
+content, and not by the times of files.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from capsule.experiment.patterns import chosen
 from capsule.experiment.trainers import CommandTrainer
 from capsule.training.state.source_tree import project_folder
 
-CHECK_SECONDS = 5.0  # between two looks at the working folder while the program runs
-_CHECK_SHARE = 20  # a look may take one part in so many of the time between two
+CHECK_SECONDS = 5.0  # between two checks of the working folder while the program runs
+_CHECK_SHARE = 20  # a check may take at most this fraction (1/20) of the time between two
 
 
 def is_resumed(directory: Path, trainer: CommandTrainer) -> bool:
-    """Tell whether a program continues from its state; otherwise it starts (over)."""
+    """Return whether a program resumes from its state; otherwise it starts, or starts over."""
     state = directory / contract.STATE
     return trainer.resumable and state.is_dir() and any(state.iterdir())
 
 
 def make_workspace(directory: Path, job: Job, trainer: CommandTrainer) -> bool:
-    """Make the working folder and the state folder, or keep them; tell whether they were kept.
+    """Make the working folder and the state folder, or keep them; return whether they were kept.
 
     Raises:
         CapsuleError: CAP-T305, the source tree in the image is not the locked one.
@@ -49,27 +49,27 @@ def make_workspace(directory: Path, job: Job, trainer: CommandTrainer) -> bool:
     workspace, state = directory / contract.WORKSPACE, directory / contract.STATE
     if is_resumed(directory, trainer):
         return True
-    # A program that starts over must find what an uninterrupted one finds, and nothing else.
+    # A program that starts over must find the same files as one that was not interrupted.
     for folder in (workspace, state):
         clear(folder)
     state.mkdir()
     if job.spec.code is None:
         workspace.mkdir()
     else:
-        # Links are copied as links, which is what the locked tree has, and lead nowhere meanwhile.
+        # Links are copied as links, as in the locked tree, and are not followed.
         shutil.copytree(project_folder(), workspace, symlinks=True)
-    # The copy is checked and not its source, because the copy is what the program sees.
+    # The copy is checked, and not its source, because the program uses the copy.
     _check_source(workspace, job.tree)
     return False
 
 
 def collect_outputs(directory: Path, tree: Mapping[str, str], trainer: CommandTrainer) -> Outputs:
-    """List by content in what the working folder differs from the source tree.
+    """Return the differences of the working folder from the source tree, by content.
 
     Args:
         directory: The run directory.
         tree: Path to fact of the source tree, as in the lock.
-        trainer: Its ``outputs`` choose among the paths that differ.
+        trainer: The spec's section ``trainer``, whose ``outputs`` select paths.
 
     Raises:
         CapsuleError: CAP-T303, a name is not UTF-8, there are more than :data:`MAX_OUTPUTS`, or a
@@ -88,7 +88,7 @@ def collect_outputs(directory: Path, tree: Mapping[str, str], trainer: CommandTr
             if output.fact != tree.get(entry.path):
                 files[entry.path] = output
     empty_folders = tuple(path for path in _empty_folders(entries) if chosen(path, trainer.outputs))
-    # With the files of the source tree that were changed, which only their content tells.
+    # Checked again, now including changed files of the source tree, which only their content shows.
     _check_number(len(files) + len(empty_folders))
     printed = None
     if trainer.standard_output:
@@ -105,14 +105,14 @@ def collect_outputs(directory: Path, tree: Mapping[str, str], trainer: CommandTr
 
 
 class Watch:
-    """Looks at the working folder while the program runs, from time to time."""
+    """Checks the working folder from time to time while the program runs.
+
+    Attributes:
+        error: The reason why the outputs cannot be claimed; None as long as there is none.
+    """
 
     def __init__(self, directory: Path, tree: Mapping[str, str], trainer: CommandTrainer) -> None:
-        """Watch the working folder of a run directory; :func:`collect_outputs` has the arguments.
-
-        Attributes:
-            error: Why the program cannot continue; None as long as it can.
-        """
+        """Watch the working folder; the arguments are those of :func:`collect_outputs`."""
         self._workspace = directory / contract.WORKSPACE
         self._tree = tree
         self._trainer = trainer
@@ -120,7 +120,7 @@ class Watch:
         self.error: CapsuleError | None = None
 
     def exceeded(self) -> bool:
-        """Tell whether the program has written what cannot be claimed."""
+        """Return whether the program has written outputs that cannot be claimed."""
         started = time.monotonic()
         if self.error is None and started >= self._next:
             try:
@@ -160,7 +160,7 @@ def _entries(workspace: Path) -> list[FolderEntry]:
 def _check_limits(
     entries: list[FolderEntry], tree: Mapping[str, str], trainer: CommandTrainer
 ) -> None:
-    """Check the names and the number of what is new, without reading any content."""
+    """Check the names and the number of new outputs, without reading their content."""
     new = [entry.path for entry in entries if _is_content(entry) and entry.path not in tree]
     new += _empty_folders(entries)
     outputs = [path for path in new if chosen(path, trainer.outputs)]
@@ -175,7 +175,7 @@ def _check_number(outputs: int) -> None:
 
 
 def _empty_folders(entries: list[FolderEntry]) -> Iterator[str]:
-    """Yield the folders that hold nothing at all."""
+    """Yield the paths of empty folders."""
     parents = {entry.path.rpartition("/")[0] for entry in entries}
     for entry in entries:
         if stat.S_ISDIR(entry.facts.st_mode) and entry.path not in parents:
@@ -183,7 +183,7 @@ def _empty_folders(entries: list[FolderEntry]) -> Iterator[str]:
 
 
 def _is_content(entry: FolderEntry) -> bool:
-    """Tell whether an entry can be claimed: pipes, sockets and devices have no content."""
+    """Return whether an entry is a file or a link: pipes, sockets and devices have no content."""
     return stat.S_ISREG(entry.facts.st_mode) or stat.S_ISLNK(entry.facts.st_mode)
 
 

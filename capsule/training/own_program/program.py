@@ -1,9 +1,10 @@
-"""A user program: run in a copy of its source tree, and what it wrote by digest.
+"""Running a user program in a copy of its source tree, and recording its outputs by digest.
 
-Capsule's interpreter stays the parent of the program, because outputs are hashed when it has ended.
-It starts two processes, always in this order, so that each has the same place in the process tree
-every time: one that reads back what the libraries of the image really do, then the program. Orders
-to stop are passed on. Whatever the program leaves behind is ended before anything is hashed.
+Capsule's interpreter stays the parent of the program, because it hashes the outputs at the end. It
+starts two processes, always in this order, so that each has the same place in the process tree in
+every run: one that reads back the flags of the image's libraries, and then the program. Signals to
+stop are passed on. All processes that the program leaves behind are ended before anything is
+hashed.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ from capsule.training.state.run_directory import (
     write_document,
 )
 
-LEFTOVER_SECONDS = 5.0  # for helper processes to notice that the program has ended
+LEFTOVER_SECONDS = 5.0  # time in which helper processes may end after the program
 
-_ANSWER = {contract.NUMBERS_SIGNAL}  # of the launcher, when it has prepared a process number
+_ANSWER = {contract.NUMBERS_SIGNAL}  # sent by the launcher when it has prepared a process number
 _HELPER_FOLDER = "outputs"
 _POLL_SECONDS = 0.1
 _CHUNK = 1 << 16
@@ -59,27 +60,30 @@ _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 def run_program(directory: Path, job: Job, trainer: CommandTrainer) -> None:
-    """Run the command in ``directory`` to its end, and record what it wrote.
+    """Run the command in ``directory`` to its end, and record its outputs.
 
-    After an interruption a resumable program resumes from its state folder; any other starts over
-    in a fresh copy of its source tree. A program that has ended well is not run again: only what it
-    wrote is listed.
+    After an interruption, a resumable program resumes from its state folder; any other starts over
+    in a new copy of its source tree. A program that has ended successfully is not run again: only
+    its outputs are listed.
 
     Raises:
         Interrupted: The run was asked to stop; it can be started again.
-        CapsuleError: CAP-T1… a determinism flag, CAP-T301 the command cannot be started, CAP-T302
-            it failed, CAP-T303 an output cannot be claimed, CAP-T305 the source tree is not the
-            locked one.
+        CapsuleError: A determinism flag is not in effect (:func:`flags.apply`), or CAP-T304, the
+            check of the flags crashed; CAP-T301, the command cannot be started; CAP-T302, it
+            failed; CAP-T303, an output cannot be claimed; CAP-T305, the source tree is not the
+            locked one; CAP-T131, a file cannot be written; CAP-T381 to CAP-T384, the order of
+            arrival cannot be recorded or repeated.
     """
-    # The program has another working folder, and finds this one by its variables.
+    # An absolute path, because the program has another working folder, and gets the path in its
+    # variables.
     directory = directory.absolute()
     events, ended = directory / contract.EVENTS, directory / contract.ENDED
     drop_partial_line(events)
     if not ended.exists():
         started = time.monotonic()
         _run_to_its_end(directory, job, trainer)
-        # From here on the program is not executed again: if an output below cannot be claimed, only
-        # the listing is repeated.
+        # From now on the program is not run again: if an output cannot be claimed below, only the
+        # listing is repeated.
         write_document(ended, Ended(seconds=time.monotonic() - started))
     outputs = collect_outputs(directory, job.tree, trainer)
     write_document(directory / contract.OUTPUTS, outputs)
@@ -100,7 +104,7 @@ def _run_to_its_end(directory: Path, job: Job, trainer: CommandTrainer) -> None:
         watch = Watch(directory, job.tree, trainer)
         begin_arrivals(directory, resumed=resumed)
         if not resumed:
-            # Its lines are those of an attempt that is started over.
+            # The lines of an earlier attempt do not count, because the program starts over.
             (directory / contract.INTERPRETERS).unlink(missing_ok=True)
         process = _execute(directory, spec, trainer, resumed=resumed, stop=stop, watch=watch)
     collect_arrivals(directory)
@@ -108,14 +112,16 @@ def _run_to_its_end(directory: Path, job: Job, trainer: CommandTrainer) -> None:
 
 
 def _check_flags(directory: Path, spec: Spec, *, resumed: bool) -> None:
-    """Read back what the image's libraries really do, in a child that ends.
+    """Read back the flags of the image's libraries, in a child process.
 
-    In this process torch would stay, and on a GPU hold memory that belongs to the program.
+    In this process, torch would stay loaded, and would occupy memory of the program's GPU.
+
+    Raises:
+        CapsuleError: A flag is not in effect; CAP-T304, the child ended otherwise.
     """
     child = os.fork()
     if child == 0:
-        # Not sys.exit(): what this process has registered for its own end must not run in the
-        # child.
+        # sys.exit() would run the exit handlers of this process in the child.
         os._exit(_flags_recorded(directory, spec, resumed=resumed))
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if not status:
@@ -131,7 +137,7 @@ def _check_flags(directory: Path, spec: Spec, *, resumed: bool) -> None:
 
 
 def _flags_recorded(directory: Path, spec: Spec, *, resumed: bool) -> int:
-    """Write ``runtime.json``; return an exit status, whatever happens."""
+    """Write ``runtime.json``; return an exit status, also after an exception."""
     try:
         runtime = flags.apply(spec)
         portable = flags.is_portable(spec)
@@ -154,26 +160,26 @@ def _execute(
     stop: Flag,
     watch: Watch,
 ) -> int:
-    """Run the command until it and all that it started have ended; return its process id."""
+    """Run the command until it and all its descendants have ended; return its process id."""
     _adopt_orphans()
     arrivals, path = ArrivalWatch(directory), directory / contract.STANDARD_OUTPUT
     reading, writing = os.pipe()
-    # Threads inherit the mask: the launcher's answer would end one that does not block it.
+    # Threads inherit the mask. The launcher's answer would end the process if a thread did not
+    # block the signal.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ANSWER)
     reader, writer = os.fdopen(reading, "rb", 0), os.fdopen(writing, "wb", 0)
     with reader, ThreadPoolExecutor(1, "output") as pool:
-        # Every thread of this process starts before the program, which gets the next number.
+        # All threads of this process start before the program, which gets the next process number.
         copying = pool.submit(_copy_output, reader, path, append=resumed)
-        # Closed once the program has its copy, so that the pipe ends with the last process that
-        # holds one.
+        # Closed when the program has its copy, so that the pipe ends with the last process that has
+        # one.
         with writer:
             process = _start(directory, spec, trainer, writer, resumed=resumed)
         status = _await(process, copying, stop, lambda: watch.exceeded() or arrivals.failed())
-        # Before the copying is waited for: a process that is left over may hold the pipe open.
+        # Done before waiting for the copying, because a remaining process may keep the pipe open.
         _end_leftovers()
         _finished(copying, path)
-    # The reasons for which this process ended the program come before the status that its end gave
-    # it.
+    # If this process has ended the program, the reason is more important than the exit status.
     if watch.error is not None:
         raise watch.error
     check_arrivals(directory)
@@ -203,7 +209,7 @@ def _start(
     command = _command(spec, trainer)
     _await_number()
     try:
-        # Standard error stays that of this process, whose engine keeps it in output.log.
+        # Standard error is that of this process, which the engine keeps in output.log.
         return subprocess.Popen(
             command,
             cwd=workspace,
@@ -223,10 +229,10 @@ def _start(
 
 
 def _await_number() -> None:
-    """Have the launcher bring the counter of process numbers to where the program starts.
+    """Let the launcher set the process number of the program.
 
-    Afterwards the next task that this process starts has the number
-    :data:`contract.PROGRAM_PROCESS`, if the launcher has a process id namespace of its own.
+    Afterwards, the next process or thread that this process starts has the number
+    :data:`contract.PROGRAM_PROCESS`, if the launcher has its own namespace of process ids.
     """
     launcher = os.environ.get(contract.LAUNCHER_VARIABLE)
     if launcher is not None:
@@ -236,7 +242,7 @@ def _await_number() -> None:
 
 
 def _copy_output(stream: IO[bytes], path: Path, *, append: bool) -> None:
-    """Keep what the program prints, and show it."""
+    """Write the program's standard output to a file, and pass it on."""
     with path.open("ab" if append else "wb") as kept:
         while chunk := os.read(stream.fileno(), _CHUNK):
             kept.write(chunk)
@@ -244,8 +250,8 @@ def _copy_output(stream: IO[bytes], path: Path, *, append: bool) -> None:
                 sys.stdout.buffer.write(chunk)
                 sys.stdout.buffer.flush()
             except OSError:
-                # Only the kept copy is an output of the run. What is left in the buffer would fail
-                # again when the interpreter ends.
+                # Only the file is an output of the run. Standard output is replaced, because the
+                # rest of its buffer would fail again when the interpreter ends.
                 with Path(os.devnull).open("wb") as nowhere:
                     os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
@@ -256,7 +262,7 @@ def _await(
     stop: Flag,
     has_failed: Callable[[], bool],
 ) -> int:
-    """Wait for the program; pass on an order to stop; end it if its run cannot succeed."""
+    """Wait for the program; pass on a signal to stop; kill it if its run cannot succeed."""
     terminated = False
     while True:
         try:
@@ -281,13 +287,13 @@ def _finished(copying: Future[None], path: Path) -> None:
 
 
 def _adopt_orphans() -> None:
-    """Become the parent of every process that the program leaves behind."""
+    """Make this process the parent of every process that the program leaves behind."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def _end_leftovers() -> None:
-    """Wait a little for what the program left behind to end by itself, then kill it."""
+    """Wait :data:`LEFTOVER_SECONDS` for processes that the program left behind, then kill them."""
     deadline = time.monotonic() + LEFTOVER_SECONDS
     while True:
         try:
@@ -297,7 +303,8 @@ def _end_leftovers() -> None:
         if ended:
             continue
         if time.monotonic() > deadline:
-            # In every round, because the children of a killed process become those of this one.
+            # Repeated in every round, because the children of a killed process become children of
+            # this one.
             for child in _children():
                 with suppress(ProcessLookupError):
                     os.kill(child, signal.SIGKILL)

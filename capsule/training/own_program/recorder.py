@@ -9,8 +9,8 @@
         r.checkpoint(step, model.state_dict())
         r.evaluation(step, returns)
 
-The same program runs without Capsule and writes the same files, into ``outputs`` of its working
-folder. Every file is a pure function of what is passed in: no times, no host names.
+The same program also runs without Capsule, and writes the same files to the folder ``outputs`` of
+its working folder. Every file is a pure function of the arguments, without times or host names.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ def run(total_steps: int | None = None) -> Recorder:
     """Return the recorder of this run, to be used as a context manager.
 
     Args:
-        total_steps: How many steps there will be, if known: shown as progress.
+        total_steps: Number of steps, if it is known, which is shown with the progress.
     """
     return Recorder(total_steps)
 
 
 class Recorder:
-    """Writes what a program found out.
+    """Writes the metrics, checkpoints and evaluations of a program.
 
     Attributes:
-        outputs: Folder of all that is written here; other files are as welcome in it.
-        state: Folder for what a resumption needs, kept when a run is interrupted.
-        resumed: Whether the program is to resume from what it saved in ``state``.
+        outputs: Folder of these files; the program can write other files to it.
+        state: Folder for the state from which the program resumes, kept after an interruption.
+        resumed: Whether the program must resume from the state that it saved in ``state``.
         seed: ``seeds.root`` of the spec; 0 without Capsule.
         under_capsule: Whether Capsule runs this program.
     """
@@ -70,11 +70,12 @@ class Recorder:
         self.seed = int(variable(SEED_VARIABLE, "0"))
         self.under_capsule = RUN_VARIABLE in os.environ
         self._events = Path(variable(RUN_VARIABLE, "")) / EVENTS
-        # Programs also pass 1e6, and NumPy's integers, neither of which an event may have.
+        # Converted, because programs also pass 1e6 or NumPy's integers, and an event must have an
+        # integer.
         self._total_steps = None if total_steps is None else int(total_steps)
         self._shown = -math.inf
-        # How often progress is shown depends on the machine's speed, and each reading advances a
-        # virtual calendar clock. So that clock is read here only, and events are dated from it.
+        # Every reading of a virtual calendar clock advances it, while the number of progress events
+        # depends on the machine's speed. The clock is therefore read only here.
         self._date_of_zero = time.time() - time.monotonic()
         self._files: dict[str, IO[str]] = {}
 
@@ -82,8 +83,8 @@ class Recorder:
         """Append a line to ``metrics.jsonl``.
 
         Args:
-            step: Where the program is.
-            metrics: Numbers by name; NumPy's and torch's scalars, too.
+            step: Step of the program.
+            metrics: Numbers by name, which can be scalars of NumPy or torch.
         """
         values = {name: _number(metrics[name]) for name in metrics}
         self._append(METRICS, {"step": int(step), **values})
@@ -101,11 +102,11 @@ class Recorder:
         )
 
     def checkpoint(self, step: int, tensors: Mapping[str, Any]) -> Path:
-        """Write ``checkpoints/step-….safetensors``, in order of names, and return its path.
+        """Write ``checkpoints/step-….safetensors``, with tensors sorted by name; return its path.
 
         Args:
-            step: Where the program is.
-            tensors: Arrays by name: torch's, as of ``state_dict()``, or NumPy's.
+            step: Step of the program.
+            tensors: Tensors of torch, such as a ``state_dict()``, or arrays of NumPy, by name.
         """
         import numpy as np
         from safetensors.numpy import save
@@ -117,9 +118,10 @@ class Recorder:
         return path
 
     def resume_from(self, step: int) -> None:
-        """Drop the lines that an interrupted attempt wrote after ``step``, which come again.
+        """Remove the lines that an interrupted attempt wrote after ``step``.
 
-        A resumed program calls this first, with the step of the state that it resumes from.
+        A resumed program calls this first, with the step of the state from which it resumes,
+        because it will write these lines again.
         """
         for name in (METRICS, EVALUATION):
             path = self.outputs / name
@@ -155,12 +157,12 @@ class Recorder:
         self._files[name].flush()
 
     def _show(self, step: int, values: dict[str, float | int | str]) -> None:
-        """Tell Capsule's progress line, about once a second."""
+        """Write an event for Capsule's progress line, about once a second."""
         now = time.monotonic()
         if not self.under_capsule or now - self._shown < PROGRESS_SECONDS:
             return
         self._shown = now
-        # Events are for the screen alone: they have times, and no claim is made from them.
+        # Events are only for display: they have times, and are not part of the claims.
         date = self._date_of_zero + now
         event: dict[str, Any] = {"time": date, "kind": "progress", "step": int(step)}
         if self._total_steps is not None:
@@ -171,8 +173,8 @@ class Recorder:
 
 
 def _number(value: SupportsFloat) -> float | int | str:
-    """Return what JSON can hold, exactly: an integer, a double, or the name of a non-number."""
-    # NumPy's integers and torch's integer tensors are exact integers, too.
+    """Return an exact JSON value: an integer, a double, or the name of a non-finite number."""
+    # operator.index() also accepts NumPy's integers and torch's integer tensors.
     with suppress(TypeError):
         return int(operator.index(value))  # type: ignore[arg-type]
     number = float(value)
@@ -184,18 +186,18 @@ def _short(value: float | int | str) -> str:
 
 
 def _array(tensor: Any) -> Any:
-    """Return a NumPy array of a tensor, wherever it is."""
+    """Return a NumPy array of a tensor on any device; return an array as it is."""
     return tensor.detach().cpu().numpy() if hasattr(tensor, "detach") else tensor
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a file so that an interruption leaves it as it was, and not a part of it."""
+    """Write a file atomically: an interruption leaves the previous file."""
     part = path.with_suffix(".part")
     part.write_bytes(data)
     part.replace(path)
 
 
 def _until(lines: list[str], step: int) -> Iterator[str]:
-    for line in lines:  # a kill may have cut off the last one
+    for line in lines:  # the last one may be incomplete after a kill
         if line.endswith("\n") and json.loads(line)["step"] <= step:
             yield line

@@ -3,12 +3,12 @@
 The sources are Kapturowski et al. 2019, OpenReview r1lyTjAqYX, and Horgan et al. 2018,
 arXiv:1803.00933.
 
-An actor chooses actions epsilon-greedily, at an exploration rate of its own, and sends back its
-steps with the Q-values that give priorities and the recurrent states that sequences begin with.
+An actor chooses actions epsilon-greedily, with an epsilon of its own, and returns its steps with
+the Q-values from which priorities are computed and the recurrent states with which sequences begin.
 
-An *episode* is what the agent takes for one: where it begins, the recurrent state and the frame
-stack are zero, and there is no previous action or reward. It ends with the environment's episode;
-with ``life_loss="reset"`` it also ends where a lost life ends the return, while the game continues
+An *episode* here is one of the agent: at its beginning, the recurrent state and the frame stack are
+zero, and there is no previous action or reward. It ends with the environment's episode; with
+``life_loss="reset"`` it also ends where a lost life ends the return, while the game continues
 (Kapturowski et al. 2019, appendix: the ablations "reset" and "roll").
 """
 
@@ -49,12 +49,13 @@ class ActorSettings(WorkerSettings):
     """The settings of the actors of a run, which can be sent to another process.
 
     Attributes:
-        layout: How episodes are cut into sequences, and so which recurrent states are needed.
+        layout: How episodes are cut into sequences, which determines the recurrent states that are
+            needed.
         actors: Number of logical actors.
-        life_loss: What a lost life that ends the return does to the recurrent state: ``roll``
-            leaves it alone, ``reset`` begins anew.
-        exploration_base: Exploration rate of actor 0.
-        exploration_exponent: How much smaller the others' are; see :func:`exploration_ladder`.
+        life_loss: Whether a lost life that ends the return also sets the recurrent state to zero
+            (``reset``) or does not (``roll``).
+        exploration_base: Epsilon of actor 0.
+        exploration_exponent: The exponent of :func:`exploration_ladder`.
     """
 
     network: RecurrentNetwork
@@ -80,14 +81,15 @@ class Experience(NamedTuple):
         frames: ``[steps, *frame_shape]``: the newest frame before each action.
         actions: int64 ``[steps]``.
         rewards: float64 ``[steps]``: training rewards.
-        game_rewards: float64 ``[steps]``: as the game gives them.
+        game_rewards: float64 ``[steps]``: the game's own rewards.
         terminals: bool ``[steps]``: whether the return ends after the step.
-        ended: bool ``[steps]``: whether the episode does; without ``terminals`` it was truncated.
-        values: float32 ``[steps, 2]``: Q-value of the action taken, and the largest one.
-        states: Step to the recurrent state before it, float32 ``[*state_shape]``, for the steps at
-            which a sequence may begin.
-        last_frames: Step that was truncated to the frame it led to, the last of its episode.
-        last_values: Step that was truncated to the largest Q-value of that frame.
+        ended: bool ``[steps]``: whether the episode ends after the step; without ``terminals`` it
+            was truncated.
+        values: float32 ``[steps, 2]``: the Q-value of the action taken, and the largest Q-value.
+        states: The recurrent state before a step, float32 ``[*state_shape]``, by the steps at which
+            sequences may begin.
+        last_frames: The last frame of a truncated episode, by its last step.
+        last_values: The largest Q-value of that frame, by the same step.
         returns: Episode returns of the environment's episodes that ended, in order.
     """
 
@@ -124,7 +126,7 @@ class Experience(NamedTuple):
 def exploration_ladder(actors: int, base: float, exponent: float) -> list[float]:
     """Return each actor's epsilon: ``base^(1 + exponent i / (actors - 1))``; ``base`` for one.
 
-    Horgan et al. 2018, section 4.1; the paper has 0.4 and 7.
+    The source is Horgan et al. 2018, section 4.1, with a base of 0.4 and an exponent of 7.
     """
     highest = max(1, actors - 1)
     return [base ** (1.0 + exponent * actor / highest) for actor in range(actors)]
@@ -134,13 +136,13 @@ def q_values(
     network: RecurrentNetwork, parameters: Parameters, inputs: Inputs
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return Q-values of one step, float32 ``[rows, actions]``, and the states after it."""
-    # A reset takes the given states, which a single step begins with in any case.
+    # The first row of RecurrentNetwork.unroll() is always a reset to the given states.
     values, after = network.unroll(parameters.views, inputs.step(reset=True))
     return values[0], after
 
 
 def stream_profiles(seeds: SeedsSpec, actor: int, snapshot: Snapshot) -> list[StreamProfile]:
-    """Return what the streams of an actor gave out up to a snapshot, named ``stream/actor``."""
+    """Return the profiles of an actor's streams up to a snapshot, named ``stream/actor``."""
     own = actor_streams(seeds, actor, ("exploration",))["exploration"]
     return profiles_of(seeds, actor, snapshot, (own, snapshot.document["exploration"]))
 
@@ -148,8 +150,9 @@ def stream_profiles(seeds: SeedsSpec, actor: int, snapshot: Snapshot) -> list[St
 class EpsilonGreedyActor(Actor):
     """One logical actor.
 
-    From its stream ``exploration`` it draws twice at each step, whichever draw is used: a uniform,
-    which decides whether to explore, and an action.
+    At each step it draws twice from its stream ``exploration``: a uniform, which decides whether to
+    explore, and an action. Both are drawn whichever is used, so that the position of the stream
+    depends on the number of steps alone.
     """
 
     drawn: ClassVar[tuple[StreamName, ...]] = (*ENVIRONMENT_STREAMS, "exploration")
@@ -162,7 +165,6 @@ class EpsilonGreedyActor(Actor):
     def choose(self, values: NDArray[np.float32]) -> int:
         """Return an action, given the Q-values, ``[actions]``; ties go to the lowest action."""
         stream = self.streams["exploration"]
-        # Both are drawn at every step, so that how far the stream is does not depend on values.
         uniform, random_action = stream.uniform(), stream.integer(self.environment.actions)
         return random_action if uniform < self._epsilon else int(values.argmax())
 
@@ -177,7 +179,7 @@ class EpsilonGreedyActor(Actor):
 
 
 class SequenceWorker(ActorWorker[EpsilonGreedyActor, Experience]):
-    """Plays some actors in this process."""
+    """Runs some of R2D2's actors in this process."""
 
     def __init__(self, settings: ActorSettings, played: Sequence[int]) -> None:
         """Make the actors ``played``; see :meth:`WorkerSettings.make_worker`."""
@@ -196,15 +198,15 @@ class SequenceWorker(ActorWorker[EpsilonGreedyActor, Experience]):
         return made.values()
 
     def _advance(self, version: int, step: int, made: Mapping[int, Experience]) -> None:
-        """Take one step of every actor of some rows, and enter it into what they ``made``."""
+        """Take one step of every actor of some rows, and enter it into their experience."""
         rows = list(made)
         values, after = self._evaluate(version, rows)
         for row, seen in zip(rows, values, strict=True):
             self._act(row, step, made[row], seen)
-        # After _act(), which keeps the states before the step where a sequence begins.
+        # Set after _act(), which keeps the states before the step if a sequence begins.
         self._rows.states[rows] = after
-        # Before the next episodes begin, because a truncated one still needs the value of its last
-        # frame, with the state that its last step left.
+        # Closed before the next episodes begin, because the value of a truncated episode's last
+        # frame depends on the recurrent state after its last step.
         cut_off = [row for row in rows if made[row].ended[step] and not made[row].terminals[step]]
         self._close(version, step, {row: made[row] for row in cut_off})
         for row, experience in made.items():
@@ -212,7 +214,7 @@ class SequenceWorker(ActorWorker[EpsilonGreedyActor, Experience]):
             if actor.environment.ended:
                 experience.returns.append(actor.episode_return)
                 self._begin_episode(row)
-            elif experience.ended[step]:  # of the agent by a lost life; the game continues
+            elif experience.ended[step]:  # a lost life ended the episode; the game continues
                 self._begin(row, self._rows.stacks[row, -1].copy())
 
     def _act(
@@ -221,7 +223,7 @@ class SequenceWorker(ActorWorker[EpsilonGreedyActor, Experience]):
         """Take one step of one actor, given its Q-values, ``[actions]``."""
         actor = self._actors[row]
         if self._layout.begins(actor.age):
-            # A copy, because this row is overwritten when the network has seen the step.
+            # A copy, because _advance() overwrites this row.
             experience.states[step] = self._rows.states[row].copy()
         experience.frames[step] = self._rows.stacks[row, -1]
         action = actor.choose(values)
@@ -234,7 +236,7 @@ class SequenceWorker(ActorWorker[EpsilonGreedyActor, Experience]):
         experience.values[step] = values[action], values.max()
 
     def _close(self, version: int, step: int, made: Mapping[int, Experience]) -> None:
-        """Enter what actors whose episodes were truncated see last."""
+        """Enter the last frames of truncated episodes, and their values."""
         if not made:
             return
         values, _ = self._evaluate(version, list(made))
@@ -245,7 +247,7 @@ class SequenceWorker(ActorWorker[EpsilonGreedyActor, Experience]):
     def _evaluate(
         self, version: int, rows: Sequence[int]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return Q-values, ``[rows, actions]``, and recurrent states after what ``rows`` see."""
+        """Return Q-values, ``[rows, actions]``, and the recurrent states after this step."""
 
         def evaluate(inputs: Tensors) -> Tensors:
             return q_values(self._network, self._versions[version], Inputs(*inputs))

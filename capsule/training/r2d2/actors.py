@@ -1,7 +1,8 @@
-"""All logical actors of R2D2 in lockstep: the same experience however many processes play them.
+"""All logical actors of R2D2 in lockstep: the same experience however many processes run them.
 
-The trainer says when all actors take their next steps and with which parameters, and waits for all
-of them. So timing decides nothing, and the experiences come back in the order of the actors.
+The trainer decides when all actors take their next steps and with which parameters, and waits for
+all of them. Timing therefore has no effect, and experiences are returned in the order of the
+actors.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ class Actors:
     """All logical actors of a run.
 
     Attributes:
-        count: How many there are.
+        count: Number of actors.
     """
 
     def __init__(self, settings: ActorSettings, transport: Transport) -> None:
-        """Take actors that have an episode begun each."""
+        """Take over the actors of a transport, each at the beginning of an episode."""
         self.count = settings.actors
         self._seeds, self._transport = settings.seeds, transport
         self._version = -1
@@ -36,19 +37,19 @@ class Actors:
     def begin(self, parameters: torch.Tensor | None) -> None:
         """Let every actor take its next steps; :meth:`finish` must follow.
 
-        Other processes start now; actors of this one act in :meth:`finish`.
+        Actors of other processes start now; those of this process act in :meth:`finish`.
 
         Args:
-            parameters: What to act with from now on: a copy is made of :attr:`Parameters.flat`, on
-                any device; None for those of the call before.
+            parameters: The actors' parameters from now on: :attr:`Parameters.flat`, on any device,
+                of which a copy is made; None for those of the last call.
 
         Raises:
-            RuntimeError: The actors act already, or have no parameters yet.
+            RuntimeError: The actors are acting already, or have no parameters yet.
         """
         self._require_idle()
         if parameters is not None:
-            # The numbers begin anew in each attempt, which no result shows: they only tell workers
-            # which parameters to use.
+            # Version numbers begin anew in each attempt. They only tell workers which parameters to
+            # use, and are not part of any result.
             self._version += 1
             flat = parameters.detach().cpu().numpy().copy()
             self._transport.publish({self._version: flat})
@@ -58,7 +59,7 @@ class Actors:
         self._acts = True
 
     def finish(self) -> list[Experience]:
-        """Wait for all actors and return what each did, by actor.
+        """Wait for all actors and return the experience of each, in the order of the actors.
 
         Raises:
             RuntimeError: :meth:`begin` was not called.
@@ -78,7 +79,7 @@ class Actors:
         """Return a JSON-safe snapshot of every actor, without the parameters they act with.
 
         Raises:
-            RuntimeError: The actors act, or never did.
+            RuntimeError: The actors are acting, or have not acted yet.
         """
         return [snapshot.saved() for snapshot in self._in_order()]
 
@@ -86,7 +87,7 @@ class Actors:
         """Return to a snapshot by playing running episodes again; new parameters must follow.
 
         Raises:
-            RuntimeError: The actors act.
+            RuntimeError: The actors are acting.
             CapsuleError: As :meth:`Transport.restore`.
         """
         self._require_idle()
@@ -94,10 +95,10 @@ class Actors:
         self._transport.restore(self._snapshots)
 
     def profiles(self) -> list[StreamProfile]:
-        """Return what the actors' streams gave out so far, named ``stream/actor``.
+        """Return the profiles of the actors' streams so far, named ``stream/actor``.
 
         Raises:
-            RuntimeError: The actors act, or never did.
+            RuntimeError: The actors are acting, or have not acted yet.
         """
         profiles = (
             stream_profiles(self._seeds, actor, snapshot)

@@ -1,22 +1,24 @@
-"""How episodes are cut into overlapping sequences.
+"""Cutting episodes into overlapping sequences.
 
 The source is Kapturowski et al. 2019, OpenReview r1lyTjAqYX, sections 2.3 and 3.
 
-Sequence ``k`` of an episode trains on the ``trained`` steps from step ``k period`` on. The
-``burn_in`` steps before them are its prefix, to bring the recurrent state up to date; ``lookahead``
-states after them serve for bootstrapping. These are the *rows* of the sequence::
+Sequence ``k`` of an episode trains on the ``trained`` steps that begin with step ``k period``. The
+``burn_in`` steps before them are its prefix, which brings the recurrent state up to date; the
+``lookahead`` states after them serve for bootstrapping. These are the *rows* of the sequence::
 
     row   0 ........ burn_in .................. burn_in + trained ........ rows - 1
           prefix     trained steps              states to bootstrap from
 
-Sequences never cross episodes. Where an episode begins, the missing prefix is padding in front, so
-that its first steps are trained on (without padding they never would be), although fewer sequences
-train on them than on later ones.
-Where one ends, the last sequence is shorter and padded behind; it is made only if it has a step
-that the sequence before it does not train on. Padding is zero, and no step is valid in it. Reaching
-back to a full last sequence instead would train on the steps before each end more often.
-The paper's 80 steps "plus a prefix of 40", overlapping by 40, are ``burn_in=40, trained=80,
-period=40``; 80 steps whose first 40 are the prefix are ``burn_in=40, trained=40, period=40``.
+Sequences never cross the border of an episode. At its beginning, the missing prefix is replaced by
+padding in front. Without padding, the first steps of an episode would never be trained on; with it,
+fewer sequences train on them than on later ones. At its end, the last sequence is shorter and
+padded behind; it is made only if it has a step that the sequence before it does not train on. (A
+last sequence that reaches back to its full length would train more often on the steps before each
+end.) Padding is zero, and its steps are not valid.
+
+The paper's sequences of 80 steps, with a prefix of 40 and an overlap of 40, are ``burn_in=40,
+trained=80, period=40``. Sequences of 80 steps whose first 40 are the prefix would be ``burn_in=40,
+trained=40, period=40``.
 """
 
 from __future__ import annotations
@@ -32,17 +34,17 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class SequenceLayout:
-    """How episodes are cut into sequences.
+    """The lengths by which episodes are cut into sequences.
 
     Attributes:
         burn_in: Steps of the prefix.
         trained: Steps that are trained on.
-        period: Steps from the start of a sequence to the next.
-        lookahead: States after the trained steps; one suffices, ``n`` give every trained step its
-            full ``n``-step target.
+        period: Steps from the start of one sequence to the start of the next.
+        lookahead: States after the trained steps, at least one; with ``n``, every trained step has
+            its full ``n``-step target.
 
     Raises:
-        ValueError: A number is too small, or ``period`` would leave steps out.
+        ValueError: A number is too small, or some steps would be in no sequence.
     """
 
     burn_in: int
@@ -56,11 +58,11 @@ class SequenceLayout:
 
     @property
     def rows(self) -> int:
-        """States of a sequence; it has one step less."""
+        """The number of states of a sequence, which has one step less."""
         return self.burn_in + self.trained + self.lookahead
 
     def begins(self, step: int) -> bool:
-        """Tell whether a sequence begins at a step of an episode, counted from 0."""
+        """Return whether a sequence begins at a step of an episode, counted from 0."""
         return not step or (step + self.burn_in) % self.period == 0
 
     @property
@@ -70,14 +72,14 @@ class SequenceLayout:
 
 
 class CutSequence(NamedTuple):
-    """A finished sequence, as the range of entries that it is.
+    """A finished sequence, as a range of entries.
 
     Attributes:
         starts: Number of its first entry.
-        before: Steps of the episode before it.
-        fronts: Rows of padding in front.
-        steps: Steps, padding not counted.
-        lengths: States, padding not counted: as many as steps, or one more.
+        before: Number of steps of the episode before it.
+        fronts: Number of rows of padding in front.
+        steps: Number of its steps, without padding.
+        lengths: Number of its states, without padding: as many as steps, or one more.
         states: Recurrent state before its first entry, float32 ``[*state_shape]``.
     """
 
@@ -95,9 +97,10 @@ class EpisodeCutter:
     Attributes:
         first: Number of the first entry of the running episode, or of the next entry if there is
             no running episode.
-        opened: Sequences of it begun.
-        cut: Sequences of it finished.
-        states: Recurrent states at the start of those begun and not finished, oldest first.
+        opened: Number of its sequences that have begun.
+        cut: Number of its sequences that are finished.
+        states: Recurrent states at the start of those that have begun and are not finished, oldest
+            first.
     """
 
     def __init__(self, layout: SequenceLayout) -> None:
@@ -109,11 +112,11 @@ class EpisodeCutter:
         """Begin the sequences that begin with a step.
 
         Args:
-            number: The step's entry, which is the next one.
-            state: Recurrent state before it; copied. It may be missing where no sequence begins.
+            number: Number of the step's entry, which is the next one.
+            state: Recurrent state before the step; copied. None if no sequence begins.
 
         Raises:
-            ValueError: It is missing where a sequence begins.
+            ValueError: A sequence begins, and ``state`` is None.
         """
         layout, step = self._layout, number - self.first
         if layout.begins(step) and state is None:
@@ -129,21 +132,21 @@ class EpisodeCutter:
         Args:
             count: Entries so far, the newest included.
             ended: Whether it ends the episode.
-            closed: Whether it is no step but the last frame of a truncated episode.
+            closed: Whether it is not a step, but the last frame of a truncated episode.
         """
         layout, found = self._layout, []
         states = count - self.first
         steps = states - closed  # no action follows the last frame of a truncated episode
         while self.cut < self.opened:
             begin = self.cut * layout.period
-            # Up to here the sequence before it trained; the first of an episode has none before it.
+            # The previous sequence trained on the steps before this one.
             trained_before = begin - layout.period + layout.trained if self.cut else 0
             complete = states >= begin + layout.trained + layout.lookahead
             if not (complete or (ended and steps > trained_before)):
                 break
             before = max(0, begin - layout.burn_in)
-            # What the prefix lacks at the beginning of the episode becomes padding, so that the
-            # trained rows of all sequences begin at the same row.
+            # The missing part of a prefix at the beginning of an episode becomes padding, so that
+            # the trained rows of all sequences begin at the same row.
             front = before - (begin - layout.burn_in)
             found.append(
                 CutSequence(

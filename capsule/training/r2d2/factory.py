@@ -1,4 +1,4 @@
-"""R2D2 with its network, actors and replay memory, made as a spec says."""
+"""R2D2 with its network, actors and replay memory, as a spec describes them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,19 @@ from capsule.training.trainer import TrainerContext, state_interval
 
 
 def make_r2d2(context: TrainerContext, trainer: R2d2Trainer) -> R2D2:
-    """Make the trainer with its actors and its replay memory."""
+    """Make the trainer with its actors and its replay memory.
+
+    Raises:
+        CapsuleError: CAP-T212 to CAP-T216, the environment is not available; CAP-T221, there is no
+            room for the replay memory; CAP-T243 or CAP-T244, the network does not fit the frames,
+            or a user module cannot be used; or a process of actors did not start.
+    """
     spec = context.spec
-    # It has streams of its own, so that nothing it draws moves those of the run.
+    # The example draws from streams of its own, so that those of the run stay at their beginning.
     example = make_environment(spec.environment, make_streams(context.seeds), training=True)
     network = make_network(trainer, example, spec.accelerator)
     settings = actor_settings(context, trainer, example)
-    # With lag 0 older parameters are dropped, as all actors act with the newest ones.
+    # A lag of 0, because all actors act with the newest parameters that were published.
     transport = local_transport(
         settings,
         trainer.actors,
@@ -43,7 +49,7 @@ def make_r2d2(context: TrainerContext, trainer: R2d2Trainer) -> R2D2:
 def make_network(
     trainer: R2d2Trainer, example: Environment, accelerator: CpuAccelerator | CudaAccelerator
 ) -> RecurrentNetwork:
-    """Describe the network for an environment, computed as an accelerator computes."""
+    """Return the network for an environment, with the accelerator's arithmetic."""
     return make_recurrent_network(
         trainer.network,
         frame_stack=example.frame_stack,
@@ -56,7 +62,7 @@ def make_network(
 
 
 def sequence_layout(trainer: R2d2Trainer) -> SequenceLayout:
-    """Return how episodes are cut; every trained step has a full n-step target where it can."""
+    """Return how episodes are cut: with room for the full n-step target of every trained step."""
     return SequenceLayout(
         burn_in=trainer.burn_in,
         trained=trainer.sequence_length,
@@ -68,7 +74,7 @@ def sequence_layout(trainer: R2d2Trainer) -> SequenceLayout:
 def actor_settings(
     context: TrainerContext, trainer: R2d2Trainer, example: Environment
 ) -> ActorSettings:
-    """Return what makes the actors, who act on the CPU, whatever the learner computes on."""
+    """Return the settings of the actors, which act on the CPU even if the learner is on a GPU."""
     cpu = CpuAccelerator(numerics=context.spec.cpu_numerics)
     return ActorSettings(
         tasks=(context.spec.environment,),
@@ -87,7 +93,7 @@ def actor_settings(
 def replay_options(
     context: TrainerContext, trainer: R2d2Trainer, example: Environment, network: RecurrentNetwork
 ) -> dict[str, Any]:
-    """Return the options of :class:`SequenceReplay`, but for the folder."""
+    """Return the arguments of :class:`SequenceReplay`, without the folder."""
     # A step adds one entry, and a second one where it truncates an episode.
     steps = (state_interval(context.spec) + trainer.interval_steps) // trainer.actors
     return {

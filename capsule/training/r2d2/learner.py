@@ -1,32 +1,40 @@
 """R2D2 under a lockstep schedule (Kapturowski et al. 2019, OpenReview r1lyTjAqYX).
 
-The run advances in *intervals*. In each, every logical actor takes ``update_interval`` steps and
-the learner makes one update, beside each other::
+The run advances in *intervals*. In each, every logical actor takes ``update_interval`` steps while
+the learner makes one update::
 
     actors:   act with theta_a                                 | insert, actor by actor
     learner:  draw a minibatch, its gradient at theta_k        | new priorities, theta_{k+1}
 
-The minibatch is drawn from the memory as it is before the interval's steps, so both halves depend
-only on what was there before, and neither timing nor the number of processes and threads has a say.
-The actors' parameters theta_a are copied from theta every ``actor_update_interval`` steps of an
-actor. This fixes the replay ratio, too, which an asynchronous R2D2 leaves to the hardware.
+The minibatch is drawn from the memory as it is before the interval's steps. Acting and learning
+therefore depend only on the state before the interval, and neither timing nor the number of
+processes and threads affects the result. The actors' parameters theta_a are copied from theta every
+``actor_update_interval`` steps of an actor. The schedule also fixes the replay ratio, which in an
+asynchronous R2D2 depends on the hardware.
 
 A sequence is trained on as in the paper's section 3: both networks are unrolled from the recurrent
 state that is stored with it, or from zero, over ``burn_in`` steps without a gradient, and then over
-the trained steps. Priorities of new sequences come from the actors' own Q-values, as in Ape-X.
+the trained steps. Priorities of new sequences come from the actors' own Q-values, as in Ape-X
+(Horgan et al. 2018, arXiv:1803.00933).
 
 Deviations from the paper (docs/papers/kapturowski2019.md compares every value):
 
-* Everything asynchronous is in lockstep, as above. ``update_interval`` 25 gives its replay ratio of
-  0.8, or less where episodes are shorter than sequences; its actors' 260 steps per second would
-  give more steps per update.
-* An n-step target near the end of a sequence bootstraps from up to ``n_step`` states after the
-  trained ones; where only an episode's end limits it, from the last state, with fewer steps.
+* Actors and learner, asynchronous in the paper, run in lockstep, as above. An ``update_interval``
+  of 25 gives the paper's replay ratio of 0.8, or less where episodes are shorter than sequences;
+  its 260 steps per second of each actor would give more steps per update.
+* An n-step target near the end of a sequence bootstraps from one of the ``n_step`` states after the
+  trained ones; near the end of an episode, from its last state, with fewer steps.
 * Initial priorities bootstrap from ``max_a Q`` of the actor's parameters, because an actor has no
   target network.
 * The first sequences of an episode are padded in front, so that its first ``burn_in`` steps are
-  trained on, if only in one sequence where later steps are in two; the paper does not say.
-* The replay memory keeps each actor's newest share instead of the newest of all.
+  trained on, although in fewer sequences than later steps; the paper does not describe this case.
+* If a time limit ends an episode, its last steps bootstrap from its last state; the paper, whose
+  episodes are limited to 30 minutes, does not describe this case.
+* The replay memory keeps the newest entries of each actor, in equal shares, instead of the newest
+  of all.
+
+The modules of the replay memory, the losses and the network list further choices that the paper
+leaves open.
 """
 
 from __future__ import annotations
@@ -72,15 +80,15 @@ _DIVERGED = "Lower trainer.learning_rate or trainer.max_gradient_norm."
 
 
 class R2D2(BaseTrainer):
-    """The learner, its actors, and everything their next step depends on.
+    """The learner, its actors and its replay memory.
 
     Attributes:
         updates: Parameter updates made.
         actions: Number of actions.
-        network: Architecture.
-        target: Parameters theta^-.
+        network: The architecture of the Q-network.
+        target: The target network's parameters theta^-.
         acting: The actors' parameters theta_a.
-        optimizer: Its running means.
+        optimizer: Adam, with its running means.
     """
 
     def __init__(
@@ -96,8 +104,8 @@ class R2D2(BaseTrainer):
         Args:
             context: The run.
             trainer: The spec's section ``trainer``.
-            network: Architecture.
-            actors: All of them, with an episode begun each.
+            network: The architecture of the Q-network.
+            actors: All actors, each at the beginning of an episode.
             replay: An empty memory.
         """
         super().__init__(context, network.shapes, network.torso.modules)
@@ -121,7 +129,7 @@ class R2D2(BaseTrainer):
         graph = context.graphed
         self._differentiation = Region(self._differentiate, self._device, graph=graph)
         self._descent = Region(self._descend, self._device, graph=graph)
-        self._sent = False  # whether the actors' processes have theta_a
+        self._sent = False  # whether theta_a was sent to the actors
         self.updates = 0
 
     # The algorithm
@@ -132,11 +140,11 @@ class R2D2(BaseTrainer):
         learns = self.step >= self._trainer.replay_start
         if learns:
             indices, shards = self._learn()
-        # Collected only now: nothing enters the memory before the minibatch is drawn and read,
-        # however fast the actors are.
+        # Collected only now, so that nothing enters the memory before the minibatch has been
+        # gathered, however fast the actors are.
         experiences = self._actors.finish()
         if learns:
-            # On a GPU this waits for the gradient, so the actors are waited for first.
+            # On a GPU this waits for the gradient, and therefore comes after finish().
             found = [self._priorities(shard.errors, shard.valid) for shard in shards]
             self._replay.update_priorities(indices, np.concatenate(found))
         for actor, experience in enumerate(experiences):
@@ -163,13 +171,13 @@ class R2D2(BaseTrainer):
         due = self.step // self._trainer.actors % self._trainer.actor_update_interval == 0
         if due:
             self.acting.copy_from(self.online)
-        # The workers of a resumed run have no parameters yet, even where no copy is due.
+        # The workers of a resumed run have no parameters yet, even if no copy is due.
         parameters = self.acting.flat if due or not self._sent else None
         self._actors.begin(parameters)
         self._sent = True
 
     def _insert(self, actor: int, experience: Experience) -> None:
-        """Add what an actor did to the memory, with the priorities that its values give."""
+        """Append an actor's steps to the memory, and give new sequences their first priorities."""
         self._trace.add("observations", experience.frames)
         self._trace.add("actions", experience.actions)
         self._trace.add("rewards", np.stack((experience.rewards, experience.game_rewards)))
@@ -196,7 +204,7 @@ class R2D2(BaseTrainer):
         self._count_episodes(experience.returns)
 
     def _prioritize(self, indices: NDArray[np.int64]) -> None:
-        """Give new sequences priorities by the errors of the actors' own values."""
+        """Give new sequences priorities by the TD errors of the actors' own Q-values."""
         batch = self._replay.gather(indices, frames=False)
         values = torch.from_numpy(batch.values[self._trainer.burn_in :]).to(self._device)
         taken, largest = values.unbind(2)
@@ -214,13 +222,13 @@ class R2D2(BaseTrainer):
         """Draw a minibatch and compute its gradient at theta_k.
 
         Returns:
-            The sequences' indices, int64 ``[batch_size]``, and what each shard gives.
+            The sequences' indices, int64 ``[batch_size]``, and the result of each shard.
         """
         trainer = self._trainer
         draw = self._replay.sample(self._streams["minibatch"], trainer.batch_size)
         self._trace.add("indices", draw.indices)
-        # For the whole minibatch at once, because weights are divided by its largest one. A shard
-        # alone may have another.
+        # For the whole minibatch at once, because weights are divided by the largest one of the
+        # minibatch, which need not be in every shard.
         weights = torch.from_numpy(
             importance_weights(draw.probabilities, trainer.importance_exponent)
         )
@@ -241,12 +249,15 @@ class R2D2(BaseTrainer):
     def _gather(
         self, number: int, indices: NDArray[np.int64], weights: torch.Tensor
     ) -> SequenceBatch:
-        """Bring one shard of the minibatch to where the network is.
+        """Gather one shard of the minibatch, and copy it to the network's device.
 
         Args:
-            number: Of the shard.
-            indices: Of its sequences, int64 ``[sequences]``.
-            weights: Their importance, float32 ``[sequences]``.
+            number: Number of the shard.
+            indices: Indices of its sequences, int64 ``[sequences]``.
+            weights: Their importance weights, float32 ``[sequences]``.
+
+        Returns:
+            The shard as the replay memory gave it, on the CPU.
         """
         batch = self._replay.gather(indices)
         rows = (
@@ -268,12 +279,12 @@ class R2D2(BaseTrainer):
         return batch, self._differentiate_shard(self._inputs[part[0]])
 
     def _differentiate(self) -> tuple[list[_Shard], torch.Tensor]:
-        """Return what each shard gives at theta_k, and the summed gradient, float32 ``[size]``."""
+        """Return each shard's result at theta_k, and the summed gradient, float32 ``[size]``."""
         shards = [self._differentiate_shard(self._inputs[n]) for n in range(len(self._fixed))]
         return shards, added(shard.gradient for shard in shards)
 
     def _differentiate_shard(self, inputs: _Inputs) -> _Shard:
-        """Compute the loss of some sequences, its gradient, and their errors."""
+        """Return the loss of some sequences, its gradient, and their TD errors."""
         trainer = self._trainer
         rows, window, weights = inputs
         first, end = trainer.burn_in, trainer.burn_in + trainer.sequence_length
@@ -281,11 +292,11 @@ class R2D2(BaseTrainer):
         with torch.no_grad():
             start = self._burn_in(self.target.views, rows)
             target_values, _ = unroll(self.target.views, _part(rows, slice(first, None), start))
-            # Without a gradient: the prefix only produces a start state, and the network is
-            # updated on the rest of the sequence alone (section 3).
+            # The prefix only produces a start state, without a gradient; the network is updated on
+            # the rest of the sequence alone (section 3).
             start = self._burn_in(self._leaves, rows)
         values, after = unroll(self._leaves, _part(rows, slice(first, end), start))
-        with torch.no_grad():  # steps that are only bootstrapped from
+        with torch.no_grad():  # the states that are only bootstrapped from
             others, _ = unroll(self._leaves, _part(rows, slice(end, None), after))
             online_values = torch.cat((values, others))
         trained = trainer.sequence_length
@@ -297,22 +308,25 @@ class R2D2(BaseTrainer):
         return _Shard(loss.detach(), gradient, errors.detach(), valid)
 
     def _burn_in(self, parameters: Mapping[str, torch.Tensor], rows: Sequences) -> torch.Tensor:
-        """Return the recurrent states before the trained steps, from those before the first row."""
+        """Return the recurrent states before the trained steps, float32 ``[batch, *state_shape]``.
+
+        They result from unrolling the prefix from the states before the sequences.
+        """
         steps, states = self._trainer.burn_in, rows.states
         if not (steps and self._trainer.recurrent_units):
             return states
         _, after = self.network.remember(parameters, _part(rows, slice(steps), states))
-        # Where the first trained row is a reset, unroll() takes the state it is given, which must
-        # then be the one from before the sequence.
+        # If the first trained row is a reset, the whole prefix is padding, and training starts from
+        # the state before the sequence.
         fresh = rows.resets[steps].view(-1, *[1] * (states.dim() - 1))
         return torch.where(fresh, states, after)
 
     def _window(self, batch: SequenceBatch) -> _Window:
-        """Return what of a batch comes after the prefix, on the CPU."""
+        """Return the part of a batch that follows the prefix, on the CPU."""
         first = self._trainer.burn_in
         received = batch.rewards[first:]
         if self._trainer.asymmetric_clipping:
-            # The tanh in it is computed in float64 and then rounded, which hides nearly all
+            # Its tanh is computed in float64 and then rounded to float32, which removes nearly all
             # differences between mathematical libraries.
             received = clip_rewards(received.astype(np.float64))
         arrays = (
@@ -326,7 +340,10 @@ class R2D2(BaseTrainer):
     def _targets(
         self, window: _Window, online_values: torch.Tensor, target_values: torch.Tensor
     ) -> torch.Tensor:
-        """Return the n-step double-Q targets of the trained steps."""
+        """Return the n-step double-Q targets of the trained steps, float32 ``[trained, batch]``.
+
+        Q-values are float32 ``[trained + n_step, batch, actions]``.
+        """
         targets = double_q_targets(
             window.rewards,
             self._trainer.discount * (~window.terminals).to(torch.float32),
@@ -339,13 +356,13 @@ class R2D2(BaseTrainer):
         return targets[: self._trainer.sequence_length]
 
     def _priorities(self, errors: torch.Tensor, valid: torch.Tensor) -> NDArray[np.float64]:
-        """Return the priorities of sequences by their errors.
+        """Return the priorities of sequences by their TD errors, ``[trained, batch]``.
 
         Raises:
             CapsuleError: CAP-T151, an error is not a finite number.
         """
         priorities = sequence_priorities(errors, valid, self._trainer.priority_maximum_share)
-        # Before the loss is looked at, and also of the actors' values before learning starts.
+        # The check of the loss comes later, and does not cover the actors' own values.
         if not np.isfinite(priorities).all():
             raise CapsuleError(
                 "CAP-T151",
@@ -362,8 +379,8 @@ class R2D2(BaseTrainer):
     def _update(self, shards: Sequence[_Shard]) -> None:
         """Descend the summed gradient, theta_k to theta_{k+1}."""
         self._take_loss([shard.loss for shard in shards], fix=_DIVERGED)
-        # Outside the region, because a CUDA graph repeats the numbers of the host as they were at
-        # its capture.
+        # Outside the region, because a CUDA graph repeats the host's numbers as they were when it
+        # was captured.
         self.optimizer.advance()
         self._descent()
         self.updates += 1
@@ -399,7 +416,7 @@ class R2D2(BaseTrainer):
         return self._actors.profiles()
 
     def use(self) -> TrainerUse:
-        """Say where the network was, and how many actors stepped together."""
+        """Return the device of the network, the number of actors, and their schedule."""
         device = str(self.online.flat.device)
         return TrainerUse(device=device, actors=self._actors.count, schedule="lockstep")
 
@@ -421,10 +438,10 @@ class _Shard(NamedTuple):
     """The result of a shard of a minibatch.
 
     Attributes:
-        loss: Scalar.
+        loss: float32 scalar.
         gradient: float32 ``[size]``, in the memory order of the parameters.
-        errors: float32 ``[trained, sequences]``.
-        valid: bool ``[trained, sequences]``: the errors that there are.
+        errors: TD errors, float32 ``[trained, sequences]``.
+        valid: bool ``[trained, sequences]``: False for padding, whose errors mean nothing.
     """
 
     loss: torch.Tensor
@@ -434,12 +451,14 @@ class _Shard(NamedTuple):
 
 
 class _Window(NamedTuple):
-    """The steps of a batch after its prefix, the trained ones and those that only give rewards.
+    """The steps of a batch after its prefix: the trained ones, and those only n-step targets need.
+
+    ``time`` is ``trained + n_step - 1``.
 
     Attributes:
         rewards: float32 ``[time, batch]``.
         terminals: bool ``[time, batch]``: whether the return ends after the step.
-        valid: bool ``[time, batch]``: whether there is such a step.
+        valid: bool ``[time, batch]``: False for padding.
         actions: int64 ``[time, batch]``.
     """
 
@@ -450,12 +469,12 @@ class _Window(NamedTuple):
 
 
 class _Inputs(NamedTuple):
-    """The sequences of a shard, where the network is.
+    """The sequences of a shard, on the network's device.
 
     Attributes:
-        rows: What the network sees of them.
-        window: What follows the prefix.
-        weights: float32 ``[sequences]``.
+        rows: The network's inputs, the prefix included.
+        window: The steps after the prefix.
+        weights: Importance weights, float32 ``[sequences]``.
     """
 
     rows: Sequences
@@ -464,6 +483,6 @@ class _Inputs(NamedTuple):
 
 
 def _part(seen: Sequences, rows: slice, states: torch.Tensor) -> Sequences:
-    """Return some rows of sequences, from ``states`` on."""
+    """Return some rows of sequences, with ``states`` as the recurrent states before them."""
     observations, actions, rewards, _, resets, _ = seen
     return Sequences(observations[rows], actions[rows], rewards[rows], states, resets[rows])

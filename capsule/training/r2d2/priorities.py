@@ -1,12 +1,12 @@
 """Priorities of sequences, and drawing in proportion to them.
 
-The source is Schaul et al. 2016, arXiv:1511.05952, section 3.3.
+The source is Schaul et al. 2016, arXiv:1511.05952, section 3.3, equation 1.
 
 Sequence ``i`` is drawn with probability ``p_i^a / sum_k p_k^a``, for the priority exponent ``a``.
-The weights ``p_i^a`` are the leaves of a sum tree. Each actor has a block of a power of two of
-them, a subtree of its own, so that the weights of one actor and their sums depend on no other; its
-sequence ``n`` has leaf ``n mod kept`` of that block. A new sequence is not drawn until it was given
-a priority.
+The weights ``p_i^a`` are the leaves of a sum tree. The leaves of each actor are an aligned block of
+a power of two, and so a subtree: the weights of one actor and their sums do not depend on other
+actors. Its sequence ``n`` has leaf ``n mod kept`` of the block. A new sequence is not drawn before
+it is given a priority.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from capsule.training.losses.r2d2 import exponentiate
 from capsule.training.r2d2.sum_tree import SumTree
 from capsule.training.state.checkpoint import array_document, document_array
 
-# Lower priorities count as this one, so that a sequence without errors is drawn now and then (the
-# small constant of Schaul et al. 2016, section 3.3).
+# Lower priorities count as this one, so that sequences without errors can be drawn as well. (Schaul
+# et al. 2016, section 3.3, add a small constant to each priority instead.)
 LOWEST_PRIORITY = 1e-6
 
 
@@ -34,12 +34,12 @@ class Priorities:
     """
 
     def __init__(self, exponent: float, *, actors: int, kept: int) -> None:
-        """Begin without any.
+        """Begin without priorities.
 
         Args:
-            exponent: Of the priorities.
-            actors: Logical actors.
-            kept: Sequences that an actor keeps at most.
+            exponent: Priority exponent ``a``.
+            actors: Number of logical actors.
+            kept: Most sequences that an actor keeps.
         """
         self._exponent, self._kept = exponent, kept
         self._block = 1 << (kept - 1).bit_length()
@@ -51,11 +51,11 @@ class Priorities:
         numbers: NDArray[np.int64],
         priorities: NDArray[np.float64],
     ) -> None:
-        """Give sequences that are kept priorities; the last of equal ones counts.
+        """Set the priorities of sequences that are kept; of equal ones, the last one counts.
 
         Args:
-            actors: int64 ``[count]``.
-            numbers: int64 ``[count]``.
+            actors: Actor of each sequence, int64 ``[count]``.
+            numbers: Number of each among the sequences of its actor, int64 ``[count]``.
             priorities: float64 ``[count]``, before the exponent.
         """
         weights = exponentiate(np.maximum(priorities, LOWEST_PRIORITY), self._exponent)
@@ -77,12 +77,15 @@ class Priorities:
 
         Returns:
             Actors and numbers, int64 ``[batch]``, and probabilities, float64 ``[batch]``.
+
+        Raises:
+            ValueError: No sequence has a priority.
         """
-        # A block is larger than `kept` unless that is a power of two, but no draw gives one of its
-        # other leaves, which never have a weight.
+        # A block is larger than ``kept`` unless that is a power of two. Its other leaves never have
+        # a weight and are therefore never drawn.
         leaves = self.tree.sample(uniforms)
         actors, places = np.divmod(leaves, self._block)
-        # A leaf does not say which sequence has it: it is the newest of those with this remainder.
+        # A leaf belongs to the newest sequence whose number has this remainder.
         numbers = newest[actors] - (newest[actors] - places) % self._kept
         return actors, numbers, self.tree.get(leaves) / self.tree.total
 

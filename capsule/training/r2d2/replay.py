@@ -3,21 +3,20 @@
 The source is Kapturowski et al. 2019, OpenReview r1lyTjAqYX, sections 2.3 and 3.
 
 Each actor writes *entries*, one per time step: a frame, the action taken on seeing it, its reward,
-and whether the return ends there. They are numbered from 0 for ever and lie in a ring of that actor
-alone (:mod:`capsule.training.state.rings`). Sequences are ranges of it
+and whether the return ends there. They are numbered from 0 and stored in a ring of that actor
+alone (:mod:`capsule.training.state.rings`). Sequences are ranges of the ring
 (:mod:`capsule.training.r2d2.cutting`), so a frame is stored once however many sequences and frame
-stacks hold it. They are drawn by their priorities (:mod:`capsule.training.r2d2.priorities`). Since
-one actor's ring, sequences and priorities depend on nothing that another actor does, an actor is
-the logical shard: however actors are spread over processes, the same sequences lie in the same
-places.
+stacks contain it. They are drawn by their priorities (:mod:`capsule.training.r2d2.priorities`). The
+ring, the sequences and the priorities of one actor do not depend on other actors. The memory is
+therefore the same however the actors are distributed over processes.
 
-Memory. An entry of 84x84 takes 7,056 + 17 bytes; a sequence takes 32, its leaf of the sum tree at
-most 64, and its recurrent state 4,096 with an LSTM of 512. With a sequence every 40 steps that is
-less than 7,180 bytes for each observation, and 29 GB for the paper's 4 million.
+Size. An entry of 84x84 takes 7,056 + 17 bytes; a sequence takes 32, its leaf of the sum tree at
+most 64, and its recurrent state 4,096 with an LSTM of 512 units. With a sequence every 40 steps
+that is less than 7,180 bytes for each observation, and 29 GB for the paper's 4 million.
 
 Deviations from the paper, which has one first-in-first-out memory: here each actor keeps its own
-newest ``capacity / actors`` entries, which is the same where actors step in turn; and of short
-episodes at most ``capacity / period`` sequences are kept.
+newest ``capacity / actors`` entries, which is the same if actors step in turn; and if episodes are
+short, at most ``capacity / period`` sequences are kept.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ from capsule.training.state.checkpoint import array_document, document_array
 from capsule.training.state.rings import Field, Rings, require_checkpoint
 from capsule.training.state.streams import Stream
 
-_ENTRY: dict[str, Field] = {  # after its frame
+_ENTRY: dict[str, Field] = {  # fields of an entry, beside its frame
     "actions": (np.int32, ()),
     "rewards": (np.float32, ()),
     "terminals": (np.bool_, ()),
     "values": (np.float32, (2,)),
 }
-_SEQUENCE: dict[str, Field] = {  # see CutSequence; before its state
-    "numbers": (np.int64, ()),  # one more than the sequence's, so that 0 is none
+_SEQUENCE: dict[str, Field] = {  # fields of a CutSequence, beside its state
+    "numbers": (np.int64, ()),  # the sequence's number plus 1, so that 0 marks an unused slot
     "starts": (np.int64, ()),
     "before": (np.int32, ()),
     "fronts": (np.int32, ()),
@@ -75,8 +74,8 @@ class Draw(NamedTuple):
     """Sequences drawn from the memory.
 
     Attributes:
-        indices: int64 ``[batch]``; a sequence keeps its index for ever.
-        probabilities: float64 ``[batch]``: the chance of each to be drawn.
+        indices: int64 ``[batch]``; the index of a sequence never changes.
+        probabilities: float64 ``[batch]``: the probability with which each was drawn.
     """
 
     indices: NDArray[np.int64]
@@ -87,20 +86,20 @@ class SequenceBatch(NamedTuple):
     """Sequences, time-major.
 
     Attributes:
-        frames: ``[frame_stack - 1 + rows, batch, *frame_shape]``: the frames of every row and those
-            before that its observation reaches back to; zero where there is none.
+        frames: ``[frame_stack - 1 + rows, batch, *frame_shape]``: the frames of every row, preceded
+            by those that the first rows' observations also contain; zero where there is none.
         states: float32 ``[batch, *state_shape]``: the recurrent state, as the actor had it, before
             the first row that is not padding.
-        resets: bool ``[rows, batch]``: the rows before which the recurrent state is to be set to
-            ``states``: padding in front, and the row after it. Row 0 always is one.
+        resets: bool ``[rows, batch]``: the rows before which the recurrent state is set to
+            ``states``: padding in front, and the row after it. Row 0 is always one of them.
         previous_actions: int64 ``[rows, batch]``: the action before each row; -1 if there is none.
         previous_rewards: float32 ``[rows, batch]``: its reward; 0 if there is none.
         actions: int64 ``[rows - 1, batch]``; 0 in the padding.
         rewards: float32 ``[rows - 1, batch]``; 0 in the padding.
         terminals: bool ``[rows - 1, batch]``: whether the return ends after the step.
-        valid: bool ``[rows - 1, batch]``: whether there is such a step.
-        values: float32 ``[rows, batch, 2]``: Q-value of the action taken and the largest one, as
-            the actor had them; 0 in the padding.
+        valid: bool ``[rows - 1, batch]``: False in the padding.
+        values: float32 ``[rows, batch, 2]``: the Q-value of the action taken and the largest
+            Q-value, as the actor had them; 0 in the padding.
     """
 
     frames: NDArray[Any]
@@ -124,12 +123,13 @@ class SequenceBatch(NamedTuple):
 class SequenceReplay:
     """The sequences within the newest entries of every actor, and their priorities.
 
-    A sequence is evicted as a whole, the oldest first, as soon as its first entry is no longer
-    among the newest ``capacity / actors`` of its actor or there are too many of them.
+    Sequences are evicted as a whole, the oldest first: as soon as the first entry of one is no
+    longer among the newest ``capacity / actors`` of its actor, or if the actor has more than
+    ``capacity / actors / period`` of them.
 
     Attributes:
-        layout: How episodes are cut.
-        actors: Logical actors.
+        layout: The lengths by which episodes are cut.
+        actors: Number of logical actors.
     """
 
     def __init__(
@@ -147,14 +147,15 @@ class SequenceReplay:
         """Open the rings in ``directory``, making its files where there are none.
 
         Args:
-            directory: Where the memory-mapped files lie; None keeps everything in memory.
-            layout: How episodes are cut.
-            actors: Logical actors, numbered from 0.
+            directory: The folder of the memory-mapped files; None keeps everything in memory.
+            layout: The lengths by which episodes are cut.
+            actors: Number of logical actors.
             capacity: Entries kept, of all actors together.
-            slack: Entries that an actor may add after a checkpoint without touching what it needs.
-            frames: What frames look like.
-            state_shape: Shape of a recurrent state; with a 0 in it, none is stored.
-            priority_exponent: Of their priorities.
+            slack: Entries that an actor can add after a checkpoint without overwriting any that it
+                needs.
+            frames: Shape, type and stack of the frames.
+            state_shape: Shape of a recurrent state; if it contains a 0, none is stored.
+            priority_exponent: Exponent ``alpha`` of the priorities.
 
         Raises:
             ValueError: An actor's share of the capacity is less than one sequence.
@@ -165,9 +166,9 @@ class SequenceReplay:
         if self._capacity < layout.rows:
             raise ValueError(f"{self._capacity} entries an actor hold no sequence of {layout.rows}")
         self._history = frames.stack - 1
-        # At least one, because the entry before a sequence has the previous action and reward of
-        # its first row.
-        self._reach = max(1, self._history)  # entries before a sequence that it needs, too
+        # Entries needed before a sequence. At least one, because the entry before a sequence has
+        # the previous action and reward of its first row.
+        self._reach = max(1, self._history)
         self._kept = math.ceil(self._capacity / layout.period)  # sequences of an actor
         self._entries = Rings(
             directory,
@@ -176,7 +177,7 @@ class SequenceReplay:
             slack=slack,
             writers=actors,
         )
-        # As many sequences may follow a checkpoint as the entries in the slack can finish.
+        # The most sequences that the entries in the slack can finish after a checkpoint.
         more = slack + layout.most_open
         self._sequences = Rings(
             directory,
@@ -192,12 +193,12 @@ class SequenceReplay:
 
     @property
     def sequences(self) -> int:
-        """Sequences kept, with or without a priority."""
+        """The number of sequences kept, with or without a priority."""
         return int((self._sequences.counts - self._oldest).sum())
 
     @property
     def entries(self) -> int:
-        """Entries ever added, closing ones included."""
+        """The number of entries ever added, closing ones included."""
         return int(self._entries.counts.sum())
 
     # Writing
@@ -218,15 +219,16 @@ class SequenceReplay:
 
         Args:
             actor: The actor that took the step.
-            frame: What it saw last, ``frame_shape``.
-            action: What it did.
-            reward: What that gave.
+            frame: The newest frame before the action, ``[*frame_shape]``.
+            action: The action taken.
+            reward: Training reward of the action.
             terminal: Whether the return ends here: nothing is bootstrapped from what follows.
-            ended: Whether the episode ends here, too, so that recurrent states and frame stacks
-                begin anew; always with ``terminal``. A truncation is told by ``end_episode``.
-            state: Recurrent state before it saw the frame, ``state_shape``; needed where a sequence
-                begins (:meth:`SequenceLayout.begins`).
-            values: Its Q-value of the action, and its largest one.
+            ended: Whether the episode also ends here, so that recurrent states and frame stacks
+                begin anew; only together with ``terminal``. After a truncation,
+                :meth:`end_episode` follows instead.
+            state: Recurrent state before the frame was seen, ``[*state_shape]``; required where a
+                sequence begins (:meth:`SequenceLayout.begins`).
+            values: The actor's Q-value of the action, and its largest Q-value.
 
         Returns:
             The indices of the sequences that this step finished, in order.
@@ -247,15 +249,15 @@ class SequenceReplay:
     ) -> list[int]:
         """Close a truncated episode with its last frame, after which no action was taken.
 
-        Its last steps then bootstrap from the state that really followed.
+        The last steps of the episode then bootstrap from the state that followed them.
 
         Args:
             actor: The actor whose episode it is.
-            last_frame: ``frame_shape``.
-            last_value: The actor's largest Q-value of it.
+            last_frame: ``[*frame_shape]``.
+            last_value: The actor's largest Q-value of ``last_frame``.
 
         Returns:
-            The indices of the sequences that this finished, in order.
+            The indices of the sequences that the frame finished, in order.
 
         Raises:
             ValueError: There is no running episode.
@@ -276,7 +278,7 @@ class SequenceReplay:
         terminal: bool,
         values: ArrayLike,
     ) -> int:
-        """Add an entry, evict the sequences that it leaves no room for, and return the count."""
+        """Add an entry, evict sequences whose first entry is too old now, and return the count."""
         entry = {
             "frames": frame,
             "actions": action,
@@ -297,7 +299,7 @@ class SequenceReplay:
         return last + 1
 
     def _enter(self, actor: int, finished: list[CutSequence]) -> list[int]:
-        """Add sequences, evicting those whose places they take, and return their indices."""
+        """Add sequences, evict the oldest if there are too many, and return the new indices."""
         indices = []
         for sequence in finished:
             number = int(self._sequences.counts[actor])
@@ -315,35 +317,35 @@ class SequenceReplay:
     def update_priorities(
         self, indices: NDArray[np.int64], priorities: NDArray[np.float64]
     ) -> None:
-        """Give sequences priorities, the first ones or new ones; the last of equal indices counts.
+        """Set the priorities of sequences; of equal indices, the last one counts.
 
-        Sequences that are no longer kept are passed over.
+        Sequences that have been evicted are ignored.
 
         Args:
             indices: int64 ``[count]``.
             priorities: float64 ``[count]``, before the exponent.
 
         Raises:
-            ValueError: An index was never given out, or a priority is negative or not finite;
-                nothing is changed.
+            ValueError: There never was a sequence with an index, or a priority is negative or not
+                finite; nothing is changed.
         """
         numbers, actors = np.divmod(indices, self.actors)
         if not ((numbers >= 0) & (numbers < self._sequences.counts[actors])).all():
             raise ValueError("an index of no sequence")
         if not (np.isfinite(priorities) & (priorities >= 0)).all():
             raise ValueError("a priority is negative or not finite")
-        # The leaf of a sequence that was evicted meanwhile may belong to a newer one by now.
+        # The leaf of an evicted sequence may belong to a newer one.
         kept = numbers >= self._oldest[actors]
         self._priorities.update(actors[kept], numbers[kept], priorities[kept])
 
     # Reading
 
     def sample(self, stream: Stream, batch: int) -> Draw:
-        """Draw sequences in proportion to their priorities to the exponent; one uniform for each.
+        """Draw sequences, with replacement, in proportion to ``priority^alpha``.
 
         Args:
-            stream: Where the uniforms come from.
-            batch: Sequences to draw.
+            stream: The stream from which one uniform per sequence is drawn.
+            batch: Number of sequences to draw.
 
         Raises:
             CapsuleError: CAP-T222, no sequence has a priority yet.
@@ -362,24 +364,24 @@ class SequenceReplay:
     def gather(self, indices: NDArray[np.int64], *, frames: bool = True) -> SequenceBatch:
         """Assemble sequences.
 
-        Entries added in the meantime change nothing, up to ``slack`` of each actor, so this may run
-        beside the thread that adds them.
+        Up to ``slack`` entries of each actor that are added in the meantime do not change the
+        result, so another thread may add them at the same time.
 
         Args:
-            indices: int64 ``[batch]``, from ``sample`` or of finished sequences.
-            frames: With their frames; otherwise there are none in the batch.
+            indices: int64 ``[batch]``, of :meth:`sample` or of finished sequences.
+            frames: Whether to gather frames; if not, the batch has none.
 
         Raises:
-            ValueError: A sequence is overwritten, or there is no such one.
+            ValueError: A sequence is overwritten, or does not exist.
         """
         numbers, actors = np.divmod(indices, self.actors)
         places_in_table = self._sequences.at(numbers, actors)
         of = {name: array[places_in_table] for name, array in self._sequences.fields.items()}
         finished, count = self._sequences.counts[actors], self._entries.counts[actors]
-        # The table is a ring as well: the place of a sequence may hold a later one.
+        # The table is a ring as well: a later sequence may have taken the slot of this one.
         known = (numbers >= 0) & (numbers < finished) & (of["numbers"] == numbers + 1)
-        # A ring overwrites its oldest entry first: if the earliest that is needed is there, all
-        # are.
+        # A ring overwrites its oldest entry first: if the earliest one that is needed is intact,
+        # all are.
         whole = of["starts"] - self._reach >= count - self._entries.slots
         if not (known & whole).all():
             raise ValueError("a sequence that is not, or no longer, in the memory")
@@ -387,8 +389,8 @@ class SequenceReplay:
         places = np.arange(-self._reach, self.layout.rows)[:, None] - of["fronts"]
         slots = self._entries.at(of["starts"] + places, actors)
         entries = self._entries.fields
-        # Slots outside an episode hold entries of another one, so what is read below is masked by
-        # these.
+        # Slots outside an episode contain entries of another one, so everything that is read below
+        # is masked by these arrays.
         begun = places >= -of["before"]
         taken = begun & (places < of["steps"])
         past = self._reach - 1  # the step before row 0
@@ -418,7 +420,7 @@ class SequenceReplay:
     def digest(self) -> str:
         """Return the XXH3-128 of the entries and sequences kept, by actor, oldest first.
 
-        It says nothing of priorities, nor of the rings' layout.
+        Neither priorities nor the slots in the rings affect it.
         """
         result = xxhash.xxh3_128()
         for actor in range(self.actors):
@@ -440,8 +442,8 @@ class SequenceReplay:
     def state(self) -> dict[str, Any]:
         """Return a JSON-safe snapshot: every counter and priority, and the digest of the rest.
 
-        From now on what it needs is kept: the rings refuse more than ``slack`` further entries of
-        an actor until the next call.
+        What the snapshot needs is kept from now on: the rings reject more than ``slack`` further
+        entries of an actor until the next call.
         """
         self._entries.keep()
         self._sequences.keep()
@@ -463,10 +465,10 @@ class SequenceReplay:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Return to a snapshot; entries and sequences are those in the files.
+        """Return to a snapshot. The entries and sequences themselves are those in the files.
 
         Raises:
-            CapsuleError: CAP-T223, the files do not hold what they held at the checkpoint.
+            CapsuleError: CAP-T223, the files do not contain the entries of the checkpoint.
         """
         counts, firsts, opened, cuts, finished, oldest = zip(*state["actors"], strict=True)
         self._entries.resume(counts)
@@ -478,7 +480,7 @@ class SequenceReplay:
             cutter.first, cutter.opened, cutter.cut = first, begun, cut
             cutter.states = deque(document_array(states))
         self._priorities.restore(state)
-        # Counters and priorities came with the state. Only what lies in files can have changed.
+        # Counters and priorities come with the state. Only the files can have changed.
         what = f"sequences of the checkpoint at entry {self.entries}"
         require_checkpoint(self.digest(), state["digest"], what)
 

@@ -1,19 +1,20 @@
-"""A tree of sums to draw from a discrete distribution.
+"""A sum tree, to draw from a discrete distribution.
 
 The source is Schaul et al. 2016, arXiv:1511.05952, appendix B.2.1. There a minibatch of k has one
-draw from each of k equal ranges of the sum; here its draws are independent.
+draw from each of k equal ranges of the sum; here the draws are independent.
 
-Leaf ``i`` holds a weight; every inner node is the float64 sum of its two children, computed anew
-whenever one of them changes and never by adding a difference. So the whole tree is a function of
-its leaves alone: it has the same bits however it came to them. A tree whose leaves are an aligned
-block of a power of two of another's is a subtree of it, bit for bit.
+Leaf ``i`` has a weight; every inner node is the float64 sum of its two children, computed anew
+whenever one of them changes and never by adding a difference. The whole tree is therefore a
+function of its leaves alone: it has the same bits whatever the order of the changes. A tree whose
+leaves are an aligned block of a power of two of another tree's leaves is a subtree of that tree,
+bit for bit.
 
-Ties and rounding. With exact sums, leaf ``i`` owns the numbers from the sum of the leaves before it
-(included) to that plus its own weight (excluded). Descending, a number that is less than the left
-child's sum goes left, any other goes right less that sum, except that a child of weight 0 is never
-entered. So rounding may move a border between leaves by some ulp of the total, and a number that
-rounding put at or above a subtree's sum falls into the last leaf there that has a weight; a leaf of
-weight 0 is never found.
+Ties and rounding. With exact sums, leaf ``i`` is found for the numbers from the sum of the leaves
+before it (included) to that sum plus its own weight (excluded). The search descends from the root:
+a number less than the left child's sum goes left; any other number goes right, reduced by that sum;
+a child of weight 0 is never entered. Rounding may therefore move the border between two leaves by
+a few ulp of the total, and a number that rounding has put at or above a subtree's sum finds the
+last leaf there that has a weight. A leaf of weight 0 is never found.
 """
 
 from __future__ import annotations
@@ -23,23 +24,24 @@ from numpy.typing import NDArray
 
 
 class SumTree:
-    """Weights, their sum, and whose share of the sum a number lies in.
+    """Weights and their sums.
 
     Attributes:
-        size: Leaves.
+        size: Number of leaves.
     """
 
     def __init__(self, size: int) -> None:
         """Make a tree of ``size`` leaves of weight 0, at least one."""
         self.size = size
-        # Leaves beyond `size` fill up the power of two. They keep the weight 0 and are never found.
+        # Leaves beyond ``size`` fill up the power of two. Their weight stays 0, so they are never
+        # found.
         self._width = 1 << (size - 1).bit_length()
         # Node 1 is the root, nodes 2n and 2n + 1 are the children of n; the leaves come last.
         self._nodes = np.zeros(2 * self._width)
 
     @property
     def total(self) -> float:
-        """The root: the sum of all weights."""
+        """The sum of all weights, which is the root."""
         return float(self._nodes[1])
 
     @property
@@ -48,12 +50,16 @@ class SumTree:
         return self._nodes[self._width : self._width + self.size].copy()
 
     def get(self, indices: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the weights of leaves: float64, of the shape of ``indices``."""
+        """Return the weights of leaves: float64, of the shape of ``indices``.
+
+        Raises:
+            IndexError: There is no such leaf.
+        """
         self._check(indices)
         return self._nodes[indices + self._width]
 
     def set(self, indices: NDArray[np.int64], weights: NDArray[np.float64]) -> None:
-        """Give leaves new weights, as if one after another: the last of equal indices counts.
+        """Set the weights of leaves; of equal indices, the last one counts.
 
         Args:
             indices: int64 ``[count]``.
@@ -68,7 +74,8 @@ class SumTree:
             raise ValueError("a weight is negative or not finite")
         if not len(indices):
             return
-        # Assigning to equal indices at once is only customarily in order: keep the last of each.
+        # numpy does not define the order of assignments to equal indices, so only the last of each
+        # is kept.
         unique, last = np.unique(indices[::-1], return_index=True)
         nodes = unique + self._width
         self._nodes[nodes] = weights[::-1][last]
@@ -88,7 +95,7 @@ class SumTree:
         self.set(np.arange(self.size), leaves)
 
     def find(self, numbers: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return the leaf in whose share of the total each number lies.
+        """Return the leaf whose range of the total contains each number.
 
         Args:
             numbers: float64 ``[count]``, each in ``[0, total]``.
@@ -97,7 +104,7 @@ class SumTree:
             int64 ``[count]``; never a leaf of weight 0.
 
         Raises:
-            ValueError: A number lies outside, or no leaf has a weight.
+            ValueError: A number is outside of this range, or no leaf has a weight.
         """
         if self.total == 0 or not ((numbers >= 0) & (numbers <= self.total)).all():
             raise ValueError(f"a number outside [0, {self.total}], or no weights at all")
@@ -126,6 +133,6 @@ class SumTree:
         return self.find(uniforms * self.total)
 
     def _check(self, indices: NDArray[np.int64]) -> None:
-        # A negative index would pass for an inner node.
+        # A negative index would name an inner node.
         if len(indices) and not (indices.min() >= 0 and indices.max() < self.size):
             raise IndexError(f"a leaf outside [0, {self.size})")

@@ -1,1 +1,1 @@
-"""What a run writes and resumes from: random streams, the trace, checkpoints, its directory."""
+"""The state and the files of a run: random streams, trace, checkpoints, run directory."""

@@ -1,8 +1,8 @@
-"""Checkpoints (claims about a run) and resume states (from which a run continues).
+"""The files of checkpoints, which are claimed, and of resume states, from which a run continues.
 
-Tensors are safetensors files, everything else is canonical JSON; nothing is ever unpickled. A
-resume state is two files: ``tensors-STEP.safetensors`` and then, by atomic rename, ``resume.json``,
-which names it. Until the second exists the previous state is untouched and still complete.
+Tensors are in safetensors files, everything else in canonical JSON; nothing is ever unpickled. A
+resume state consists of two files: first ``tensors-STEP.safetensors`` is written and then, by
+atomic rename, ``resume.json``, which refers to it. Until then, the previous state is complete.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _DTYPES = {"float32": "F32", "int64": "I64", "uint8": "U8"}  # as safetensors ca
 
 
 def tensor_digests(tensors: Tensors) -> dict[str, str]:
-    """Return name to :func:`capsule.experiment.contract.tensor_digest`, in order of names."""
+    """Return the digest of each tensor, as :func:`tensor_digest` defines it, sorted by name."""
     return {name: _tensor_digest(tensors[name]) for name in sorted(tensors)}
 
 
 def collective_digest(tensors: Tensors) -> str:
-    """Return one SHA-256 for all tensors: over the canonical JSON of their names and digests."""
+    """Return one SHA-256 for all tensors: that of the canonical JSON of names and digests."""
     return hashlib.sha256(canonical_json(tensor_digests(tensors))).hexdigest()
 
 
@@ -48,17 +48,17 @@ def save_tensors(path: Path, tensors: Tensors) -> None:
 
 
 def load_tensors(path: Path, digests: Mapping[str, str]) -> dict[str, NDArray[Any]]:
-    """Read a safetensors file and check that it holds exactly the tensors of ``digests``.
+    """Read a safetensors file and check that it contains exactly the tensors of ``digests``.
 
     Raises:
-        CapsuleError: CAP-T132, unreadable or not as it was written.
+        CapsuleError: CAP-T132, the file cannot be read, or its tensors are different.
     """
     try:
         tensors: dict[str, NDArray[Any]] = load(path.read_bytes())
     except (OSError, SafetensorError, ValueError) as error:
         raise damaged(path.name, f"cannot be read ({error})") from error
     found = tensor_digests(tensors)
-    # A tensor too many is rejected as well as one that is missing.
+    # Additional tensors are rejected as well as missing ones.
     for name in sorted(found.keys() | digests.keys()):
         if found.get(name) != digests.get(name):
             raise damaged(path.name, f"holds another tensor {name!r} than was saved")
@@ -66,7 +66,7 @@ def load_tensors(path: Path, digests: Mapping[str, str]) -> dict[str, NDArray[An
 
 
 def save_resume_state(directory: Path, state: ResumeState, tensors: Tensors) -> None:
-    """Make ``directory`` hold ``state``, and remove the tensors of the state before it.
+    """Save ``state`` in ``directory``, and remove the tensors of the previous state.
 
     Raises:
         CapsuleError: CAP-T131, a file cannot be written; the previous state is intact.
@@ -74,8 +74,8 @@ def save_resume_state(directory: Path, state: ResumeState, tensors: Tensors) -> 
     path = _tensor_file(directory, state.step)
     save_tensors(path, tensors)
     write_file(directory / RESUME, state.document())
-    # Last, since the older file belongs to the saved state until resume.json is replaced. What a
-    # kill leaves of it is removed the next time.
+    # Removed last, because the older tensors belong to the saved state until resume.json is
+    # replaced. If the run is killed before, the next call removes them.
     for old in directory.glob("tensors-*.safetensors"):
         if old != path:
             old.unlink()
@@ -87,7 +87,7 @@ def load_resume_state(
     """Return the saved state and its tensors, or None if there is none.
 
     Args:
-        directory: Where the state lies.
+        directory: The folder of the state.
         spec: Digest of the spec that is resumed.
 
     Raises:
@@ -128,12 +128,12 @@ def damaged(name: str, what: str) -> CapsuleError:
 
 
 def array_document(array: NDArray[Any]) -> dict[str, Any]:
-    """Return an array as a JSON-safe document, for what belongs beside the tensors."""
+    """Return an array as a JSON-safe document, for states beside the tensors."""
     data = base64.b64encode(np.ascontiguousarray(array).data).decode()
     return {"dtype": array.dtype.str, "shape": list(array.shape), "data": data}
 
 
 def document_array(document: Mapping[str, Any]) -> NDArray[Any]:
-    """Return the array of :func:`array_document`; it is not to be written to."""
+    """Return the array of a document of :func:`array_document`; it is read-only."""
     array = np.frombuffer(base64.b64decode(document["data"]), document["dtype"])
     return array.reshape(document["shape"])

@@ -1,9 +1,9 @@
-"""Frames that are several images, or images and numbers, as bytes.
+"""Packed frames: several images, or images and numbers, as one vector of bytes.
 
-An agent may see two cameras, or numbers beside an image: a direction, an energy. Such a frame is a
+An agent may see two cameras, or numbers beside an image, such as a direction. Such a frame is a
 vector of uint8: the images in C order, one after the other, then each number as a little-endian
-float32. So replays, unrolls, traces and the messages of actors hold it like any other frame; only
-the network takes it apart.
+float32. Replay memories, unrolls, traces and actors treat it like any other frame; only the network
+unpacks it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class FrameLayout(NamedTuple):
 
     Attributes:
         image: Shape of the first image, or of the whole frame if it is not packed.
-        numbers: How many numbers follow the images.
+        numbers: Number of the numbers that follow the images.
         further: Shapes of the images after the first.
     """
 
@@ -33,7 +33,7 @@ class FrameLayout(NamedTuple):
 
     @property
     def packed(self) -> bool:
-        """Whether a frame is a vector of bytes; others have any element type."""
+        """Whether a frame is a vector of bytes; other frames have any shape and element type."""
         return bool(self.numbers or self.further)
 
     @property
@@ -43,7 +43,7 @@ class FrameLayout(NamedTuple):
 
     @property
     def part_bytes(self) -> list[int]:
-        """Bytes of each image in a packed frame, and of the numbers."""
+        """The number of bytes of each image in a packed frame, then of all numbers."""
         return [*map(math.prod, self.images), self.numbers * _NUMBER.itemsize]
 
     @property
@@ -57,8 +57,8 @@ class FrameLayout(NamedTuple):
         """Return packed frames.
 
         Args:
-            images: ``[..., *image]`` of each image.
-            numbers: Of any type, ``[..., n]`` each.
+            images: Each image, uint8 ``[..., *image]``.
+            numbers: Vectors of any type, ``[..., n]`` each.
 
         Returns:
             uint8 ``[..., *packed_shape]``.

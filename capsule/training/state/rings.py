@@ -1,9 +1,9 @@
-"""Rings of numbered entries, in memory-mapped files: the storage of replay memories.
+"""Rings of numbered entries in memory-mapped files: the storage of replay memories.
 
-Each writer has a ring of its own. Its entries are numbered from 0 for ever; entry ``n`` lies in
-slot ``n mod slots`` of the ring. A ring has ``slack`` slots more than its memory needs: that many
-entries can follow a checkpoint before one that was live at that checkpoint is overwritten, so a
-killed process resumes from its last checkpoint.
+Each writer has a ring of its own. Its entries are numbered from 0; entry ``n`` is in slot ``n mod
+slots`` of the ring. A ring has ``slack`` slots more than the replay memory needs: this many entries
+can be added after a checkpoint before one that was live at the checkpoint is overwritten. A killed
+process can therefore resume from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from capsule.experiment.errors import CapsuleError
 
 Field = tuple[DTypeLike, tuple[int, ...]]
-"""Element type and shape of what one entry has."""
+"""Element type and shape of one field of an entry."""
 
 Number = TypeVar("Number", int, NDArray[np.int64])
 
@@ -30,8 +30,8 @@ class Rings:
 
     Attributes:
         fields: Name to array ``[writers * slots, *shape]``.
-        counts: Entries that each writer ever added, int64 ``[writers]``.
-        slots: Slots of each ring.
+        counts: Number of entries that each writer ever added, int64 ``[writers]``.
+        slots: Number of slots of each ring.
     """
 
     def __init__(
@@ -46,18 +46,19 @@ class Rings:
         """Open the arrays, making their files where there are none.
 
         Args:
-            directory: Where the files lie; None keeps the rings in memory.
-            fields: What an entry has, by name.
-            slots: Slots of each ring.
-            slack: Entries that a writer may add after a checkpoint.
-            writers: Rings.
+            directory: The folder of the files; None keeps the rings in memory.
+            fields: The fields of an entry, by name.
+            slots: Number of slots of each ring.
+            slack: Number of entries that a writer may add after a checkpoint.
+            writers: Number of rings.
 
         Raises:
             CapsuleError: CAP-T221, there is no room for the files.
         """
         self.slots, self._slack = slots, slack
         self.counts = np.zeros(writers, np.int64)
-        self._limits: list[int] | None = None  # of the counts, until the next checkpoint
+        # Upper bounds of the counts until the next checkpoint; None before the first.
+        self._limits: list[int] | None = None
         self.fields = {
             name: mapped_array(directory, name, dtype, (writers * slots, *shape))
             for name, (dtype, shape) in fields.items()
@@ -68,16 +69,16 @@ class Rings:
 
         Args:
             entry: The value of each field.
-            writer: Whose it is.
+            writer: The writer of the entry.
 
         Returns:
-            Its number.
+            The number of the entry.
 
         Raises:
-            RuntimeError: More than ``slack`` were added since the last checkpoint.
+            RuntimeError: More than ``slack`` entries were added since the last checkpoint.
         """
         number = int(self.counts[writer])
-        # Another entry would overwrite one that a killed run needs to resume.
+        # A further entry would overwrite one that a killed run needs to resume.
         if self._limits is not None and number >= self._limits[writer]:
             raise RuntimeError(f"more than {self._slack} entries added since the last checkpoint")
         slot = self.at(number, writer)
@@ -87,25 +88,25 @@ class Rings:
         return number
 
     def at(self, numbers: Number, writers: Number | int = 0) -> Number:
-        """Return where entries of writers lie in the fields, whether there are such or not."""
+        """Return the indices of entries in the fields, whether or not these entries exist."""
         return writers * self.slots + numbers % self.slots
 
     def parts(self, first: int, end: int, writer: int = 0) -> list[slice]:
-        """Return where the entries ``first`` to ``end`` (excluded) lie in the fields, in order."""
+        """Return the slices of the fields with the entries ``first`` to ``end`` (excluded)."""
         base, start, length = writer * self.slots, first % self.slots, end - first
         wrapped = max(0, start + length - self.slots)
         return [slice(base + start, base + start + length - wrapped), slice(base, base + wrapped)]
 
     def keep(self) -> None:
-        """Keep what is live now until the next call: this is a checkpoint."""
-        # A state must not name entries that a crash of the machine can still lose.
+        """Make a checkpoint: the live entries are kept until the next call."""
+        # A saved state must not refer to entries that a crash of the machine could still lose.
         for array in self.fields.values():
             if isinstance(array.base, np.memmap):
                 array.base.flush()
         self._limits = [count + self._slack for count in self.counts.tolist()]
 
     def resume(self, counts: ArrayLike) -> None:
-        """Return to a checkpoint, at which each writer had added so many entries."""
+        """Return to a checkpoint, given the number of entries of each writer then."""
         self.counts[:] = counts
         self.keep()
 
@@ -113,13 +114,13 @@ class Rings:
 def mapped_array(
     directory: Path | None, name: str, dtype: DTypeLike, shape: tuple[int, ...]
 ) -> NDArray[Any]:
-    """Return the array in ``NAME.bin`` of a folder, zeros where there is no such file yet.
+    """Return the array in ``NAME.bin`` of a folder, with zeros if there is no such file yet.
 
     Args:
         directory: The folder; None keeps the array in memory.
         name: Name of the file, without its suffix.
         dtype: Element type.
-        shape: Shape of the array; without elements it has no file.
+        shape: Shape of the array; an array without elements has no file.
 
     Raises:
         CapsuleError: CAP-T221, there is no room for the file.
@@ -130,9 +131,10 @@ def mapped_array(
     path = directory / f"{name}.bin"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        # Not "wb", which would empty the file of an earlier attempt.
+        # "wb" would empty the file of an earlier attempt.
         with path.open("ab") as file:
-            # Reserved now: a full disk met later, through the mapping, would kill the process.
+            # The space is reserved now, because a full disk would kill the process when it writes
+            # through the mapping.
             os.posix_fallocate(file.fileno(), 0, size)
             file.truncate(size)
     except OSError as error:
@@ -141,7 +143,7 @@ def mapped_array(
             f"replay file {path.name} of {size} bytes cannot be made: {error.strerror}",
             fix="Raise limits.disk_mb, free disk space, or lower trainer.replay_capacity.",
         ) from error
-    # A plain view: indexing a memmap itself is slower.
+    # A plain array, because indexing a memmap is slower.
     return np.asarray(np.memmap(path, dtype, "r+", shape=shape))
 
 
@@ -149,9 +151,9 @@ def require_checkpoint(found: str, expected: str, what: str) -> None:
     """Compare the digest of replay files with that of the checkpoint.
 
     Args:
-        found: Digests of the files.
-        expected: Digests of the checkpoint.
-        what: What they should hold, for the message.
+        found: Digest of the files.
+        expected: Digest in the checkpoint.
+        what: The expected contents, for the message.
 
     Raises:
         CapsuleError: CAP-T223, they differ.

@@ -1,4 +1,4 @@
-"""What every kind of job does: read the job, write documents, take an order to stop."""
+"""The common parts of all jobs: reading the job, writing documents, handling signals to stop."""
 
 from __future__ import annotations
 
@@ -44,17 +44,18 @@ def read_job(directory: Path) -> Job:
 def record_runtime(
     directory: Path, runtime: Runtime, *, portable: bool, resumed: bool = True
 ) -> None:
-    """Write what was read back; a resumed run must be where it was before.
+    """Write the flags, libraries and device of a run, and compare them with an earlier attempt's.
 
     Args:
         directory: The run directory.
-        runtime: What was read back now.
+        runtime: The flags, libraries and device that were read back.
         portable: Whether the run promises the same bits on other processors. It may then be resumed
-            on one, and the devices that it was on before are kept.
-        resumed: Whether it keeps anything of an earlier attempt, if there was one.
+            on another one, and its earlier devices are listed.
+        resumed: Whether the run continues an earlier attempt, if there was one.
 
     Raises:
-        CapsuleError: CAP-T113, it is elsewhere; CAP-T131, the file cannot be written.
+        CapsuleError: CAP-T113, the earlier attempt had others; CAP-T131, the file cannot be
+            written.
     """
     path = directory / contract.RUNTIME
     if resumed and path.exists():
@@ -71,10 +72,11 @@ def record_runtime(
 
 
 def _identity(device: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of a device can reach results.
+    """Return the properties of a device that can affect results.
 
-    Free cores and the card itself cannot, nor can the driver, which a cluster updates during a
-    long run: the image brings the kernels. Of the memory, a driver leaves another part to programs.
+    The number of cores and the individual card cannot. Neither can the driver, which a cluster may
+    update during a long run, because the kernels are in the image; nor the size of the memory, of
+    which each driver reserves another part.
     """
     left_out = ("cores", "uuid_sha256", "driver", "memory_bytes")
     return {f"device {name}": value for name, value in device.items() if name not in left_out}
@@ -92,7 +94,7 @@ def _require_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 
 def record_failure(directory: Path, error: CapsuleError, step: int | None = None) -> None:
-    """Leave the reason why the run failed, for the host."""
+    """Write the reason why the run failed, for the host."""
     failure = Failure(code=error.code, message=error.message, fix=error.fix, step=step)
     write_document(directory / contract.FAILURE, failure)
 
@@ -129,28 +131,27 @@ def not_written(what: str, error: OSError) -> CapsuleError:
 
 
 def append_event(path: Path, event: Event) -> None:
-    """Append a line to ``events.jsonl``, in one write."""
+    """Append a line to ``events.jsonl`` in one write."""
     line = canonical_json(event.model_dump(mode="json", exclude_none=True)) + b"\n"
     with path.open("ab") as stream:
         stream.write(line)
 
 
 def drop_partial_line(path: Path) -> None:
-    """Cut off the line that a killed attempt did not finish."""
+    """Remove the last line if a killed attempt did not finish it."""
     if path.exists():
         data = path.read_bytes()
-        # Without any line feed rfind gives -1, and nothing is left.
+        # Without a line feed, rfind() returns -1, and the file becomes empty.
         os.truncate(path, data.rfind(b"\n") + 1)
 
 
 @contextmanager
 def stop_signals() -> Iterator[Flag]:
-    """Turn SIGTERM and SIGINT into a flag while the block runs."""
+    """Let SIGTERM and SIGINT set a flag while the block runs."""
     flag = Flag()
 
     def ask_to_stop(_number: int, _frame: FrameType | None) -> None:
-        # Nothing more: a state is saved between two intervals only, where the run looks at the
-        # flag.
+        # The run checks the flag between two intervals, where a state can be saved.
         flag.set()
 
     before = {number: signal.signal(number, ask_to_stop) for number in _STOP_SIGNALS}

@@ -13,17 +13,17 @@ from capsule.experiment.errors import CapsuleError
 from capsule.experiment.states import BLOCK_BYTES, StateFile, StateIndex
 from capsule.training.state.run_directory import write_document
 
-_OF_EVALUATION = ("networks", "evaluation.json")  # a segment ends before it
+_OF_EVALUATION = ("networks", "evaluation.json")  # not kept, because segments are not evaluated
 
 
 def keep_state(directory: Path, step: int) -> None:
-    """Keep what the run directory's folder ``state`` holds now as the state at ``step``.
+    """Keep a copy of the run directory's folder ``state`` as the state at ``step``.
 
-    The pack appears before the index that names it, each by atomic rename, so that a killed run
-    keeps the state when it resumes; nothing is done where there is an index.
+    First the pack and then the index appear by atomic rename. A run that is killed in between keeps
+    the state when it is resumed. If the index exists, nothing is done.
 
     Raises:
-        CapsuleError: CAP-T161, CAP-T131, there is no room.
+        CapsuleError: CAP-T161 or CAP-T131, a file cannot be written.
     """
     folder = directory / contract.SEGMENT_STATES
     name = contract.checkpoint_name(step)
@@ -58,11 +58,11 @@ def _pack(state: Path, folder: Path, step: int) -> StateIndex:
 
 
 def _add(stream: BinaryIO, pack: BinaryIO, known: set[str], packed: list[str]) -> Iterator[str]:
-    """Yield the digest of each block of a file, having packed those that are new."""
+    """Yield the digest of each block of a file, and write new blocks to the pack."""
     while block := stream.read(BLOCK_BYTES):
         digest = hashlib.sha256(block).hexdigest()
         if digest not in known:
-            # The files of this state may share a block, too.
+            # Added at once, because another file of this state may have the same block.
             known.add(digest)
             packed.append(digest)
             pack.write(block)
@@ -70,13 +70,13 @@ def _add(stream: BinaryIO, pack: BinaryIO, known: set[str], packed: list[str]) -
 
 
 def _known_blocks(folder: Path) -> set[str]:
-    """Return the blocks that the states kept before have packed."""
+    """Return the digests of the blocks in the packs of the states kept before."""
     indexes = (StateIndex.model_validate_json(path.read_bytes()) for path in folder.glob("*.json"))
     return {digest for index in indexes for digest in index.packed}
 
 
 def _files(state: Path) -> list[Path]:
-    """Return the files of a state, sorted: those of a checkpoint, of replay, of the schedule."""
+    """Return the files of a state, sorted by path, without those of the evaluation."""
     return [
         path
         for path in sorted(state.rglob("*"))

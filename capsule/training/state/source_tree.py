@@ -12,17 +12,18 @@ from capsule.experiment import contract
 
 
 def project_folder() -> Path:
-    """Return where the source tree is: an image holds it at one place, an engine may elsewhere."""
+    """Return the folder of the source tree: that of the image, unless the engine names another."""
     return Path(os.environ.get(contract.PROJECT_VARIABLE, contract.PROJECT_FOLDER))
 
 
 def import_module(name: str) -> ModuleType:
-    """Import a module of a package, or else of the source tree, if the run has one.
+    """Import a module of an installed package or, if there is none of its name, of the source tree.
 
     Raises:
-        ImportError: There is none of that name, or it cannot be executed.
+        ImportError: There is no such module, or it cannot be imported.
     """
     folder = project_folder()
     if folder.is_dir() and str(folder) not in sys.path:
-        sys.path.append(str(folder))  # after the packages, none of which a module of it replaces
+        # Appended, so that a module of the source tree does not replace one of a package.
+        sys.path.append(str(folder))
     return importlib.import_module(name)

@@ -2,10 +2,10 @@
 
 Every stream is Philox4x64-10 (Salmon et al. 2011, doi:10.1145/2063384.2063405, "Parallel random
 numbers: as easy as 1, 2, 3") in counter mode: word ``n`` of a stream is word ``n mod 4`` of the
-block that encrypts the counter ``n // 4`` under the stream's key. The key is a hash of (seed, name,
-index), so streams never share words, adding one never shifts another, and any one can be re-seeded
-alone. Only raw 64-bit words are taken from numpy; every distribution below is a formula of this
-module.
+block that encrypts the counter ``n // 4`` under the stream's key. The key is a hash of seed, name
+and index. Streams are therefore independent, a new stream does not change another one, and each can
+be re-seeded separately. Only raw 64-bit words come from numpy; all distributions are computed by
+formulas of this module.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from capsule.experiment.spec import SeedsSpec, StreamName
 
 _WORDS_PER_BLOCK = 4
 _COUNTERS = 2**256
-_UNIT = 2.0**-53  # spacing of the doubles that a 53-bit integer maps to
+_UNIT = 2.0**-53  # spacing of the uniforms
 
 
 class Account:
-    """The output of one random stream.
+    """The account of one random stream: how many words were drawn, and a digest of them.
 
     Every draw adds one link to :attr:`digest`: SHA-256 over the previous digest's bytes and the
     drawn words (little-endian), starting from 32 zero bytes.
 
     Attributes:
-        name: What the stream is for.
-        seed: Seed it derives from.
-        index: Tells apart the streams of one source, e.g. one per evaluation start.
+        name: Name of the stream.
+        seed: Seed from which it is derived.
+        index: Distinguishes the streams of one name, such as one for each actor.
         key: Philox key (:func:`capsule.experiment.contract.stream_key`); its two 64-bit words are
             read little-endian.
-        draws: 64-bit words drawn so far.
+        draws: Number of 64-bit words drawn so far.
     """
 
     def __init__(self, name: str, seed: int, index: int = 0) -> None:
@@ -73,22 +73,22 @@ class Account:
         self._jump(state["draws"], bytes.fromhex(state["digest"]))
 
     def profile(self) -> StreamProfile:
-        """Return what this stream gave out so far."""
+        """Return the profile of the stream so far."""
         return StreamProfile(
             name=self.name, seed=self.seed, key=self.key, draws=self.draws, digest=self.digest
         )
 
     def enter(self, word: int) -> None:
-        """Enter a draw of one word."""
+        """Count a draw of one word."""
         self._enter(1, word.to_bytes(8, "little"))
 
     def _jump(self, draws: int, head: bytes) -> None:
-        """Continue after ``draws`` words whose chain ends in ``head``."""
+        """Continue after ``draws`` words, with ``head`` as the end of their chain."""
         self.draws = draws
         self._head = head
 
     def _enter(self, count: int, words: bytes) -> None:
-        """Enter one draw of ``count`` words."""
+        """Count one draw of ``count`` words."""
         self.draws += count
         self._head = hashlib.sha256(self._head + words).digest()
 
@@ -107,8 +107,11 @@ class Stream(Account):
         return uniform_of(self.word())
 
     def uniforms(self, count: int) -> NDArray[np.float64]:
-        """Draw ``count`` uniforms: float64 ``[count]``; the same words as ``uniform`` would."""
-        # Exact throughout: 53 bits fit into a float64, and the factor is a power of two.
+        """Draw ``count`` uniforms, float64 ``[count]``, from as many words.
+
+        The digest differs from that of ``count`` single draws, because this is one draw.
+        """
+        # All operations are exact: 53 bits fit into a float64, and the factor is a power of two.
         return (self._words(count) >> np.uint64(11)) * np.float64(_UNIT)
 
     def integer(self, bound: int) -> int:
@@ -136,7 +139,7 @@ class Stream(Account):
         super()._jump(draws, head)
         block, word = divmod(draws, _WORDS_PER_BLOCK)
         self._philox = _philox(self.key, block)
-        # Philox can be set to a block only, so the words of it that were drawn before are skipped.
+        # Philox can only be set to the beginning of a block, so the words drawn before are skipped.
         self._philox.random_raw(word)
 
     def _words(self, count: int) -> NDArray[np.uint64]:
@@ -146,43 +149,43 @@ class Stream(Account):
 
 
 class RequestWords:
-    """The words of numbered requests: number ``n`` has block ``n`` of a key to itself.
+    """The random words of numbered requests, each of which has a block of a key of its own.
 
-    So the word of a request does not depend on which requests were answered before it, nor on who
-    answers. Each takes the first word of its block, that is word ``4 n`` of the key.
+    The word of request ``n`` is the first word of block ``n``, that is word ``4 n`` of the key. It
+    therefore depends neither on the requests that were answered before nor on the replica.
     """
 
     def __init__(self, key: str) -> None:
-        """Take a Philox key, as :attr:`Account.key`."""
+        """Begin with request 0 of a Philox key, as :attr:`Account.key`."""
         self._philox = _philox(key, 0)
         self._next = 0
 
     def word(self, request: int) -> int:
         """Return the 64-bit word of a request."""
-        # The counter wraps around, so an earlier block is reached by advancing, too.
+        # The counter wraps around, so an earlier block can also be reached by advancing.
         if request != self._next:
             self._philox.advance((request - self._next) % _COUNTERS)
         self._next = request + 1
-        # The rest of the block is drawn as well: the generator then stands at the next request's
-        # block, and requests in their order need no advance.
+        # The rest of the block is drawn as well, so that the generator is at the block of the next
+        # request, and requests in their order need no advance.
         return int(self._philox.random_raw(_WORDS_PER_BLOCK)[0])
 
 
 def make_streams(seeds: SeedsSpec) -> dict[StreamName, Stream]:
-    """Make every stream of an experiment, each from its own override or else the root seed."""
+    """Make every stream of an experiment, from its own seed or, by default, the root seed."""
     names: tuple[StreamName, ...] = get_args(StreamName)
     return {name: Stream(name, seeds.root_of(name)) for name in names}
 
 
 def uniform_of(word: int) -> float:
-    """Return the uniform of a 64-bit word: one of the multiples of 2^-53 in [0, 1)."""
+    """Return the uniform of a 64-bit word, which is a multiple of 2^-53 in [0, 1)."""
     return (word >> 11) * _UNIT
 
 
 def _philox(key: str, block: int) -> np.random.Philox:
-    """Return a generator whose next word is the first of a block of a key."""
+    """Return a generator whose next word is the first word of a block of a key."""
     number = int.from_bytes(bytes.fromhex(key), "little")
-    # numpy steps the counter before each block.
+    # numpy increments the counter before each block.
     return np.random.Philox(key=number, counter=(block - 1) % _COUNTERS)
 
 

@@ -1,9 +1,9 @@
-"""Writing the trace: a hash chain over everything that flowed through training.
+"""Writing the trace: a hash chain over the data of a training.
 
-The format is described in :mod:`capsule.experiment.trace`. What flows within one record is
-folded into 16 bytes per component as it comes (``leaf = XXH3-128(leaf || data)``), so that a run
-can be resumed in the middle of a record. XXH3 leaves are for finding differences cheaply; the chain
-over them is SHA-256.
+The format is described in :mod:`capsule.experiment.trace`. The data of one record are folded into
+16 bytes per component as they come (``leaf = XXH3-128(leaf || data)``), so that a run can be
+resumed in the middle of a record. The XXH3 leaves serve to find differences cheaply; the chain over
+them is SHA-256.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Trace:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the trace at ``path`` for appending; :meth:`restore` decides where it continues."""
+        """Open the file at ``path`` for appending; :meth:`restore` must follow."""
         self._file = path.open("ab")
         self.records = 0
         self._head = GENESIS
@@ -46,13 +46,13 @@ class Trace:
         return self._head.hex()
 
     def add(self, component: str, data: Any) -> None:
-        """Fold ``data`` (anything with a contiguous buffer) into the current record."""
+        """Fold ``data`` (any object with a contiguous buffer) into a component of the record."""
         leaf = xxhash.xxh3_128(self._leaves[component])
         leaf.update(data)
         self._leaves[component] = leaf.digest()
 
     def wants_tensors(self, step: int, recording: RecordingSpec) -> bool:
-        """Tell whether the next record is to hold every tensor: the first, and periodic ones."""
+        """Return whether the next record has every tensor, as the first and periodic ones do."""
         return self.records == 0 or step % recording.tensor_interval == 0
 
     def record(
@@ -66,15 +66,16 @@ class Trace:
         unrolls: Mapping[str, str] | None = None,
         tensors: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
-        """Write one record over what was added since the last one.
+        """Write one record over the data added since the last one.
 
         Args:
-            step: Agent steps done.
-            streams: Every stream; folded into one digest, or named one by one beside ``tensors``.
-            loss: Loss of the last minibatch, as the trainer reduces it.
-            minibatch: Digest of the last minibatch as the replay memory gave it.
-            generations: Name to document of each that began in a population.
-            unrolls: Name to digest of each unroll that was trained on.
+            step: Agent steps taken.
+            streams: Every stream; they are listed one by one together with ``tensors``, and
+                otherwise folded into one digest.
+            loss: Loss of the last minibatch (:attr:`Trainer.loss`).
+            minibatch: Digest of the last minibatch as the replay memory returned it.
+            generations: Document of each generation that began in a population, by name.
+            unrolls: Digest of each unroll that was trained on, by name.
             tensors: Component to tensor name to digest.
         """
         digests = {str(name): f"{stream.draws}:{stream.digest}" for name, stream in streams.items()}
@@ -89,13 +90,14 @@ class Trace:
         if minibatch is not None:
             fields["minibatch"] = minibatch
         fields |= {"loss": losses, **(tensors or {})}
-        # In the order of the data flow, in which a comparison looks for the first difference.
+        # In the order of the data flow, because a comparison reports the first component that
+        # differs.
         ordered = {name: fields[name] for name in COMPONENTS if name in fields}
         self._append(json.dumps({"step": step, **ordered}, separators=(",", ":")).encode())
         self._leaves = dict.fromkeys(_FLOWING, b"")
 
     def flush(self) -> None:
-        """Hand everything written to the operating system."""
+        """Pass everything written to the operating system."""
         self._file.flush()
 
     def close(self) -> None:
@@ -105,7 +107,7 @@ class Trace:
     def state(self) -> dict[str, Any]:
         """Return a JSON-safe snapshot, after making the file durable up to here."""
         self._file.flush()
-        # The saved state names this offset. After a crash, the file must reach at least as far
+        # The saved state refers to this offset, so the file must reach it even after a crash
         # (CAP-T121).
         os.fsync(self._file.fileno())
         return {
@@ -116,10 +118,10 @@ class Trace:
         }
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Continue from a snapshot, dropping whatever was written after it; from nothing if None.
+        """Continue from a snapshot, or begin anew if it is None; later records are removed.
 
         Raises:
-            CapsuleError: CAP-T121, the file is shorter than the snapshot says.
+            CapsuleError: CAP-T121, the file is shorter than the offset of the snapshot.
         """
         offset = state["offset"] if state else 0
         size = self._file.seek(0, os.SEEK_END)
@@ -134,21 +136,20 @@ class Trace:
         if state:
             self.records = state["records"]
             self._head = bytes.fromhex(state["head"])
-            # In the order of the file: a canonical document of the state has its keys sorted.
+            # Restored to their order in a record, because canonical JSON sorts the keys.
             self._leaves = {name: bytes.fromhex(state["leaves"][name]) for name in _FLOWING}
 
     def _append(self, line: bytes) -> None:
         self._file.write(line + b"\n")
         self._head = extend(self._head, line)
         self.records += 1
-        # This line is no link of the chain. A reader compares it with the head that it has
-        # computed.
+        # This line is not a link of the chain: readers compare it with the head that they compute.
         if self.records % SEGMENT_RECORDS == 0:
             self._file.write(segment_line(self._head, self.records) + b"\n")
 
 
 def arrays_digest(arrays: Iterable[Any]) -> str:
-    """Return the XXH3-128 of the elements of arrays in C order, one after another, hexadecimal."""
+    """Return the XXH3-128 of the elements of arrays, one after another in C order, hexadecimal."""
     state = xxhash.xxh3_128()
     for array in arrays:
         state.update(np.ascontiguousarray(array).data)

@@ -110,7 +110,7 @@ def errors(leaves, batch):
     """Return the Huber losses of a minibatch, a row each."""
     following = q("target", leaves, batch.frames[:, 1:]).max(1).values.detach()
     returns = torch.tensor(batch.rewards) + 0.99 * following * ~torch.tensor(batch.terminals)
-    chosen = q("parameters", leaves, batch.observations)[torch.arange(32), batch.actions]
+    chosen = q("parameters", leaves, batch.frames[:, :-1])[torch.arange(32), batch.actions]
     return functional.smooth_l1_loss(chosen, returns, reduction="none")
 
 

@@ -1,1 +1,1 @@
-"""IMPALA's actors: their unrolls, and the processes that play them."""
+"""IMPALA's actors: their unrolls, and the processes that run them."""

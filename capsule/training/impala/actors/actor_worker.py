@@ -1,7 +1,7 @@
-"""IMPALA's actors: they unroll the policy (Espeholt et al. 2018, arXiv:1802.01561, section 3).
+"""IMPALA's actors, which unroll the policy (Espeholt et al. 2018, arXiv:1802.01561, section 3).
 
-A worker asks for the actions of all its actors at once that unroll with the same version of the
-policy. Which process answers changes no bit (:mod:`capsule.training.acting.inference`).
+A worker requests the actions of all its actors that use the same version of the policy at once.
+Which process answers does not change a bit (:mod:`capsule.training.acting.inference`).
 """
 
 from __future__ import annotations
@@ -41,14 +41,20 @@ class UnrollSettings(WorkerSettings):
 
 
 class RequestingActor(Actor):
-    """One logical actor.
+    """One logical actor, whose actions an inference service chooses.
 
     Attributes:
-        requests: What it asked for, and how it was answered.
+        requests: Its requests, and how they were answered.
     """
 
     def __init__(self, settings: UnrollSettings, number: int, replicas: int) -> None:
-        """Make actor ``number``, answered by one of some ``replicas``, 0 where it plays."""
+        """Make actor ``number``.
+
+        Args:
+            settings: The settings of the actors.
+            number: Number of the actor.
+            replicas: Number of inference replicas; 0 if its own process answers.
+        """
         super().__init__(settings, number)
         self.requests = Requests(settings.seeds, number, settings.batching, replicas)
 
@@ -63,7 +69,7 @@ class RequestingActor(Actor):
 
 
 class UnrollWorker(ActorWorker[RequestingActor, Unroll]):
-    """Plays some actors in this process."""
+    """Runs some of IMPALA's actors in this process."""
 
     def __init__(
         self, settings: UnrollSettings, played: Sequence[int], service: Service | None = None
@@ -83,16 +89,17 @@ class UnrollWorker(ActorWorker[RequestingActor, Unroll]):
         for step in range(self._length):
             self._advance(version, step, made)
         for row, unroll in made.items():
-            # What follows the last step: its value continues the return (section 4.1).
+            # The state after the last step, from whose value the return is bootstrapped
+            # (section 4.1).
             self._see(row, self._length, unroll)
         return made.values()
 
     def _advance(self, version: int, step: int, made: Mapping[int, Unroll]) -> None:
-        """Fill in one step of what the actors of some rows ``made``."""
+        """Fill in one step of the unrolls of some rows."""
         for row, unroll in made.items():
             self._see(row, step, unroll)
-        # The last frame of an episode that a time limit has ended takes a step in which no actor
-        # acts, so that the learner has its value to continue the return with.
+        # The last frame of an episode that a time limit has ended takes a step without an action,
+        # so that the learner can bootstrap from its value.
         ended = {row for row in made if self._actors[row].environment.ended}
         for row in ended:
             made[row].acted[step], made[row].terminals[step] = False, True
@@ -107,11 +114,11 @@ class UnrollWorker(ActorWorker[RequestingActor, Unroll]):
             self._act(row, step, made[row], action, logarithm)
 
     def _ask(self, version: int, rows: Sequence[int]) -> Answers:
-        """Ask for the next actions of ``rows``, and keep count of how they came about."""
+        """Request the next actions of ``rows``, and count how they were chosen."""
         requests = [self._actors[row].requests for row in rows]
         actors = np.array([self._played[row] for row in rows])
-        # Each answered request draws one word, so the number of words is the number of the next
-        # request. A resumed actor continues with it.
+        # Each answered request draws one word, so the number of words drawn is the number of the
+        # next request, also after a resumption.
         numbers = np.array([each.account.draws for each in requests])
         answers = self._service.answer(Asked(version, actors, numbers, self._rows.inputs(rows)))
         origins = answers.words, answers.replicas, answers.sizes, answers.places
@@ -123,16 +130,17 @@ class UnrollWorker(ActorWorker[RequestingActor, Unroll]):
         return act(self._network, self._versions[version], Inputs(*inputs))
 
     def _blank(self, row: int) -> Unroll:
-        """Return an unroll of which only the time before is known."""
+        """Return an unroll with only the earlier frames and the recurrent state filled in."""
         made = Unroll.blank(self._length, self._actors[row].environment, self._network)
-        # Each frame is kept once; the first stacks reach back over those before the unroll.
+        # Each frame is stored once; the first observations also contain frames from before the
+        # unroll.
         stack = self._rows.stacks[row]
         made.frames[: len(stack) - 1] = stack[:-1]
         made.state[:] = self._rows.states[row]
         return made
 
     def _act(self, row: int, step: int, made: Unroll, action: int, logarithm: np.float32) -> None:
-        """Take one step of one actor, given its action and ``ln mu`` of it."""
+        """Take one step of one actor, given its action and the logarithm ``ln mu`` of it."""
         transition = self._step(row, action)
         terminal = transition.terminal or (transition.ended and not self._bootstraps)
         made.actions[step] = action
@@ -141,12 +149,13 @@ class UnrollWorker(ActorWorker[RequestingActor, Unroll]):
         made.terminals[step] = terminal
         if transition.ended:
             made.returns.append(self._actors[row].episode_return)
-            # A truncated episode stays until the next step, whose row shows its last frame.
+            # A truncated episode is left as it is until the next step, whose row has its last
+            # frame.
             if terminal:
                 self._begin_episode(row)
 
     def _see(self, row: int, step: int, made: Unroll) -> None:
-        """Enter what an actor sees before a step."""
+        """Enter the network's inputs of an actor before a step."""
         stack = self._rows.stacks[row]
         made.frames[len(stack) - 1 + step] = stack[-1]
         made.ages[step] = self._actors[row].age
@@ -168,7 +177,7 @@ def logits_of(
     network: ActorCriticNetwork, parameters: Parameters, inputs: Inputs
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the logits of one step, float32 ``[rows, actions]``, and the states after it."""
-    # No row is said to begin an episode: _begin() has set the state of those that do to zero.
+    # No reset is needed: ActorRows.begin() sets the state of a new episode to zero.
     logits, _, after = network.unroll(parameters.views, inputs.step(reset=False))
     return logits[0], after
 

@@ -1,4 +1,4 @@
-"""Inputs that a policy could be given, whatever the seeds of a run: for asking what it computes."""
+"""Fixed weights and inputs of a run's policy, to compare what processes compute from them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from capsule.training.impala.actors.actor_worker import UnrollSettings
 from capsule.training.networks.feedforward import Parameters, Shape, initialize
 from capsule.training.state.streams import Stream
 
-# The same for all runs, because processes and nodes compare what they compute of equal inputs.
+# The same for all runs and processes, which compare what they compute from equal inputs.
 _SEED = 1
 
 
 def probe(settings: UnrollSettings, shape: Shape) -> tuple[Parameters, Inputs, Stream]:
-    """Draw weights of a run's policy, and inputs for it.
+    """Draw weights of a run's policy, and inputs for it, in the run's shapes and types.
 
     Args:
-        settings: What makes the actors.
-        shape: Shape of the inputs: ``(rows,)``, or ``(time, batch)`` with a state for each row.
+        settings: The settings of the actors.
+        shape: Leading dimensions of the inputs: ``(rows,)``, or ``(time, batch)``; the recurrent
+            states always have the last one only.
 
     Returns:
-        Weights; inputs with ``shape`` in front; and the stream, to draw more from.
+        The weights; the inputs; and the stream, from which more can be drawn.
 
     Raises:
         CapsuleError: CAP-T212 to CAP-T216, the environment is not available.
@@ -58,7 +59,7 @@ def probe(settings: UnrollSettings, shape: Shape) -> tuple[Parameters, Inputs, S
 
 
 def uniforms(stream: Stream, *shape: int) -> torch.Tensor:
-    """Draw from ``[0, 1)``: float32, of some shape."""
+    """Draw float32 uniforms in ``[0, 1)``, of a shape."""
     drawn = stream.uniforms(math.prod(shape)).reshape(shape)
-    # Down to 24 bits: rounded, a uniform could be 1.
+    # Cut off after 24 bits, because rounding to float32 could give 1.
     return torch.from_numpy((np.floor(drawn * 2**24) / 2**24).astype(np.float32))

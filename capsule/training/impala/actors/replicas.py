@@ -1,17 +1,17 @@
-"""Replicas: processes that compute the actions for actors in other processes.
+"""Replicas: processes that compute the actions of actors in other processes.
 
-This is the dynamic batching of Espeholt et al. 2018, arXiv:1802.01561, section 3.1.
+This is the dynamic batching of Espeholt et al. 2018, arXiv:1802.01561, section 5.1.
 
-Workers ask for their actors' next actions and wait. A replica answers whatever is there in *dynamic
-batches*: what arrives while one batch is computed makes the next. It never waits for a batch to
-fill, so there is no time-out to choose.
+Workers request their actors' next actions and wait. A replica answers all requests that have
+arrived in one *dynamic batch*; those that arrive while it is computed make up the next. A replica
+never waits for a batch to fill, so there is no time-out to choose.
 
-Which requests share a batch is a matter of timing, and reaches no result: nothing of an answer
-depends on the batch, the replica, or the order of arrival
-(:mod:`capsule.training.acting.inference`). Each replica tests as it starts that rows of its batches
-are independent (CAP-T321). The policy version that answers is the request's, which the schedule
-fixed. So nothing of the replicas needs to be recorded, their number is no part of a run's identity,
-and a worker that answers its own actors gets the same bits: that is what a run does in one process,
+Which requests share a batch depends on timing, and does not affect a result: an answer depends
+neither on its batch, nor on the replica, nor on the order of arrival
+(:mod:`capsule.training.acting.inference`). When it starts, each replica tests that the rows of its
+batches are independent (CAP-T321). A request names the policy version that answers it, which the
+schedule determines. The replicas are therefore not recorded, and their number is not part of a
+run's identity. A worker that answers its own actors gets the same bits, as in a run in one process
 and on the nodes of a cluster.
 """
 
@@ -42,28 +42,34 @@ REPLICA = Role("inference", "inference for actor", "CAP-T362")
 
 
 class _News(NamedTuple):
-    """Policy versions: those that are new, and the numbers of all that may be asked for."""
+    """The new policy versions, and the numbers of all versions that requests may name."""
 
     parameters: dict[int, NDArray[np.float32]]
     kept: frozenset[int]
 
 
 class Client:
-    """A worker's way to the replicas, as :class:`~capsule.training.acting.inference.Service`."""
+    """A worker's connections to the replicas.
+
+    It is a :class:`~capsule.training.acting.inference.Service`.
+
+    Attributes:
+        replicas: Number of replicas.
+    """
 
     def __init__(self, pipes: Sequence[Connection[Any, Any]], arrivals: Any | None) -> None:
         """Take the worker's ends of pipes.
 
         Args:
             pipes: One to each replica, by rank.
-            arrivals: Counts the requests of all workers, to deal them out as they arrive: a
-                :class:`multiprocessing.Value`; None where they are routed by actor.
+            arrivals: A :class:`multiprocessing.Value` that counts the requests of all workers, to
+                distribute them in the order of arrival; None if they are routed by actor.
         """
         self.replicas = len(pipes)
         self._pipes, self._arrivals = pipes, arrivals
 
     def answer(self, asked: Asked) -> Answers:
-        """Ask for one step of some actors, and wait; see :class:`Service`."""
+        """Send one request each of some actors, and wait for the answers; see :class:`Service`."""
         ranks = self._route(asked.actors)
         shares = {rank: np.flatnonzero(ranks == rank) for rank in np.unique(ranks).tolist()}
         try:
@@ -76,12 +82,12 @@ class Client:
                 "saved state.",
             ) from None
         columns = zip(*(answers[rank] for rank in shares), strict=True)
-        # The shares together are a permutation of the requests; this is its inverse.
+        # The shares one after the other are a permutation of the requests; this is its inverse.
         order = np.argsort(np.concatenate(list(shares.values())))
         return Answers(*map(np.concatenate, columns)).rows(order)
 
     def close(self) -> None:
-        """Close this process's ends."""
+        """Close this process's ends of the pipes."""
         for pipe in self._pipes:
             pipe.close()
 
@@ -89,17 +95,17 @@ class Client:
         """Return the rank of the replica that is to answer each request."""
         if self._arrivals is None:
             return np.array([replica_of(actor, self.replicas) for actor in actors.tolist()])
-        # Read and advanced as one, or two workers would deal out the same places.
+        # Read and advanced under one lock, or two workers would use the same numbers.
         with self._arrivals.get_lock():
             first: int = self._arrivals.value
             self._arrivals.value += len(actors)
         return (first + np.arange(len(actors))) % self.replicas
 
     def _exchange(self, shares: Mapping[int, Asked]) -> dict[int, Answers]:
-        """Ask replicas and return what each answers.
+        """Send requests to replicas and return the answers of each.
 
-        Workers ask in the order of ranks, and take answers as they come. Otherwise two workers and
-        two replicas could wait for each other, all with a full pipe.
+        Workers send in the order of ranks, and receive answers in the order of arrival. Otherwise
+        two workers and two replicas could wait for each other, all with a full pipe.
         """
         for rank, share in sorted(shares.items()):
             self._pipes[rank].send(share)
@@ -124,10 +130,10 @@ class Server:
         """Begin without a policy.
 
         Args:
-            settings: What makes the actors.
+            settings: The settings of the actors.
             rank: The replica's number.
-            news: Gives policy versions; its end is the end.
-            workers: A pipe to each.
+            news: Receives policy versions. When it is closed, :meth:`serve` returns.
+            workers: A pipe to each worker.
         """
         self._settings, self._news, self._workers = settings, news, list(workers)
         self._versions: dict[int, Parameters] = {}
@@ -140,10 +146,10 @@ class Server:
         return require_batch_invariance(self._settings)
 
     def serve(self) -> None:
-        """Answer until there is no run any more."""
+        """Answer requests until the run closes the pipe of policy versions."""
         while True:
             ready = wait([self._news, *self._workers])
-            # A version is sent before anybody asks for it, but may be seen after that.
+            # A version is sent before a request names it, but wait() may report the request first.
             if not self._take_news():
                 return
             self._answer(
@@ -151,7 +157,7 @@ class Server:
             )
 
     def _take_news(self) -> bool:
-        """Take what versions there are; return whether there may be more."""
+        """Receive the policy versions that have been sent; return whether more may follow."""
         while self._news.poll():
             try:
                 news: _News = self._news.recv()
@@ -165,7 +171,7 @@ class Server:
         return True
 
     def _hear(self, worker: Any) -> Iterator[tuple[Connection[Any, Any], Asked]]:
-        """Yield what a worker asks, unless it has ended, which the run notices by itself."""
+        """Yield the requests of a worker, unless it has ended, which the run notices by itself."""
         try:
             yield worker, worker.recv()
         except (EOFError, OSError):
@@ -184,10 +190,10 @@ class Server:
 
 
 class Replicas:
-    """The replicas as the run has them.
+    """The replicas of a run, as the run's own process sees them.
 
     Attributes:
-        count: How many there are.
+        count: Number of replicas.
         clients: One for each worker, to be sent to it and closed here.
     """
 
@@ -197,10 +203,10 @@ class Replicas:
         """Start them; :meth:`begin` must follow.
 
         Args:
-            settings: What makes the actors.
-            actors: How many there are.
-            workers: How many processes play them.
-            replicas: How many processes answer them, at most one for each actor.
+            settings: The settings of the actors.
+            actors: Number of actors.
+            workers: Number of processes that run them.
+            replicas: Number of replicas; at most one for each actor is started.
             numerics: The CPU numerics profile of the run.
         """
         self.count = min(actors, replicas)
@@ -219,7 +225,7 @@ class Replicas:
         """See :class:`InferenceProcesses`."""
         for process in self._processes:
             process.answer()
-            # An answer comes only when a replica fails or ends: explain() looks for it.
+            # serve() answers only when a replica fails or ends; explain() receives this answer.
             process.ask(Server.serve)
 
     def publish(self, versions: Mapping[int, NDArray[np.float32]]) -> None:
@@ -228,22 +234,22 @@ class Replicas:
         new = {version: flat for version, flat in versions.items() if version not in self._known}
         self._known = set(versions)
         for news in self._news:
-            with contextlib.suppress(OSError):  # it has died, as workers will tell
+            with contextlib.suppress(OSError):  # it has died, and its workers will report that
                 news.send(_News(new, frozenset(versions)))
 
     def explain(self, error: BaseException) -> None:
         """See :class:`InferenceProcesses`."""
         if isinstance(error, CapsuleError) and error.code == REPLICA.death:
-            # Without a time limit: a worker has noticed the end of a replica, so one of them has
-            # died or is about to say why it failed.
+            # Without a time limit, because a worker has seen a replica's pipe close: one of the
+            # replicas has died or is about to report why it failed.
             ready: list[Any] = wait(list[Any](self._processes))
             for process in ready:
                 process.answer()
 
     def close(self) -> None:
         """See :class:`InferenceProcesses`."""
-        # serve() waits for this pipe and not for the one that stop() closes, so a replica would be
-        # killed after STOP_SECONDS without this.
+        # serve() waits for these pipes and not for those that stop() closes. If they stayed open,
+        # the replicas would be killed after STOP_SECONDS.
         for news in self._news:
             news.close()
         stop(self._processes)
@@ -272,13 +278,13 @@ class Replicas:
 
 
 def require_batch_invariance(settings: UnrollSettings) -> int:
-    """Check that the policy's batches have independent rows on this machine, if they must.
+    """Check that rows of the policy's batches are independent on this machine, if the spec says so.
 
-    Weights and inputs are fixed. New specs with these batches have one maths thread wherever actors
-    play, or a declared relaxation of that (``determinism.threads``: null).
+    Weights and inputs are fixed. New specs with these batches have one maths thread in every
+    process of actors, or the declared relaxation ``determinism.threads: null``.
 
     Returns:
-        How many rows were compared; 0 where ``determinism.batch_invariance`` is off.
+        The number of rows compared; 0 if ``determinism.batch_invariance`` is off.
 
     Raises:
         CapsuleError: CAP-T321, they are not independent; CAP-T212 to CAP-T216, the environment

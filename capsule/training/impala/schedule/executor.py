@@ -1,4 +1,4 @@
-"""The executor: follows a schedule, whatever plays the actors, and whatever is ready when."""
+"""The executor, which follows a schedule over any transport and with any order of arrival."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Item(NamedTuple):
     """An unroll that is trained on.
 
     Attributes:
-        actor: Whose.
-        number: Which of its unrolls, from 0.
+        actor: Number of the actor.
+        number: Number of the unroll among those of its actor, from 0.
         version: Version of the policy that acted.
-        unroll: What it did.
+        unroll: The unroll itself.
     """
 
     actor: int
@@ -31,18 +31,18 @@ class Item(NamedTuple):
 
 
 class Executor:
-    """Has actors play what the schedule says next, and hands it to the learner in that order.
+    """Lets actors play the unrolls of a schedule, and gives them to the learner in its order.
 
     Attributes:
-        lag: The most that the schedule has.
-        schedule: What decides.
-        snapshots: Each actor after its last unroll that was trained on; None before the first. With
-            :attr:`trained` and :attr:`versions` they are all that a run resumes from: what was
-            played and not trained on is played again.
-        trained: How many unrolls of each actor were trained on.
-        versions: The policy versions that are still played with, by number, in the order of
-            :attr:`Parameters.flat`: the newest, and as many before it as the lag.
-        replicas: Number of replicas of the transport.
+        lag: The largest lag of the schedule.
+        schedule: The kind of the schedule.
+        snapshots: Each actor after its last unroll that was trained on; None before the first.
+            Together with :attr:`trained` and :attr:`versions`, they suffice to resume a run:
+            unrolls that were played and not trained on are played again.
+        trained: The number of unrolls of each actor that were trained on.
+        versions: The policy versions with which unrolls may still be played, by number, in the
+            order of :attr:`Parameters.flat`: the newest, and as many before it as the lag.
+        replicas: Number of inference replicas of the transport.
     """
 
     def __init__(self, schedule: Schedule, transport: Transport, actors: int) -> None:
@@ -57,15 +57,15 @@ class Executor:
         self._arrived: dict[int, Played[Unroll]] = {}
 
     def publish(self, version: int, parameters: NDArray[np.float32]) -> None:
-        """Give actors a version of the policy.
+        """Give actors a version of the policy, and let idle ones begin unrolls with it.
 
         Args:
             version: Its number: the parameter updates made so far.
-            parameters: float32 ``[size]``, in the order of :attr:`Parameters.flat`; not written to
-                afterwards.
+            parameters: float32 ``[size]``, in the order of :attr:`Parameters.flat`; the caller must
+                not change it afterwards.
         """
         oldest = version - self.lag
-        # A new mapping, because a thread of the transport may still read the one before.
+        # A new mapping, because a thread of the transport may still read the previous one.
         self.versions = {v: kept for v, kept in self.versions.items() if v >= oldest}
         self.versions[version] = parameters
         self._transport.publish(self.versions)
@@ -75,15 +75,16 @@ class Executor:
         """Wait for the unrolls of an update, and let their actors continue.
 
         Raises:
-            CapsuleError: What the schedule or the transport raises.
+            CapsuleError: As :meth:`Schedule.choose` and :meth:`Transport.finished`.
+            RuntimeError: The schedule names an unroll that no actor plays.
         """
         while (actors := self._choose(update)) is None:
-            # Nothing is under way, so the wait would never end.
+            # If no actor is playing, the wait would never end.
             if len(self._arrived) == len(self._outstanding):
                 raise RuntimeError(f"update {update} waits for an unroll that no actor plays")
             self._arrived |= {played.actor: played for played in self._transport.finished()}
         items = [self._take(actor) for actor in actors]
-        # Before the learner works on the items, so that their actors play meanwhile.
+        # The actors continue before the learner works on their items, so that they play meanwhile.
         self._begin(update)
         return items
 
@@ -93,19 +94,19 @@ class Executor:
         trained: list[int],
         versions: Mapping[int, NDArray[np.float32]],
     ) -> None:
-        """Continue from where another executor was, before anything was published here.
+        """Continue from the attributes of another executor; :meth:`publish` must follow.
 
         Raises:
-            CapsuleError: An environment does not return to its snapshot.
+            CapsuleError: As :meth:`Transport.restore`.
         """
         self.snapshots, self.trained = list(snapshots), list(trained)
         known = {actor: each for actor, each in enumerate(snapshots) if each is not None}
         self._transport.restore(known)
-        # The newest version is not among them: publish() adds it before anything is played.
+        # The newest version is missing: publish() adds it before anything is played.
         self.versions = dict(versions)
 
     def close(self) -> None:
-        """End what plays."""
+        """Close the transport."""
         self._transport.close()
 
     def _choose(self, update: int) -> list[int] | None:
@@ -119,9 +120,10 @@ class Executor:
         return item
 
     def _begin(self, current: int) -> None:
-        """Let every idle actor begin the unroll whose version there is."""
+        """Let every idle actor begin its next unroll, if the policy version for it exists."""
         requests = []
-        # By number, and not as they arrived: every transport gets the same requests.
+        # In the order of the actors, and not of arrival, so that every transport gets the same
+        # requests.
         for actor, number in enumerate(self.trained):
             if actor in self._outstanding:
                 continue

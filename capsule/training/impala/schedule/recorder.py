@@ -1,4 +1,4 @@
-"""Recording a schedule as it happens, so that a killed run continues with what it has recorded."""
+"""Recording a schedule during a run, so that a killed run continues its recording."""
 
 from __future__ import annotations
 
@@ -17,43 +17,53 @@ _TYPE = np.dtype("<u2")
 
 
 class ScheduleRecorder:
-    """Appends actor and lag of every unroll that is trained on to a file."""
+    """Appends the actor and the lag of every unroll that is trained on to a file.
+
+    The file has two little-endian uint16 for each unroll.
+    """
 
     def __init__(self, path: Path, spec: str, actors: int, batch: int) -> None:
-        """Open the file; :meth:`cut` decides where it continues, else it begins anew.
+        """Open the file. It begins anew unless :meth:`cut` is called before :meth:`append`.
 
         Args:
             path: The file, which need not exist.
             spec: SHA-256 of the spec's canonical JSON.
-            actors: How many there are.
-            batch: Unrolls of an update.
+            actors: Number of actors.
+            batch: Number of unrolls of an update.
         """
-        # Appending: what a killed run has recorded stays until cut() says how much of it counts.
+        # Opened for appending, because the records of a killed run are kept until cut() decides how
+        # many of them count.
         self._file = path.open("a+b")
         self._spec, self._actors, self._batch = spec, actors, batch
         self._begun = False
 
     def append(self, update: int, slots: NDArray[np.int64]) -> None:
-        """Record an update: int64 ``[batch, 2]``, actor and version of each unroll."""
+        """Record an update.
+
+        Args:
+            update: Parameter updates made before.
+            slots: Actor and policy version of each unroll, int64 ``[batch, 2]``.
+        """
         if not self._begun:
-            # No state was restored, so what an earlier attempt recorded does not count.
+            # No state was restored, so the records of an earlier attempt do not count.
             self.cut(0)
         entry = slots.copy()
         # Lags, as in the log: they are bounded, while versions outgrow 16 bits.
         entry[:, 1] = update - entry[:, 1]
-        # Buffered: after a kill only what flush() made durable together with a saved state counts.
+        # Writes may stay in a buffer: after a kill, only records that flush() made durable before
+        # a state was saved count.
         self._file.write(entry.astype(_TYPE).tobytes())
 
     def flush(self) -> None:
-        """Make the recording durable up to here."""
+        """Make everything recorded so far durable."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def cut(self, updates: int) -> None:
-        """Forget all but the first ``updates``.
+        """Remove all but the first ``updates``.
 
         Raises:
-            CapsuleError: CAP-T342, there are not so many.
+            CapsuleError: CAP-T342, fewer are recorded.
         """
         self._begun = True
         size = updates * self._batch * 2 * _TYPE.itemsize
@@ -67,9 +77,9 @@ class ScheduleRecorder:
         self._file.truncate(size)
 
     def log(self) -> ScheduleLog:
-        """Return everything recorded."""
+        """Return everything recorded so far."""
         self._file.flush()
-        # This moves the position for reading only: in append mode all writes go to the end.
+        # In append mode this position is for reading only: all writes go to the end.
         self._file.seek(0)
         entries: NDArray[Any] = np.frombuffer(self._file.read(), _TYPE).reshape(-1, 2)
         played, lags = (array("H", column.tolist()) for column in entries.T)

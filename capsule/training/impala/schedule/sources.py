@@ -1,9 +1,10 @@
-"""Where schedules come from: a rule, a log, or whatever actor is ready first.
+"""The sources of schedules: a rule, a log, or the order of arrival.
 
-A *schedule* says for every parameter update which unrolls it learns, in order, and with which
-version of the policy each was played. Version ``v`` is the policy after ``v`` updates. The *lag* of
-an unroll is the number of updates from its version to the one that learns it. An actor plays its
-unrolls one after the other, and begins the next when the last is taken for training.
+A *schedule* states for every parameter update the unrolls that it trains on, in order, and the
+policy version with which each was played. Version ``v`` is the policy after ``v`` updates. The
+*lag* of an unroll is the number of updates from its version to the update that trains on it. An
+actor plays its unrolls one after the other, and begins the next one when the last is taken for
+training.
 """
 
 from __future__ import annotations
@@ -22,52 +23,53 @@ class Schedule(Protocol):
     """The questions that the executor asks a schedule.
 
     Attributes:
-        kind: What decides: a rule, a log, or who is ready first.
-        lag: The most there is.
+        kind: ``lockstep``: a rule; ``replayed``: a log; ``live``: the order of arrival.
+        lag: The largest lag of an unroll.
     """
 
     kind: Kind
     lag: int
 
     def version(self, actor: int, number: int, current: int) -> int | None:
-        """Return the version that an actor plays its next unroll with.
+        """Return the policy version with which an actor plays its next unroll.
 
         Args:
-            actor: Whose.
-            number: How many of its unrolls were trained on before.
+            actor: Number of the actor.
+            number: The number of its unrolls that were trained on.
             current: Updates made.
 
         Returns:
-            The version, or None where the unroll must wait, or never is.
+            The version; None if it does not exist yet, or if the unroll is not in the schedule.
         """
 
     def choose(
         self, update: int, outstanding: Mapping[int, int], arrived: Sequence[int]
     ) -> list[int] | None:
-        """Return the actors whose unrolls an update learns, in order.
+        """Return the actors whose unrolls an update trains on, in order.
 
         Args:
             update: Updates made before.
-            outstanding: The version of each actor's unroll that was begun and not trained on yet.
-            arrived: The actors of those that are finished, first come first.
+            outstanding: The policy version of each actor's unroll that was begun and not trained on
+                yet.
+            arrived: The actors of finished unrolls, in the order of arrival.
 
         Returns:
-            The actors, or None while one of them has not arrived.
+            The actors, or None while the unroll of one of them has not arrived.
         """
 
 
 class Lockstep:
-    """Actors in turn: unroll ``n`` is of actor ``n mod actors``, with a constant lag.
+    """Actors in turn: unroll ``n`` is one of actor ``n mod actors``, with a constant lag.
 
-    Update ``t`` learns unrolls ``t batch`` to ``(t + 1) batch - 1``, played with version
-    ``max(0, t - lag)``. Lag 0 is synchronous: no actor acts while the learner learns. With lag 1
-    they act for the next update meanwhile.
+    Update ``t`` trains on unrolls ``t batch`` to ``(t + 1) batch - 1``, which are played with
+    version ``max(0, t - lag)``. Lag 0 is synchronous: no actor acts while the learner learns. With
+    lag 1, the actors play the unrolls of the next update meanwhile.
     """
 
     kind: Kind = "lockstep"
 
     def __init__(self, actors: int, batch: int, lag: int, updates: int) -> None:
-        """Make the schedule of ``updates`` parameter updates, of ``batch`` unrolls each."""
+        """Make the schedule of ``updates`` parameter updates with ``batch`` unrolls each."""
         self.lag = lag
         self._actors, self._batch, self._updates = actors, batch, updates
 
@@ -90,12 +92,12 @@ class Lockstep:
 
 
 class Recorded:
-    """The schedule that a log holds, again."""
+    """The schedule of an earlier run, from its log."""
 
     kind: Kind = "replayed"
 
     def __init__(self, log: ScheduleLog, lag: int) -> None:
-        """Follow a log, with the bound that it was recorded under."""
+        """Follow a log, with the bound on the lag under which it was recorded."""
         self.lag = lag
         self._log = log
         # Plain machine words: a log may have tens of millions of unrolls.
@@ -134,18 +136,18 @@ class Recorded:
 
 
 class Live:
-    """Asynchronous: every actor plays with the newest version; ready unrolls are trained on.
+    """The asynchronous schedule: actors play with the newest version, and arrive in any order.
 
-    Unrolls are trained on in the order they arrive, but at most ``lag`` updates after the version
-    they were played with: where a place is needed for one that could not be in time otherwise, the
-    learner waits for that. As an actor begins its next unroll when its last is taken, ``batch lag``
-    unrolls are outstanding at most, which is what fits into the updates until their time.
+    Unrolls are trained on in the order of arrival, but at most ``lag`` updates after the version
+    with which they were played: if an unroll would otherwise be late, the learner keeps a place for
+    it and waits. There are at most ``batch lag`` actors, each with one outstanding unroll, so all
+    of these fit into the ``lag`` updates before they are due.
     """
 
     kind: Kind = "live"
 
     def __init__(self, actors: int, batch: int, lag: int) -> None:
-        """Make the source of a schedule with at most that lag.
+        """Make a schedule with ``batch`` unrolls per update and at most the lag ``lag``.
 
         Raises:
             ValueError: The bound cannot be kept with so many actors.
@@ -165,25 +167,27 @@ class Live:
         """See :class:`Schedule`."""
         if len(arrived) < self._batch:
             return None
-        # As long as none is urgent, those that arrived first are taken.
+        # If no unroll is urgent, those that arrived first are taken.
         if not self._due(update, outstanding.values()):
             return list(arrived[: self._batch])
-        # A copy, since a call that has to wait must change nothing.
+        # A copy, because a call that returns None must change nothing.
         left, chosen = dict(outstanding), list[int]()
         for actor in arrived:
             version = left.pop(actor)
             if self._due(update, left.values()) < self._batch - len(chosen):
                 chosen.append(actor)
-            else:  # the places left are for others
+            else:  # the remaining places are for urgent ones
                 left[actor] = version
             if len(chosen) == self._batch:
                 return chosen
         return None
 
     def _due(self, update: int, versions: Iterable[int]) -> int:
-        """Return how many unrolls ``update`` must learn so that all can be in time.
+        """Return how many of some unrolls ``update`` must train on, so that none will be late.
 
-        The first ``k`` by their time must fit into the updates up to the time of the last of them.
+        ``versions`` are the policy versions of the unrolls. An unroll is due at update ``version +
+        lag``. For every ``k``, the ``k`` unrolls that are due first must fit into this update and
+        the ``batch`` places of each later one until the last of them is due.
         """
         times = sorted(version + self.lag - update for version in versions)
         needs = (count - self._batch * time for count, time in enumerate(times, start=1))

@@ -1,4 +1,4 @@
-"""This process's connection to a Ray cluster: made, watched, and given up."""
+"""This process's connection to a Ray cluster: opening, watching and closing it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from typing import Any, NoReturn
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.errors import CapsuleError
 
-HEAD_SECONDS = 10.0  # that the head may take to accept a connection
+HEAD_SECONDS = 10.0  # time in which the head must accept a connection
 
-_ATTEMPTS = 3  # to connect: Ray's process for a client outside ends at its start now and then
-_CHECK_SECONDS = 1.0  # between two looks at whether the head is there
-_CLIENT = "ray://"  # begins the address of a head that is reached from outside its cluster
+_ATTEMPTS = 3  # to connect: Ray's process for an outside client sometimes ends as it starts
+_CHECK_SECONDS = 1.0  # between two checks whether the head still accepts connections
+_CLIENT = "ray://"  # prefix of the address of a head that is reached from outside its cluster
 
 
 class Cluster:
     """A cluster that this process is connected to.
 
     Attributes:
-        ray: The package.
+        ray: The module ``ray``.
     """
 
     def __init__(self, address: str) -> None:
@@ -38,7 +38,8 @@ class Cluster:
                 ``ray://HOST:PORT``.
 
         Raises:
-            CapsuleError: CAP-T107, the package is not there; CAP-T352, no such cluster.
+            CapsuleError: CAP-T107, the package ``ray`` is not in the image; CAP-T352, there is no
+                cluster at this address, or it rejects the connection.
         """
         self.ray = _package()
         self._address = address
@@ -58,23 +59,23 @@ class Cluster:
             self._reject(brief(error))
 
     def free_processors(self) -> int:
-        """Return how many processors are not claimed, 1 at least."""
+        """Return how many processors of the cluster are not claimed, at least 1."""
         return max(1, int(self.ray.available_resources().get("CPU", 0)))
 
     def node_name(self, node: str) -> str:
-        """Return a node's name and the beginning of its id."""
+        """Return the name of a node, by its id, and the beginning of the id."""
         nodes = {each["NodeID"]: each["NodeName"] for each in self.ray.nodes()}
         return f"node {nodes.get(node, 'of unknown name')} ({node[:8]})"
 
     def wait(self, calls: Sequence[Any], seconds: float | None = None) -> list[Any]:
-        """Wait until calls have been answered, and return all that have.
+        """Wait until a call has been answered, and return all that have been.
 
         Args:
             calls: At least one.
-            seconds: To wait; None for as long as the head is there.
+            seconds: Time limit; None for no limit.
 
         Returns:
-            At least one, or none where time is up.
+            The answered calls: at least one, or none if the time is up.
 
         Raises:
             CapsuleError: CAP-T353, the head is lost.
@@ -82,23 +83,23 @@ class Cluster:
         deadline = None if seconds is None else time.monotonic() + seconds
         while deadline is None or time.monotonic() < deadline:
             self._look_at_head()
-            # ray.wait() returns a single call unless it is told to wait for more. Those that are
-            # also there are taken at once.
+            # By default ray.wait() returns a single call. The second call, which does not wait,
+            # returns all that have been answered.
             if self.ray.wait(calls, timeout=_CHECK_SECONDS)[0]:
                 answered: list[Any] = self.ray.wait(calls, num_returns=len(calls), timeout=0)[0]
                 return answered
         return []
 
     def kill(self, handle: Any) -> None:
-        """End an actor, if it lives."""
+        """End an actor, if it is still alive."""
         self.ray.kill(handle)
 
     @contextlib.contextmanager
     def reached(self) -> Iterator[None]:
-        """Tell the loss of the cluster from whatever else goes wrong in a block.
+        """Report the loss of the cluster in a block as such, and let other errors pass.
 
         Raises:
-            CapsuleError: CAP-T353, the cluster is gone.
+            CapsuleError: CAP-T353, the cluster is lost.
         """
         try:
             yield
@@ -106,7 +107,7 @@ class Cluster:
             self._give_up(brief(error))
 
     def leave(self, handles: Sequence[Any]) -> None:
-        """End actors and disconnect; once is enough."""
+        """End actors and disconnect; further calls have no effect."""
         if self._left:
             return
         self._left = True
@@ -119,7 +120,7 @@ class Cluster:
             self.ray.shutdown()
 
     def _connect(self) -> None:
-        """Connect, and again where the head could not start the process that serves a client."""
+        """Connect, and retry if the head could not start the process that serves a client."""
         for attempts_left in reversed(range(_ATTEMPTS)):
             try:
                 self.ray.init(self._address, log_to_driver=False, logging_level="ERROR")
@@ -129,10 +130,12 @@ class Cluster:
                     raise
 
     def _look_at_head(self) -> None:
-        """Find out that the head is gone before Ray does, which ends this process a minute later.
+        """Check that the head accepts connections.
+
+        Ray itself would notice its loss a minute later, and end this process.
 
         Raises:
-            CapsuleError: CAP-T353, it is.
+            CapsuleError: CAP-T353, the head is lost.
         """
         now = time.monotonic()
         if now - self._seen < _CHECK_SECONDS:
@@ -164,8 +167,8 @@ class Cluster:
 def brief(error: Exception) -> str:
     """Return the type of an error and its message in one line.
 
-    Of a longer message these are the first and the last line: Ray appends the traceback of its
-    server, and the reason is at the end of that.
+    A longer message is reduced to its first and its last line, because Ray appends the traceback of
+    its server, which ends with the reason.
     """
     lines = str(error).strip().splitlines()
     return " ".join([f"{type(error).__name__}:", *lines[:1], *lines[1:][-1:]]).removesuffix(":")
@@ -185,10 +188,10 @@ def _package() -> Any:
 
 
 def _name_clients_apart() -> None:
-    """Give Ray Client another source of names than the run's randomness.
+    """Give Ray Client names that do not come from the run's randomness.
 
-    Its head refuses two clients of one name. Ray draws names from the operating system, which under
-    derived entropy gives each start of a run the same.
+    A head rejects two clients of the same name. Ray draws names from the operating system's
+    entropy, which gives every start of a run the same name if the entropy is derived from a key.
     """
     from ray.util.client import worker
 
@@ -196,14 +199,14 @@ def _name_clients_apart() -> None:
 
 
 def _client_name() -> str:
-    """Return a name that no other process has, and no other call."""
+    """Return a name that no other process and no other call has."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()
     return sha256_hex(f"{boot} {os.getpid()} {time.monotonic_ns()}".encode())[:32]
 
 
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keep what signals do to this process; Ray would end it on SIGTERM."""
+    """Restore this process's signal handlers after the block; Ray's would end it on SIGTERM."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,10 +1,10 @@
 """A container as a node of a Ray cluster: ``python -m capsule.training.impala.actors.ray.node``.
 
-``head STORE_MIB COMMAND ...`` starts the head, which plays no actors, and becomes the command, to
-which it leaves the head's address in ``CAPSULE_CLUSTER``. ``worker STORE_MIB HEAD:PORT NAME``
-becomes a node with one processor, as soon as there is that head.
+``head STORE_MIB COMMAND ...`` starts the head, which runs no actors, and then executes the command
+in place of itself, with the head's address in ``CAPSULE_CLUSTER``. ``worker STORE_MIB HEAD:PORT
+NAME`` becomes a node with one processor as soon as the head accepts connections.
 
-Ray's own processes are started before the command: they are no part of what it is watched for.
+Ray's own processes are started before the command, so they are not among the processes of the run.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from contextlib import suppress
 from capsule.experiment import contract
 
 PORT = 6379
-JOIN_SECONDS = 180.0  # that the head may take to be there
-ATTEMPTS = 5  # a node whose agents have not started within 15 s ends, as on a busy machine
+JOIN_SECONDS = 180.0  # time in which the head must accept connections
+ATTEMPTS = 5  # a node ends if its agents do not start within 15 s, which happens on a busy machine
 
-# The container has no other processes. Ports that Ray chose itself it would wait for.
+# Fixed, because Ray waits for ports that it has chosen itself. The container has no other processes
+# that could use them.
 _PORTS = {
     "dashboard-agent-grpc-port": 6380,
     "dashboard-agent-listen-port": 6381,
@@ -32,13 +33,14 @@ _PORTS = {
     "metrics-export-port": 6383,
 }
 _RAY = (sys.executable, "-P", "-m", "ray.scripts.scripts", "start")
-# An image has no compiled modules. What Ray's own processes import is compiled once, beforehand.
+# An image has no compiled modules, so the modules that Ray's processes import are compiled once,
+# before any of these starts.
 _COMPILED = "/tmp/ray-modules"  # noqa: S108 - the container's own
 _AGENTS = "import ray.dashboard.agent, ray._private.runtime_env.agent.main, ray.scripts.scripts"
 
 
 def start_head(store: int, command: Sequence[str]) -> None:
-    """Start a head in this container, then become ``command``.
+    """Start a head in this container, then execute ``command`` in place of this process.
 
     Args:
         store: Size of Ray's object store in MiB.
@@ -51,13 +53,18 @@ def start_head(store: int, command: Sequence[str]) -> None:
     _compile()
     _start([*head, *_options("head", store)])
     address = socket.gethostbyname(socket.gethostname())
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and what follows would
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and execve() keeps that
     variables = {contract.CLUSTER_VARIABLE: f"{address}:{PORT}"}
     os.execvpe(command[0], list(command), {**os.environ, **variables})  # noqa: S606
 
 
 def join(store: int, head: str, name: str) -> None:
-    """Be a node of the cluster whose head has the address ``head``, from when it is there.
+    """Become a node of a cluster as soon as its head accepts connections; return when it has ended.
+
+    Args:
+        store: Size of Ray's object store in MiB.
+        head: Address of the head, ``HOST:PORT``.
+        name: Name of the node.
 
     Raises:
         subprocess.CalledProcessError: The node does not start, or has ended with its head.
@@ -83,7 +90,7 @@ def _options(name: str, store: int) -> list[str]:
 
 
 def _start(options: Sequence[str]) -> None:
-    """Start a node, in as many attempts as it may have."""
+    """Start a node, with at most :data:`ATTEMPTS` attempts."""
     for attempt in range(1, ATTEMPTS + 1):
         ended = subprocess.run([*_RAY, *options], env=_variables(), check=attempt == ATTEMPTS)
         if ended.returncode == 0:
@@ -95,7 +102,7 @@ def _compile() -> None:
 
 
 def _variables() -> dict[str, str]:
-    """Return the environment of Ray's own processes; actor workers have that of the run."""
+    """Return the environment of Ray's own processes; actor workers get the run's environment."""
     kept = {n: value for n, value in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
     return {**kept, "PYTHONPYCACHEPREFIX": _COMPILED}
 

@@ -1,20 +1,22 @@
 """Actors on the nodes of a Ray cluster.
 
-An actor worker is one stateful Ray actor, a process that plays many logical actors, dealt out as to
-the processes of one machine. Policy versions are objects of Ray's store, put there once; what comes
-back is taken in any order, as the executor decides what is trained on next.
+An actor worker is one stateful Ray actor: a process that runs many logical actors. These are
+distributed as over the processes of one machine. Each policy version is put into Ray's object store
+once. Answers are taken in any order, because the executor decides what is trained on next.
 
-*Nodes.* Variables reach a worker's process before its interpreter starts, and are read back in it,
-as are the flags of torch and of the maths libraries. Then it digests a pass of the run's own
-network (:mod:`~.preflight`). A node whose bits are not those of this process plays no part.
+*Nodes.* Environment variables are set before a worker's interpreter starts, and are read back in
+it, as are the flags of torch and of the maths libraries. Then the worker digests a pass of the
+run's own network (:mod:`~.preflight`). If this digest differs from that of this process, the run
+ends with an error that names the node (CAP-T351).
 
-*Losses.* Every unroll brings a snapshot of its actor. When a worker is lost, another begins with
-the last snapshots, and is asked again for what is outstanding. Should the lost one still live, its
-answers are equal to those, and are ignored. So a loss costs time and no bit. The run's own state is
-with this process: after the loss of the head it is resumed, on any transport.
+*Losses.* Every unroll comes with a snapshot of its actor. When a worker is lost, another one begins
+with the last snapshots, and the outstanding unrolls are requested again. If the lost worker still
+runs, its answers are the same, and are ignored. A loss therefore costs time and does not change a
+bit. The state of the run is in this process: after the loss of the head, the run can be resumed on
+any transport.
 
-What workers ask the operating system for is not part of a run's random profile. Actors draw from
-streams alone.
+Entropy that workers request from the operating system is not part of a run's random profile. Actors
+draw from streams alone.
 """
 
 from __future__ import annotations
@@ -40,17 +42,17 @@ from capsule.training.impala.actors.ray.connection import Cluster, brief
 from capsule.training.impala.actors.ray.preflight import pass_digest
 from capsule.training.impala.actors.unrolls import Unroll
 
-START_SECONDS = 180.0  # that a worker may take to begin, its node's first one the longest
-LOSSES = 3  # of one worker, without unrolls between them, that are put down to chance
+START_SECONDS = 180.0  # time in which a worker must begin; the first one of a node takes longest
+LOSSES = 3  # most losses of one worker in a row, without an unroll in between, that are tolerated
 
 
 class WorkerPins(NamedTuple):
-    """The pins that make all processes that play the actors of a run compute the same bits.
+    """The settings with which all worker processes of a run compute the same bits.
 
     Attributes:
-        variables: The environment that its interpreter starts with.
-        determinism: The spec's ``determinism`` section. There is one maths thread, whatever it
-            says.
+        variables: Environment variables with which the interpreter starts.
+        determinism: The spec's ``determinism`` section. A worker has one maths thread, whatever the
+            section says.
         numerics: The CPU numerics profile of the run.
     """
 
@@ -63,7 +65,7 @@ def pins_of(spec: Spec, numerics: Numerics) -> WorkerPins:
     """Return the pins of a run's workers.
 
     Raises:
-        CapsuleError: CAP-N001, the maths shim is not there.
+        CapsuleError: CAP-N001, the maths shim is not installed.
     """
     preloads = {}
     if cpu.is_portable(numerics):
@@ -72,7 +74,7 @@ def pins_of(spec: Spec, numerics: Numerics) -> WorkerPins:
 
 
 class RayTransport:
-    """Actors dealt out to workers in a cluster, which play while the learner learns."""
+    """Actors distributed over workers in a cluster, which act while the learner learns."""
 
     replicas = 0
 
@@ -89,17 +91,18 @@ class RayTransport:
         """Connect, start the workers, and make the actors.
 
         Args:
-            settings: What makes them.
-            actors: How many.
-            cluster: Address of its head: ``HOST:PORT``, where this machine is one of its nodes, or
-                ``ray://HOST:PORT``, from anywhere.
-            workers: How many, at most one for each actor; None: one for each free processor.
+            settings: The settings of the actors.
+            actors: Number of actors.
+            cluster: Address of the cluster's head: ``HOST:PORT`` if this machine is one of its
+                nodes, or ``ray://HOST:PORT`` from anywhere.
+            workers: Number of workers, at most one for each actor; None for one on each free
+                processor.
             lag: Lag of the schedule.
-            pins: What every worker's process must have.
+            pins: Settings of the workers' processes.
 
         Raises:
             CapsuleError: CAP-T351, a node computes other bits; CAP-T352, there is no such cluster;
-                CAP-T354, a worker does not start; or what a worker raises as it is made.
+                CAP-T354, a worker does not start; or an error of a worker as it starts.
         """
         self._settings, self._lag, self._pins = settings, lag, pins
         self._digest = pass_digest(settings)
@@ -108,14 +111,14 @@ class RayTransport:
         self._versions: Versions = {}
         self._stored: dict[int, Any] = {}  # policy version to its object
         self._snapshots: dict[int, Snapshot] = {}
-        self._calls: dict[Any, _RemoteWorker] = {}  # answers to come
+        self._calls: dict[Any, _RemoteWorker] = {}  # outstanding calls
         count = min(actors, workers or self._cluster.free_processors())
         self._workers = [_RemoteWorker(range(number, actors, count)) for number in range(count)]
         self._of = {actor: self._workers[actor % count] for actor in range(actors)}
         try:
             with self._cluster.reached():
-                # All are started before the first one is waited for, so that they start side by
-                # side.
+                # All are started before the first one is waited for, so that they start at the
+                # same time.
                 begun = [self._start_worker(worker, processors=1) for worker in self._workers]
                 for worker, answer in zip(self._workers, begun, strict=True):
                     self._admit(worker, answer)
@@ -126,7 +129,7 @@ class RayTransport:
     def publish(self, versions: Versions) -> None:
         """See :class:`Transport`."""
         self._versions = versions
-        # Ray's store keeps an object as long as this process refers to it.
+        # Ray's store frees an object when this process no longer refers to it.
         self._stored = {v: stored for v, stored in self._stored.items() if v in versions}
 
     def begin(self, requests: Sequence[ActorRequest]) -> None:
@@ -134,7 +137,7 @@ class RayTransport:
         with self._cluster.reached():
             for worker in self._workers:
                 theirs = [each for each in requests if self._of[each.actor] is worker]
-                # Noted before the call, so that they are asked for again if the worker is lost.
+                # Noted before the call, so that they are requested again if the worker is lost.
                 worker.requests |= {each.actor: each for each in theirs}
                 self._call(worker, theirs)
 
@@ -142,14 +145,14 @@ class RayTransport:
         """See :class:`Transport`.
 
         Raises:
-            CapsuleError: As for other transports; or CAP-T351 or CAP-T354, no worker can be started
-                in place of one that was lost; CAP-T353, the head is lost.
+            CapsuleError: As :meth:`Transport.finished`; CAP-T351 or CAP-T354, a lost worker cannot
+                be replaced; CAP-T353, the head is lost.
         """
         with self._cluster.reached():
             while True:
                 played: list[Played[Unroll]] = []
                 for call in self._cluster.wait(list(self._calls)):
-                    if call in self._calls:  # else its worker is lost, and another is asked
+                    if call in self._calls:  # otherwise its worker was replaced
                         played += self._take(call)
                 if played:
                     return played
@@ -169,19 +172,19 @@ class RayTransport:
         )
 
     def _start_worker(self, worker: _RemoteWorker, *, processors: int) -> Any:
-        """Start a worker; return what its answer will be in."""
+        """Start a worker; return the reference to its first answer."""
         made = self._ray.remote(NodeWorker).options(
             num_cpus=processors,
             scheduling_strategy="SPREAD",
             runtime_env={"env_vars": self._pins.variables},
         )
-        # A new process has no policy version, whatever the one before it was given.
+        # A new process has no policy versions yet.
         worker.known = set()
         worker.handle = made.remote()
         return worker.handle.prepare.remote(self._settings, worker.played, self._pins)
 
     def _admit(self, worker: _RemoteWorker, answer: Any) -> None:
-        """Wait until a worker has begun, in as many attempts as it may have, and check its bits."""
+        """Wait until a worker has begun, replacing it if it is lost, and check its digest."""
         while True:
             try:
                 worker.node, digest = self._answer(worker, answer, START_SECONDS)
@@ -200,10 +203,10 @@ class RayTransport:
             )
 
     def _again(self, worker: _RemoteWorker, loss: _WorkerLostError) -> Any:
-        """Start a worker in place of one that was lost; it needs no free processor.
+        """Start a worker in place of a lost one. It claims no processor, so none need be free.
 
         Raises:
-            CapsuleError: CAP-T354, that happened too often.
+            CapsuleError: CAP-T354, the worker was lost too often.
         """
         worker.losses += 1
         if worker.losses > LOSSES:
@@ -218,9 +221,9 @@ class RayTransport:
         return self._start_worker(worker, processors=0)
 
     def _replace(self, worker: _RemoteWorker, loss: _WorkerLostError) -> None:
-        """Have another worker continue from the last snapshots."""
+        """Let another worker continue from the last snapshots."""
         self._admit(worker, self._again(worker, loss))
-        # Before it is asked again: the outstanding unrolls continue from these snapshots.
+        # Restored first, because the outstanding unrolls continue from these snapshots.
         self._restore(worker)
         self._call(worker, list(worker.requests.values()))
 
@@ -235,7 +238,7 @@ class RayTransport:
                 self._admit(worker, self._again(worker, loss))
 
     def _call(self, worker: _RemoteWorker, requests: Sequence[ActorRequest]) -> None:
-        """Ask for unrolls; a worker answers one call after the other."""
+        """Request unrolls; a worker answers one call after the other."""
         if not requests:
             return
         new = new_versions(self._versions, worker.known, requests)
@@ -247,28 +250,30 @@ class RayTransport:
         self._calls[call] = worker
 
     def _take(self, call: Any) -> list[Played[Unroll]]:
-        """Return what a finished call brought; nothing where its worker is lost."""
+        """Return the result of a finished call; nothing if its worker is lost."""
         worker = self._calls.pop(call)
         try:
             played: list[Played[Unroll]] = self._answer(worker, call)
         except _WorkerLostError as loss:
             self._replace(worker, loss)
             return []
-        # Only now: a worker that dies of its unrolls answers while it is prepared and restored.
+        # Reset only here, because a worker that dies while it plays still answers prepare() and
+        # restore().
         worker.losses = 0
         for each in played:
             del worker.requests[each.actor]
-            # A copy, or it would hold the whole answer in Ray's store.
+            # Copies, because views would keep the whole answer in Ray's store.
             document, *arrays = each.after
             self._snapshots[each.actor] = Snapshot(document, *(array.copy() for array in arrays))
         return [each._replace(after=self._snapshots[each.actor]) for each in played]
 
     def _answer(self, worker: _RemoteWorker, call: Any, seconds: float | None = None) -> Any:
-        """Wait for what a method of a worker returned.
+        """Wait for a call of a worker's method, and return its result.
 
         Raises:
-            _WorkerLostError: There is no answer.
-            CapsuleError: CAP-T332, the method failed; CAP-T354, time is up; or what it raised.
+            _WorkerLostError: The worker is lost.
+            CapsuleError: CAP-T332, the method failed; CAP-T354, the time is up; or the error that
+                the method returned.
         """
         errors = self._ray.exceptions
         if not self._cluster.wait([call], seconds):
@@ -279,8 +284,8 @@ class RayTransport:
             )
         try:
             answer = self._ray.get(call)
-        # Before RayError, of which it is a subclass: the method raised, and its process still
-        # lives.
+        # RayTaskError, a subclass of RayError, means that the method raised and its process is
+        # still alive.
         except errors.RayTaskError as error:
             raise CapsuleError(
                 "CAP-T332",
@@ -294,7 +299,7 @@ class RayTransport:
         return answer
 
     def _name(self, worker: _RemoteWorker) -> str:
-        """Name a worker by its node and its actors."""
+        """Return a name for a worker: its node and its actors."""
         where = self._cluster.node_name(worker.node) if worker.node else "a node of the cluster"
         return f"{where} ({which(worker.played)})"
 
@@ -303,12 +308,12 @@ class _RemoteWorker:
     """The state of a worker as this process knows it.
 
     Attributes:
-        played: Actors that it plays.
-        handle: The Ray actor, None before there is one.
-        node: Id of its node, empty until it has answered.
+        played: Actors that it runs.
+        handle: The Ray actor; None before one is started.
+        node: Id of its node; empty until it has answered.
         known: Policy versions that it was given.
-        requests: Unrolls that were asked for and are not here, by actor.
-        losses: Processes that were lost since one of them played.
+        requests: Outstanding requests, by actor.
+        losses: Processes lost since the last one that returned unrolls.
     """
 
     def __init__(self, played: Sequence[int]) -> None:
@@ -321,7 +326,7 @@ class _RemoteWorker:
 
 
 class _WorkerLostError(Exception):
-    """A worker's process, its node, or its answer is gone."""
+    """A worker's process, its node, or its answer was lost."""
 
 
 class NodeWorker:
@@ -330,17 +335,18 @@ class NodeWorker:
     def prepare(
         self, settings: UnrollSettings, played: Sequence[int], pins: WorkerPins
     ) -> tuple[str, str | CapsuleError]:
-        """Settle this process and make the actors.
+        """Check and settle this process, and make the actors.
 
         Returns:
-            Id of the node, and the digest of a pass of the network; or what is wrong with it.
+            Id of the node; and the digest of a pass of the network, or an error. It is returned and
+            not raised, because Ray would wrap it.
         """
         import ray
 
         node = ray.get_runtime_context().get_node_id()
         try:
-            # The first is what the interpreter was started with, the second what libraries read
-            # now.
+            # The first is the environment with which the interpreter was started, the second the
+            # one that libraries read now.
             for environment in (environment_of("self"), os.environ):
                 check_start(environment, pins.variables)
             cpu.require(pins.numerics)
@@ -358,9 +364,9 @@ class NodeWorker:
         numbers: Sequence[int],
         *parameters: NDArray[np.float32],
     ) -> list[Played[Unroll]] | CapsuleError:
-        """See :meth:`ActorWorker.play`; policy versions come as numbers, then parameters."""
+        """See :meth:`ActorWorker.play`; ``numbers`` are the policy versions of ``parameters``."""
         try:
-            # Objects of the store can only be read, which torch takes exception to.
+            # Copies, because torch warns of arrays that cannot be written to, as Ray's are.
             copies = [np.array(each) for each in parameters]
             return self._worker.play(requests, dict(zip(numbers, copies, strict=True)), lag)
         except CapsuleError as error:
