@@ -28,7 +28,8 @@ class NewRun:
     Attributes:
         path: The spec or the lock file.
         overrides: Settings of the command line.
-        output: Where the run directory is made.
+        output: Folder in which the run directory is made.
+        ended: Whether the run has ended, which a new one has not.
     """
 
     path: Path
