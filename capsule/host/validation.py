@@ -83,6 +83,9 @@ _PATTERNS = {
     "outputs": "Write patterns that are not empty, such as 'results/*' or '!*.log'",
     "files": "Write patterns that are not empty, such as '*.py' or '!data/*'",
     "command": "Write words that are not empty and have no NUL character",
+    "groups": "Use at most 32 lower-case letters, digits and '-', and begin and end with a letter "
+    "or digit",
+    "scores": "Write PATH#POINTER: results/metrics.json#/test/accuracy",
 }
 _BOOLEANS = {"yes": "true", "on": "true", "no": "false", "off": "false"}  # of YAML 1.1
 _OTHER_ALGORITHMS = (
@@ -194,9 +197,11 @@ def _wrong(finding: ErrorDetails, document: YamlDocument, model: type[Model]) ->
         fix = _OTHER_ALGORITHMS if path[-1] == "algorithm" else "Use one of these."
         message = f": must be one of {context['expected_tags']}, not {context['tag']!r}"
         return Wrong(path, message, fix)
-    field = _names(path).rpartition(".")[2]
+    section = str(path[0]) if path else ""
     if loc[-1:] == ("[key]",):  # the name of a data set is of the form of 'name'
-        field = "name" if path[:1] == ("data",) else ""
+        field = {"data": "name", "groups": "groups"}.get(section, "")
+    else:
+        field = "scores" if section == "scores" else _names(path).rpartition(".")[2]
     return Wrong(path, f": {_said_of(finding)}", _instead(path, field, finding))
 
 

@@ -73,8 +73,8 @@ trainer: {algorithm: dqn, network: small-conv}
         ),
         (
             "name: tiny",
-            "name: tiny\naccelerator: {xyz: red}",
-            "3:15: accelerator.xyz is not a known key",
+            "name: tiny\naccelerator: {something_else: 1}",
+            "3:15: accelerator.something_else is not a known key",
             "Known keys of accelerator: compute_capability, cuda, cuda_build, ",
         ),
         (
