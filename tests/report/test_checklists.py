@@ -155,7 +155,7 @@ def test_the_check_list_has_the_facts_of_the_run(subjects):
     assert own["Program"] == "own program, in a plain process"
     assert dqn["Binary"] == "none; plain process"
     assert dqn["Run-time environment"].startswith("the machine's operating system, Python 3.")
-    assert dqn["Time to complete"] == "1 min 20 s"
+    assert dqn["Time to complete"] == "1 min 20 s of training"
     assert (dqn["Metrics"], own["Metrics"]) == ("returns", "**TODO**: which of the outputs.")
 
 
