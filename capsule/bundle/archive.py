@@ -244,10 +244,10 @@ class ArchiveReader:
         Raises:
             CapsuleError: CAP-B104, B106 or B109: something else follows.
         """
-        end = self._exactly(BLOCK, "end of archive")
+        end = self._exactly(BLOCK, "its end")
         if any(end):
             raise tampered("CAP-B109", f"an unsigned member follows: {_name_in(end)}")
-        if any(self._exactly(BLOCK, "end of archive")):
+        if any(self._exactly(BLOCK, "its end")):
             raise tampered("CAP-B106", "the end of the archive is not two zero blocks")
         # Archivers stop at the zero blocks and would never show what follows. GNU tar's padding to
         # a full record is rejected for the same reason.
@@ -307,7 +307,9 @@ def _compare(found: bytes, name: str, size: int) -> None:
     if not any(found):
         raise tampered("CAP-B104", f"the archive ends before {name}")
     pairs = zip(_FIELDS, _LAYOUT.unpack(found), _LAYOUT.unpack(expected), strict=True)
-    field, is_, must = next((field, a, b) for field, a, b in pairs if a != b)
+    wrong = [(field, a, b) for field, a, b in pairs if a != b]
+    # The checksum follows from the other fields, so it says least about what is wrong.
+    field, is_, must = min(wrong, key=lambda each: each[0] == "chksum")
     if field == "name":
         raise tampered("CAP-B107", f"{_name_in(found)} is in the place of member {name}")
     raise tampered(

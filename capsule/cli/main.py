@@ -37,7 +37,7 @@ from capsule.cli import (
 )
 from capsule.cli import list as list_runs
 from capsule.cli.help import Command, Group
-from capsule.cli.output import lossy_standard_error, lossy_standard_output
+from capsule.cli.output import lossy_standard_error, lossy_standard_output, standard_input
 
 EPILOG = (
     "Exit status: 0 success, 1 results differ, 2 wrong usage or spec, 3 tampered or untrusted, "
@@ -102,5 +102,5 @@ def main() -> None:
     # The option is accepted after the name of a command, too, and is moved before it here.
     if "--debug" in sys.argv[1:]:
         sys.argv = [sys.argv[0], "--debug", *(each for each in sys.argv[1:] if each != "--debug")]
-    with lossy_standard_error(), lossy_standard_output():
+    with standard_input(), lossy_standard_error(), lossy_standard_output():
         app()

@@ -1,4 +1,4 @@
-"""Standard streams that cannot be written, without a change of a command's exit status.
+"""Standard streams that are closed or cannot be written, without a change of the exit status.
 
 ``capsule verify … | head -1`` closes the pipe before the verdict is printed. The exception that
 Python then raises, while printing or when the interpreter shuts down, must not replace the exit
@@ -12,9 +12,9 @@ import io
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO
 
 from capsule.host.errors import ExitCode
 
@@ -48,8 +48,11 @@ def lossy_standard_output() -> Iterator[None]:
         SystemExit: Output was lost although the command succeeded.
     """
     before = sys.stdout
-    # Python has no stream if the descriptor was closed before this program started.
-    if before is None or _is_windows_console(before):
+    if before is None:  # the descriptor was closed before this program started
+        with _nowhere("w") as nowhere, redirect_stdout(nowhere):
+            yield
+        return
+    if _is_windows_console(before):
         yield
         return
     before.flush()
@@ -79,7 +82,7 @@ def lossy_standard_error() -> Iterator[None]:
     """
     before = sys.stderr
     if before is None:  # as in lossy_standard_output()
-        with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
+        with _nowhere("w") as nowhere, redirect_stderr(nowhere):
             yield
     elif _is_windows_console(before):
         yield
@@ -91,6 +94,24 @@ def lossy_standard_error() -> Iterator[None]:
                 yield
             finally:
                 stream.flush()
+
+
+@contextmanager
+def standard_input() -> Iterator[None]:
+    """Make ``sys.stdin`` an empty stream within a block if its descriptor was closed."""
+    if sys.stdin is not None:
+        yield
+        return
+    with _nowhere("r") as nowhere:
+        sys.stdin = nowhere
+        try:
+            yield
+        finally:
+            sys.stdin = None
+
+
+def _nowhere(mode: Literal["r", "w"]) -> TextIO:
+    return Path(os.devnull).open(mode)
 
 
 def _is_windows_console(stream: TextIO) -> bool:

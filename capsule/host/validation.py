@@ -83,6 +83,9 @@ _PATTERNS = {
     "outputs": "Write patterns that are not empty, such as 'results/*' or '!*.log'",
     "files": "Write patterns that are not empty, such as '*.py' or '!data/*'",
     "command": "Write words that are not empty and have no NUL character",
+    "groups": "Use at most 32 lower-case letters, digits and '-', and begin and end with a letter "
+    "or digit",
+    "scores": "Write PATH#POINTER: results/metrics.json#/test/accuracy",
 }
 _BOOLEANS = {"yes": "true", "on": "true", "no": "false", "off": "false"}  # of YAML 1.1
 _OTHER_ALGORITHMS = (
@@ -187,15 +190,31 @@ def _wrong(finding: ErrorDetails, document: YamlDocument, model: type[Model]) ->
     if kind == "extra_forbidden":
         return _unknown(path, finding["input"], document, model)
     if missing:
-        return Wrong(path, " is missing", f"Add {field}.")
+        misspelt = _misspelt(path, document, model)
+        fix = f"Write {field} instead of {misspelt}." if misspelt else f"Add {field}."
+        return Wrong(path, " is missing", fix)
     if kind == "union_tag_invalid":
         fix = _OTHER_ALGORITHMS if path[-1] == "algorithm" else "Use one of these."
         message = f": must be one of {context['expected_tags']}, not {context['tag']!r}"
         return Wrong(path, message, fix)
-    field = _names(path).rpartition(".")[2]
+    section = str(path[0]) if path else ""
     if loc[-1:] == ("[key]",):  # the name of a data set is of the form of 'name'
-        field = "name" if path[:1] == ("data",) else ""
-    return Wrong(path, f": {_said_of(finding)}", _instead(path, field, kind, finding["input"]))
+        field = {"data": "name", "groups": "groups"}.get(section, "")
+    else:
+        field = "scores" if section == "scores" else _names(path).rpartition(".")[2]
+    return Wrong(path, f": {_said_of(finding)}", _instead(path, field, finding))
+
+
+def _misspelt(path: FieldPath, document: YamlDocument, model: type[Model]) -> str | None:
+    """Return the unknown key that most resembles a missing one of the same section, if any."""
+    *above, leaf = path
+    known = _keys_of([str(part) for part in above], _known_fields(model))
+    given = [
+        place[-1] for place in document.marks if len(place) == len(path) and place[:-1] == path[:-1]
+    ]
+    unknown = [key for key in given if isinstance(key, str) and key not in known]
+    close = difflib.get_close_matches(str(leaf), unknown, n=1, cutoff=0.6)
+    return dotted((*above, *close)) if close else None
 
 
 def _said_of(finding: ErrorDetails) -> str:
@@ -215,28 +234,31 @@ def _said_of(finding: ErrorDetails) -> str:
     if kind == "string_pattern_mismatch":
         message = "has characters or a form that are not allowed"
     # The text of a whole section would hide the message.
-    if isinstance(given, dict):
-        return message
-    return f"{message}, not {'null' if given is None else repr(given)}"
+    return message + ("" if isinstance(given, dict) else f", not {_as_written(given)}")
 
 
-def _instead(path: FieldPath, field: str, kind: str, given: Any) -> str:
+def _as_written(given: Any) -> str:
+    """Return a value as messages show it: Booleans and null in the words of YAML."""
+    return json.dumps(given) if given is None or isinstance(given, bool) else repr(given)
+
+
+def _instead(path: FieldPath, field: str, finding: ErrorDetails) -> str:
     """Return what to write instead of a value.
 
     Args:
         path: Where it is.
         field: Its field, whose pattern it may not have.
-        kind: What is wrong with it, in pydantic's words.
-        given: The value.
+        finding: What is wrong with it.
     """
+    kind, given = finding["type"], finding["input"]
     if kind in ("int_type", "int_from_float") and _is_exact(given):
-        return f"Write {int(given):_}, since YAML reads {given:g} as a floating-point number."
+        return f"Write {int(given):_}, without a decimal point or an exponent."
     if kind in ("int_type", "float_type") and isinstance(given, str) and _is_number(given, kind):
         return f"Write {given} without quotation marks."
     if kind == "string_type" and isinstance(given, bool | int | float):
         what = "a Boolean" if isinstance(given, bool) else "a number"
         return f"Put {dotted(path)} into quotation marks, without which YAML reads {what}."
-    if kind == "literal_error" and isinstance(given, float):
+    if kind == "literal_error" and repr(str(given)) in finding["ctx"]["expected"]:
         return f"Put {dotted(path)} into quotation marks, without which YAML reads a number."
     if kind == "bool_type" and isinstance(given, str) and given.lower() in _BOOLEANS:
         return f"Write {_BOOLEANS[given.lower()]}, since YAML 1.2 has no other word for it."
@@ -411,8 +433,10 @@ def _close(leaf: str, siblings: Sequence[str], document: YamlDocument) -> list[s
 
 
 def _is_chosen(owner: _Owner, document: YamlDocument) -> bool:
-    """Tell whether a document selects this variant of a section."""
+    """Tell whether a document selects this variant of a section, or does not exclude it."""
     key, value = owner
+    if value is not None and not _given(key, document):
+        return True
     tree = document.tree
     for name in key.split("."):
         if not (isinstance(tree, dict) and name in tree):

@@ -18,6 +18,7 @@ MAX_BYTES = 1 << 20
 MAX_BRACKETS = 4096  # the scanner's time grows with the square of those that are open
 MAX_DEPTH = 64  # of sections and lists in one another, which readers follow recursively
 MAX_INTEGER_BITS = 53
+_LONGEST_INTEGER = 1000  # characters
 _SHOWN_CHARACTERS = 60
 FieldPath = tuple[str | int, ...]
 
@@ -186,6 +187,8 @@ class _Reader:
             mark = error.problem_mark
             where = f"{mark.line + 1}:{mark.column + 1}: " if mark else ""
             problem = str(error.problem or error.context)
+            if problem.startswith("but "):  # the second half of a sentence
+                problem = f"{error.context}, {problem}"
             tab = r"'\t'" in problem
             self._reject(
                 f"{where}{problem}",
@@ -257,15 +260,25 @@ class _Reader:
         return self._text(node)
 
     def _number(self, node: Any, tag: str) -> int | float:
-        text: str = node.value
+        digits = str(node.value).replace("_", "")
+        said = f"{_position(node)}: {node.value[:_SHOWN_CHARACTERS]!r}"
         try:
-            number = _integer(text) if tag == "int" else float(text.replace("_", ""))
+            number = _integer(digits) if tag == "int" else float(digits)
         except ValueError:
-            number = math.inf
-        if not math.isfinite(number):
-            missed = "a number, or is larger than 2^53 - 1" if tag == "int" else "a finite number"
+            number = math.nan
+        except OverflowError:
+            limit = f"2^{MAX_INTEGER_BITS} - 1"
+            beyond = (
+                f"smaller than -({limit})" if digits.startswith("-") else f"larger than {limit}"
+            )
             self._reject(
-                f"{_position(node)}: {text[:_SHOWN_CHARACTERS]!r} is not {missed}",
+                f"{said} is {beyond}",
+                f"Write a number of at most {MAX_INTEGER_BITS} bits, or put text into quotation "
+                "marks.",
+            )
+        if not math.isfinite(number):
+            self._reject(
+                f"{said} is not a {'number' if tag == 'int' else 'finite number'}",
                 "Write a decimal number without leading zeros, or put text into quotation marks.",
             )
         return number
@@ -289,18 +302,21 @@ class _Reader:
         raise CapsuleError("CAP-S002", f"{self.name}{separator}{message}", fix=fix)
 
 
-def _integer(text: str) -> int:
-    """Read an integer of YAML 1.2.
+def _integer(digits: str) -> int:
+    """Read an integer of YAML 1.2 without underscores.
 
     Raises:
-        ValueError: It is not one, or has more than 53 bits: no field takes it, and canonical JSON
-            (RFC 8785) has no larger ones.
+        ValueError: It is not one.
+        OverflowError: It has more than 53 bits: no field takes it, and canonical JSON (RFC 8785)
+            has no larger ones.
     """
+    if len(digits) > _LONGEST_INTEGER:  # Python takes some of these for malformed
+        raise OverflowError("too long")
     # Base 0 reads 0x1f and 0o17, and rejects 017, which YAML 1.1 takes for an octal number and YAML
     # 1.2 for a decimal one.
-    number = int(text.replace("_", ""), 0)
+    number = int(digits, 0)
     if number.bit_length() > MAX_INTEGER_BITS:
-        raise ValueError("too large")
+        raise OverflowError("too large")
     return number
 
 

@@ -15,7 +15,6 @@ import shlex
 from dataclasses import dataclass
 
 from capsule.bundle.claims import TrainingClaims
-from capsule.host.wording import counted
 from capsule.image.code import training_code_digest
 from capsule.image.releases import release_of
 from capsule.report import facts
@@ -108,8 +107,8 @@ def _questions(subject: ReportedRun) -> list[_Question]:
             "Licences of existing assets",
             "Are owners credited, and licences named and respected?",
             _OPEN,
-            f"{_licences(subject)} listed, package by package, in "
-            f"{files('image/sbom.cdx.json')}. "
+            f"{files('image/sbom.cdx.json')} states the licences of {facts.licensed(subject)} of "
+            "the software. "
             f"{todo('credit, and whether the terms are respected.')}",
         ),
         _Question(
@@ -129,11 +128,6 @@ def _pinned(subject: ReportedRun) -> str:
     if facts.in_image(subject):
         return "Every setting, package, seed and the container image are"
     return "Every setting, Python package and seed, but not the operating system's libraries, are"
-
-
-def _licences(subject: ReportedRun) -> str:
-    one, many = "kind of licence among the software is", "kinds of licence among the software are"
-    return counted(len(subject.inventory.licences), one, many)
 
 
 def _limits(subject: ReportedRun) -> str:
@@ -242,13 +236,13 @@ def _meta(subject: ReportedRun) -> list[tuple[str, str]]:
         ("Run-time environment", f"{system}, Python {spec.image.python}"),
         ("Hardware", facts.hardware_needed(subject)),
         ("Run-time state", f"pinned; exceptions are in {files('profiles/ledger.json')}"),
-        ("Execution", f"{lasted} on {facts.machine(subject)}"),
+        ("Execution", f"{lasted} of training on {facts.machine(subject)}"),
         ("Metrics", "returns" if subject.evaluation else todo("which of the outputs.")),
         ("Output", files("claims.json", "manifest.json")),
         ("Experiments", "one run; `capsule verify` repeats it"),
         ("Disk space", f"bundle {facts.size(subject)}; {todo(f'{built} and run.')}"),
         ("Time to prepare", todo("depends on the network and what is cached.")),
-        ("Time to complete", lasted),
+        ("Time to complete", f"{lasted} of training"),
         ("Publicly available", todo("where.")),
         ("Code licences", f"{files('image/sbom.cdx.json')}; {todo('of your own code.')}"),
         ("Data licences", todo("of any data.")),

@@ -12,7 +12,7 @@ from capsule.host.wording import counted
 from capsule.report.markdown import code, plain
 from capsule.report.scores import by_task
 from capsule.report.story import machine_of, tell
-from capsule.report.subject import NetworkReturns, ReportedRun, claimed_points
+from capsule.report.subject import NOT_ASSERTED, NetworkReturns, ReportedRun, claimed_points
 from capsule.report.text import bytes_text
 
 MAX_FILES = 5
@@ -59,6 +59,14 @@ def lasted(seen: Observations) -> str:
     """Return the duration of a run, as ``1 min 20 s``."""
     minutes, left = divmod(round(seen.training_seconds), 60)
     return f"{minutes:,} min {left} s" if minutes else f"{left} s"
+
+
+def licensed(subject: ReportedRun) -> str:
+    """Count the components of the image, and those for which the SBOM states a licence."""
+    licences = subject.inventory.licences
+    components = sum(licences.values())
+    stated = components - licences.get(NOT_ASSERTED, 0)
+    return f"{stated:,} of {counted(components, 'component')}"
 
 
 def size(subject: ReportedRun) -> str:

@@ -104,7 +104,7 @@ def _training(subject: ReportedRun) -> str:
         return todo("what the program learns from.")
     return (
         f"What the agent saw during training: {facts.what(subject)}. All settings are in "
-        f"{files('spec/lock.json')}, the digest of every step in {files('run/trace.jsonl')}."
+        f"{files('spec/lock.json')}, digests that cover every step in {files('run/trace.jsonl')}."
     )
 
 

@@ -24,7 +24,7 @@ from capsule.report.charts import (
     line_chart,
     thinned,
 )
-from capsule.report.facts import starts, verify_options
+from capsule.report.facts import licensed, starts, verify_options
 from capsule.report.returns import returns_rows
 from capsule.report.scores import (
     HEADS,
@@ -329,6 +329,7 @@ def _software(subject: ReportedRun) -> dict[str, object]:
         "kinds": ", ".join(counted(count, kind) for kind, count in sorted(inventory.kinds.items())),
         "packages": inventory.packages,
         "licences": licences,
+        "licensed": licensed(subject),
     }
 
 

@@ -50,6 +50,7 @@ MAX_VALUES = 2_000_000  # of a program's log; each takes some hundred bytes of m
 MAX_SERIES = 8
 MAX_STEP = 2**53 - 1
 SHOWN_CHARACTERS = 40  # of a return that is not a number
+NOT_ASSERTED = "not asserted"  # in the place of a component's licence
 HUGE = 1e90  # larger numbers are not plotted, like infinities
 
 
@@ -469,4 +470,4 @@ def _licence(component: Mapping[str, Any]) -> str:
         licence = choice.get("license", {})
         # In CycloneDX, a choice is an expression, or a licence with an SPDX identifier or a name.
         names.append(choice.get("expression") or licence.get("id") or licence.get("name"))
-    return ", ".join(name for name in names if name) or "not asserted"
+    return ", ".join(name for name in names if name) or NOT_ASSERTED

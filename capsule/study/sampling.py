@@ -79,15 +79,19 @@ def chance_to_notice(members: int, forged: int, sampled: int) -> float:
     return 1 - comb(members - forged, sampled) / comb(members, sampled)
 
 
-def files_needed(claims: ProgramClaims | TrainingClaims, lock: Lock) -> str:
-    """Return the files of a member that its re-execution needs; empty if it needs none of them."""
+def files_needed(claims: ProgramClaims | TrainingClaims, lock: Lock, cache: Cache) -> str:
+    """Return the files of a member that its re-execution lacks; empty if it lacks none of them."""
     if isinstance(claims, ProgramClaims):
         return "its source tree"
     if claims.schedule is not None:
         return "its recorded schedule"
     if claims.entropy_profile is not None:
         return "its recorded randomness"
-    return "" if lock.data is None else "its data sets"
+    if lock.data is not None:
+        return "its data sets"
+    # Locking the file of the study puts the tree of an environment into the cache.
+    missing = lock.project is not None and not cache.trees.has(lock.project.sha256)
+    return "its source tree" if missing else ""
 
 
 def rerun(
@@ -104,9 +108,9 @@ def rerun(
     check_unconfined(choice, image=claims.image is not None)
     check_code(lock, "own")
     # The bundle of a study has claims, but no files of the runs that these would need.
-    needed = files_needed(claims, lock)
+    needed = files_needed(claims, lock, cache)
     if needed or isinstance(claims, ProgramClaims):
-        return _inconclusive(result, f"it needs {needed}, which only its own bundle has")
+        return _inconclusive(result, f"it needs {needed}, which its own bundle has")
     engine = open_engine(choice, strange=True, progress=reporter.note)
     here = take_fingerprint(engine.describe())
     for unmet in check_requirements(lock, here):

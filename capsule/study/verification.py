@@ -167,7 +167,7 @@ def check_study(
         None if challenge is None else StudyChallenge(challenged, chosen, sum(segments.values())),
         sum(
             each.identity.name not in found
-            and files_needed(each.claims, locks[each.identity.name]) != ""
+            and files_needed(each.claims, locks[each.identity.name], verifier.cache) != ""
             for each in results.members
         ),
     )

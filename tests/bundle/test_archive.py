@@ -409,3 +409,12 @@ def test_staging_follows_no_planted_link(tmp_path):
         with pytest.raises(OSError, match=r"Not a directory|File exists|symbolic links"):
             create_file(root, name)
     assert not any(outside.iterdir())
+
+
+@pytest.mark.parametrize(("offset", "field"), [(329, "devmajor"), (151, "chksum")])
+def test_a_wrong_checksum_is_named_only_if_the_other_fields_are_right(offset, field, tmp_path):
+    data = bytearray(GOOD)
+    data[151] ^= 1  # of the checksum
+    data[offset] = ord("1")
+    with pytest.raises(CapsuleError, match=f"header field '{field}' of claims.json is "):
+        unpack(bytes(data), tmp_path)

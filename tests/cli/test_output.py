@@ -96,3 +96,31 @@ def test_a_library_that_prints_much_on_a_closed_standard_error_does_not_raise(cl
         f"    for i in range(100_000): print(i, file=sys.stderr)\n    {ENDING}"
     )
     assert subprocess.call([sys.executable, "-c", program], stderr=closed_pipe) == 3
+
+
+@pytest.mark.parametrize("descriptor", [0, 1, 2])
+def test_a_standard_stream_that_is_closed_from_the_start_is_an_empty_one(descriptor):
+    program = (
+        "import sys\nfrom capsule.cli.output import *\n"
+        "with standard_input(), lossy_standard_error(), lossy_standard_output():\n"
+        "    for stream in sys.stdin, sys.stdout, sys.stderr: stream.isatty()\n"
+        f"    assert {descriptor} or sys.stdin.read() == ''\n    print(1)\n    {ENDING}"
+    )
+    done = subprocess.run([sys.executable, "-c", program], preexec_fn=lambda: os.close(descriptor))
+    assert done.returncode == 3
+
+
+@pytest.mark.slow
+def test_a_command_with_a_table_or_a_question_accepts_closed_streams(tmp_path):
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "secret").chmod(0o600)
+
+    def status(descriptor, *words):
+        command = [sys.executable, "-m", "capsule", *words]
+        return subprocess.call(command, cwd=tmp_path, preexec_fn=lambda: os.close(descriptor))
+
+    bundle = str(CORPUS / "dqn.capsule.tar")
+    assert status(1, "scores", bundle) == 0
+    assert status(1, "list", ".") == 0
+    assert status(0, "keygen", "key", "--passphrase-file", "secret") == 0
+    assert status(0, "sign", bundle, "--key", "key", "-o", "signature") == 2

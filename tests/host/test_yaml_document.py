@@ -130,3 +130,22 @@ def test_text_in_another_encoding_is_to_be_saved_as_utf_8(tmp_path):
     with pytest.raises(CapsuleError, match="is not UTF-8") as caught:
         YamlDocument.load(path, "spec")
     assert caught.value.fix == "Save the file as UTF-8."
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "fix"),
+    [
+        ("x: 9007199254740992", "1:4: '9007199254740992' is larger than 2^53 - 1", "53 bits"),
+        ("x: -9007199254740992", " is smaller than -(2^53 - 1)", "53 bits"),
+        ("x: " + "9" * 5000, " is larger than 2^53 - 1", "53 bits"),
+        ("x: 017", "1:4: '017' is not a number", "without leading zeros"),
+        ("x: .inf", "1:4: '.inf' is not a finite number", "without leading zeros"),
+        ("x: 1\n---\nx: 2\n", ":2:1: expected a single document in the stream, but found", ""),
+    ],
+)
+def test_what_yaml_reads_differently_is_said_in_a_whole_sentence(text, said, fix):
+    with pytest.raises(CapsuleError) as caught:
+        YamlDocument(text.encode(), "spec.yaml", "spec")
+    assert caught.value.code == "CAP-S002"
+    assert said in caught.value.message
+    assert fix in caught.value.fix

@@ -98,11 +98,12 @@ def test_the_code_is_that_of_capsule_or_the_source_tree_of_the_program(subjects)
     assert "`image/layer-project.tar.zst`" in access
 
 
-def test_kinds_of_licences_are_counted(subjects):
+def test_components_with_a_licence_are_counted(subjects):
     subject = subjects["dqn"]
     inventory = replace(subject.inventory, licences={"MIT": 3, "GPL-2.0": 1, "not asserted": 2})
     found = answers(neurips(replace(subject, inventory=inventory)))
-    assert "3 kinds of licence" in found["Licences of existing assets"][1]
+    said = found["Licences of existing assets"][1]
+    assert "`image/sbom.cdx.json` states the licences of 4 of 6 components of the software" in said
 
 
 # --- artifact evaluation ------------------------------------------------------------------------
@@ -155,7 +156,7 @@ def test_the_check_list_has_the_facts_of_the_run(subjects):
     assert own["Program"] == "own program, in a plain process"
     assert dqn["Binary"] == "none; plain process"
     assert dqn["Run-time environment"].startswith("the machine's operating system, Python 3.")
-    assert dqn["Time to complete"] == "1 min 20 s"
+    assert dqn["Time to complete"] == "1 min 20 s of training"
     assert (dqn["Metrics"], own["Metrics"]) == ("returns", "**TODO**: which of the outputs.")
 
 

@@ -59,7 +59,7 @@ def test_a_training_has_parameters_evaluation_and_training_data(subjects):
     assert f"Parameters: SHA-256 `{subject.claims.parameters}`" in found["Model details"]
     assert "one episode for each start" in found["Metrics"]
     assert "4 start sequences ranked" in found["Evaluation data"]
-    assert "`run/trace.jsonl`" in found["Training data"]
+    assert "digests that cover every step in `run/trace.jsonl`" in found["Training data"]
 
 
 def test_what_a_program_learns_is_left_to_a_person(subjects):

@@ -1,5 +1,6 @@
 """The page: what it says, that it says no more than is known, and that it stays inert."""
 
+import re
 from math import inf
 from statistics import fmean
 
@@ -49,6 +50,13 @@ def test_every_kind_of_run_has_a_page(bundles, kind):
     for row in subject.ledger.rows:
         assert row.source in reader.words
     assert page.count("<svg") >= 2
+
+
+def test_components_without_a_licence_do_not_count_as_one(bundles):
+    page, _ = page_of(bundles["dqn"])
+    found = re.search(r"(\d+) of (\d+) components? with a licence", page)
+    assert found is not None
+    assert int(found[1]) <= int(found[2])
 
 
 def test_evaluations_are_told_as_numbers_and_drawn(bundles):

@@ -9,10 +9,17 @@ import scipy.stats
 from capsule.bundle.claims import NO_NAMESPACES, TraceClaim
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import CudaAccelerator
+from capsule.image.cache import Cache
 from capsule.study import sampling
-from capsule.study.sampling import _compared, chance_to_notice, chosen_members, rerun
+from capsule.study.sampling import (
+    _compared,
+    chance_to_notice,
+    chosen_members,
+    files_needed,
+    rerun,
+)
 from tests.machine.test_compare import CUDA, H200, NATIVE, PORTABLE, machine
-from tests.study.studies import ZERO, make_claims, make_results
+from tests.study.studies import TREE, ZERO, make_claims, make_results
 from tests.verification.execution.test_admission import Reported
 
 
@@ -111,7 +118,19 @@ def test_a_member_that_needs_its_own_bundle_is_not_run(needed, monkeypatch):
     lock = results.lock.lock_of(results.lock.members[0])
     found = rerun(member, lock, "process", None, None)
     assert found.agreement == "inconclusive"
-    assert "which only its own bundle has: pass --members with a folder that has" in found.reason
+    assert "which its own bundle has: pass --members with a folder that has" in found.reason
+
+
+def test_a_member_whose_source_tree_is_not_in_the_cache_is_not_run(monkeypatch, tmp_path):
+    monkeypatch.setattr(sampling, "check_code", lambda *_: True)
+    results, cache = make_results(), Cache(tmp_path)
+    lock = results.lock.lock_of(results.lock.members[0]).model_copy(update={"project": TREE})
+    found = rerun(results.members[0], lock, "process", cache, None)
+    assert found.agreement == "inconclusive"
+    assert found.reason.startswith("it needs its source tree, which its own bundle has: pass")
+    with monkeypatch.context() as patched:
+        patched.setattr(type(cache.trees), "has", lambda _, sha256: sha256 == TREE.sha256)
+        assert files_needed(CLAIMS, lock, cache) == ""
 
 
 def test_what_is_known_of_the_machine_is_named_before_a_member_runs_on_a_gpu(monkeypatch):

@@ -124,6 +124,15 @@ def test_a_study_that_is_not_a_mapping_is_refused_as_a_study(tmp_path, text):
     assert error.fix == "Write the study's name, its base and its groups."
 
 
+def test_the_fix_of_a_name_or_of_the_place_of_a_score_shows_the_form(tmp_path):
+    error = refused(tmp_path, STUDY.replace("  exploration:", "  Explo ration:"))
+    assert "groups.Explo ration: has characters or a form" in error.message
+    assert error.fix.startswith("Use at most 32 lower-case letters, digits and '-'")
+    error = refused(tmp_path, "scores: {accuracy: metrics.json}\n" + STUDY)
+    assert "scores.accuracy: has characters or a form" in error.message
+    assert error.fix == "Write PATH#POINTER: results/metrics.json#/test/accuracy."
+
+
 def test_a_misspelt_key_is_suggested(tmp_path):
     error = refused(tmp_path, STUDY.replace("vary:", "varies:"))
     assert "groups.exploration.varies is not a known key" in error.message
