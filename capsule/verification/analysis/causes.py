@@ -7,6 +7,7 @@ if nothing contradicts it. ``docs/diff.md`` has the rules in words.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import get_args
@@ -38,6 +39,12 @@ RESULTS = ("streams", "checkpoints", "parameters", "evaluation", "steps", "episo
 COMPUTED = ("loss", "gradient", "parameters", "target", "optimizer")
 CAUSES_SHOWN = 2
 _EVIDENCE = 3  # changes named for one cause
+_DURATION = re.compile(
+    r"(?<![a-z])(times?|seconds?|secs?|duration|elapsed|took|fps|sps|speed|throughput|latency"
+    r"|(it|steps?|frames?)(/|_per_)s(ec(ond)?)?)(?![a-z])",
+    re.IGNORECASE,
+)
+_NUMBER = re.compile(r"[-+]?(\d[\d_,]*\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 _OF_ONE_RUN = (
     "the files of one run agree with each other: these were changed or damaged, or come from "
     "several runs"
@@ -45,6 +52,13 @@ _OF_ONE_RUN = (
 _UNKNOWN_REASON = (
     "no difference between the locks or the machines is known, so the results were changed, a "
     "machine made an error, or the run does not repeat itself, which 'capsule diagnose' finds out"
+)
+
+
+_RACES = (
+    "If threads or processes of the program race, as those that share a model do, its results "
+    "depend on the speed of the machine: exchange results through capsule.training.arrivals, which "
+    "records their order, or use one process."
 )
 
 
@@ -257,7 +271,13 @@ def _unexplained(facts: Facts) -> Cause:
             "locks and machines, as far as they are known, are the same: 'capsule diagnose' shows "
             "whether the run repeats at all"
         )
-    return Cause(name="unexplained", certainty=None, evidence=(_first(facts), hint))
+    of_program = facts.alignment is None
+    return Cause(
+        name="unexplained",
+        certainty=None,
+        evidence=(_first(facts), hint),
+        fix=_RACES if of_program and not facts.changes else None,
+    )
 
 
 def _clock(facts: Facts) -> Cause | None:
@@ -277,6 +297,40 @@ def _clock(facts: Facts) -> Cause | None:
         fix="Set entropy.clock: virtual, whose calendar starts at the same date in every run; or "
         "exclude the file with trainer.outputs.",
     )
+
+
+def _durations(facts: Facts) -> Cause | None:
+    """The outputs contain numbers that are named like durations."""
+    parts = _of_nature(facts, "content")
+    named = [(place, part) for place, part in parts if _is_named_like_a_duration(part)]
+    if not named:
+        return None
+    only = len(named) == len(parts) and _all_kept(facts.outputs)
+    return Cause(
+        name="durations",
+        certainty="likely" if only else "possible",
+        evidence=(
+            *(f"{place}: {part.claimed} / {part.found}" for place, part in named[:_EVIDENCE]),
+            "the name of each is that of a duration or a speed, which differ if a monotonic clock "
+            "measured them" + ("" if only else "; what else differs may have another cause"),
+        ),
+        fix="Exclude the file with trainer.outputs, or set trainer.standard_output: false if it is "
+        "the standard output; or do not write durations to it.",
+    )
+
+
+def _is_named_like_a_duration(part: Part | OutputDifference) -> bool:
+    if not isinstance(part, Part) or not _DURATION.search(f"{part.where} {part.claimed}"):
+        return False
+    return _NUMBER.sub("", part.claimed) == _NUMBER.sub("", part.found)
+
+
+def _all_kept(outputs: OutputComparison | None) -> bool:
+    """Tell whether a comparison contains every part that differs."""
+    if outputs is None or outputs.count > len(outputs.files):
+        return False
+    contents = [file.content for file in outputs.files]
+    return all(each is not None and each.count == len(each.parts) for each in contents)
 
 
 def _packaging(facts: Facts) -> Cause | None:
@@ -337,6 +391,7 @@ _RULES: tuple[Callable[[Facts], Cause | None], ...] = (
     _arithmetic,
     _changed_program,
     _clock,
+    _durations,
     _packaging,
     _order_of_lines,
     _other_names,
