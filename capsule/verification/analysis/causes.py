@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
 from capsule.experiment.trace import Difference
 from capsule.host.wording import agreeing, counted
@@ -55,6 +55,16 @@ _UNKNOWN_REASON = (
 )
 
 
+CalendarClock = Literal["system", "virtual", "fixed"]
+_CLOCK_FIXES: dict[CalendarClock, str] = {
+    "system": "Set entropy.clock: virtual, whose calendar starts at the same date in every run; or "
+    "exclude the file with trainer.outputs.",
+    "virtual": "Under entropy.clock: virtual, the dates of a thread differ if it reads the clock "
+    "another number of times, and so do times of files. Exclude the file with trainer.outputs; or, "
+    "in the first case, set entropy.clock: fixed, whose date never advances.",
+    "fixed": "Under entropy.clock: fixed, times of files still differ, and so do dates that a "
+    "program reads without the C library. Exclude the file with trainer.outputs.",
+}
 _RACES = (
     "If threads or processes of the program race, as those that share a model do, its results "
     "depend on the speed of the machine: exchange results through capsule.training.arrivals, which "
@@ -75,6 +85,7 @@ class Facts:
         loss: How far apart the losses are where they first differ.
         bisection: What dense records of both sides showed.
         outputs: The outputs of a program that differ, compared by content.
+        clock: The calendar clock that the program read.
     """
 
     alignment: TraceAlignment | None
@@ -85,6 +96,7 @@ class Facts:
     loss: Distance | None = None
     bisection: Bisection | None = None
     outputs: OutputComparison | None = None
+    clock: CalendarClock = "system"
 
     @property
     def first(self) -> Difference | None:
@@ -294,8 +306,7 @@ def _clock(facts: Facts) -> Cause | None:
             "each is a date by its format, or falls within the time of the run that wrote it"
             + ("; nothing else differs" if only else "; what else differs may follow from it"),
         ),
-        fix="Set entropy.clock: virtual, whose calendar starts at the same date in every run; or "
-        "exclude the file with trainer.outputs.",
+        fix=_CLOCK_FIXES[facts.clock],
     )
 
 

@@ -153,6 +153,23 @@ def test_only_dates_is_said_only_if_every_output_differs_in_dates_only(two_runs)
     assert causes(found, differences) == [("clock", "likely")]
 
 
+@pytest.mark.parametrize(
+    ("clock", "advised", "not_advised"),
+    [
+        ("system", "Set entropy.clock: virtual", "fixed"),
+        ("virtual", "set entropy.clock: fixed", "Set entropy.clock: virtual"),
+        ("fixed", "Exclude the file", "Set entropy.clock"),
+    ],
+)
+def test_the_remedy_for_dates_is_not_the_clock_that_the_program_read(
+    two_runs, clock, advised, not_advised
+):
+    found, _ = two_runs({"a": b"start %d\n" % (CLAIMED + 1)}, {"a": b"start %d\n" % (FOUND + 1)})
+    (cause,) = explain(Facts(None, (), (), outputs=found, clock=clock))
+    assert advised in cause.fix
+    assert not_advised not in cause.fix
+
+
 def test_the_order_of_lines_is_a_cause_of_its_own(two_runs):
     found, differences = two_runs({}, {}, printed=(b"1\n2\n", b"2\n1\n"))
     assert found.nature == "order"
