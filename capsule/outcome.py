@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,6 +28,7 @@ _KILLED = 137  # exit status after SIGKILL
 PROGRAM_FAILED, OTHER_GPU = "CAP-T302", "CAP-E048"
 MAX_READ_BYTES = 1 << 20
 SHOWN_LINES = 8  # of the output of a program that failed
+SEARCHED_LINES = 400  # of the same output, for the exception that ended the program
 MAX_LINE_CHARACTERS = 300  # of each
 MAX_SHOWN_EVENTS = 10  # of those that came since the last poll
 Document = TypeVar("Document", bound=Model)
@@ -270,15 +273,32 @@ def reported_failure(run_directory: Path) -> CapsuleError | None:
 
 
 def _program_lines(log: Path, report: contract.Failure) -> list[str]:
-    """Return the last lines of a program's output, without those of the report that follows it."""
+    """Return the last lines of a program's output, without those of the report that follows it.
+
+    If the last exception is in an earlier line, this line precedes them.
+    """
     own = [
         line[:MAX_LINE_CHARACTERS]
         for line in f"{report.code} {report.message}\n{report.fix}".splitlines()
     ]
-    lines = last_lines(log, SHOWN_LINES + len(own), MAX_LINE_CHARACTERS)
+    lines = last_lines(log, SEARCHED_LINES, MAX_LINE_CHARACTERS)
     if lines[-len(own) :] == own:
         lines = lines[: -len(own)]
-    return lines[-SHOWN_LINES:]
+    exceptions = [*_exceptions(lines)][-1:]
+    earlier = [line for position, line in exceptions if position < len(lines) - SHOWN_LINES]
+    return [*earlier, *(["…"] if earlier else []), *lines[-SHOWN_LINES:]]
+
+
+def _exceptions(lines: list[str]) -> Iterator[tuple[int, str]]:
+    """Yield the position and the text of each line in which a traceback of Python ends.
+
+    What Python reports as ignored, often many lines while it shuts down, ends no program.
+    """
+    for start, line in enumerate(lines):
+        ignored = start > 0 and lines[start - 1].startswith("Exception ignored in")
+        if line == "Traceback (most recent call last):" and not ignored:
+            rest = enumerate(lines[start + 1 :], start + 1)
+            yield from islice((each for each in rest if not each[1].startswith(" ")), 1)
 
 
 def result_of(spec: Spec, run_directory: Path) -> contract.Result | contract.ProgramResult:

@@ -181,6 +181,25 @@ def test_a_failure_of_the_training_side_has_the_status_of_its_code(tmp_path):
     assert failed("CAP-T302").message == error.message
 
 
+def test_the_exception_that_ended_a_program_is_shown_although_more_output_follows(tmp_path):
+    def shown(*lines):
+        (tmp_path / contract.LOG).write_text("".join(f"{line}\n" for line in lines))
+        failure = contract.Failure(code="CAP-T302", message="it failed", fix="Repair it.", step=7)
+        (tmp_path / contract.FAILURE).write_bytes(failure.document())
+        with pytest.raises(CapsuleError) as caught:
+            outcome(SimpleNamespace(trainer=None), tmp_path, Exit(6, "exited"))
+        return [line.strip() for line in caught.value.message.splitlines()[1:]]
+
+    start, cause, noise = "Traceback (most recent call last):", "KeyError: 'reward'", ["later"] * 60
+    error = [start, "  File 'a.py', line 3, in step", "    infos['reward']", cause]
+    ignored = ["Exception ignored in: <function close>", start, "  File 'b.py'", "ImportError"]
+    assert shown(*error) == [line.strip() for line in error]
+    assert shown(*error, *noise) == [cause, "…", *noise[:8]]
+    assert shown(*error, *ignored, *noise) == [cause, "…", *noise[:8]]
+    assert shown(start, "  File 'a.py'", "ValueError", *error, *noise) == [cause, "…", *noise[:8]]
+    assert shown(*ignored, *noise) == noise[:8]
+
+
 FIRST = "GPU-11111111-0000-4000-8000-000000000001"
 SECOND = "GPU-11111111-0000-4000-8000-000000000011"
 BIG = "MIG-44444444-0000-4000-8000-000000000041"

@@ -254,7 +254,18 @@ def _causes(
         return found + [item.model_copy(update={"level": "note"}) for item in races]
     if races:
         return [item for item in found if item.code != UNKNOWN] + races
-    return found + _candidates(spec, reports[0], entropy)
+    return (found + _candidates(spec, reports[0], entropy)) or _suspected_race(spec)
+
+
+def _suspected_race(spec: Spec) -> list[Finding]:
+    """Return the cause that remains for a program; the trace of a trainer shows its schedule."""
+    if not isinstance(spec.trainer, CommandTrainer):
+        return []
+    message = (
+        "no cause of the difference was observed. Races of threads or processes for shared state, "
+        "such as a model that several of them update, cannot be observed."
+    )
+    return [finding("CAP-D111", message).model_copy(update={"level": "warning"})]
 
 
 def _candidates(

@@ -27,6 +27,7 @@ from capsule.host.wording import counted
 IN_USE = "CAP-E008"  # another process holds the run directory
 GRACE_SECONDS = 30.0  # from SIGTERM to SIGKILL: a checkpoint of the largest replay fits in
 LOG_BYTES = 64 << 20
+_READ_BYTES = 1 << 16  # at the end of a log, for its last lines
 RESERVE_BYTES = 256 << 20  # of the run directory's disk, which no task may take from the machine
 
 KILL_SECONDS = 30.0  # from SIGKILL until a task is given up
@@ -289,7 +290,7 @@ def last_lines(path: Path, count: int, longest: int = 300) -> list[str]:
     if not path.exists():
         return []
     with path.open("rb") as stream:
-        stream.seek(max(0, path.stat().st_size - max(4096, longest)))
+        stream.seek(max(0, path.stat().st_size - max(_READ_BYTES, longest)))
         lines = stream.read().decode("utf-8", "replace").strip().splitlines()
     return [line[:longest] for line in lines[-count:]]
 

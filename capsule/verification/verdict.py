@@ -195,6 +195,7 @@ CauseName = Literal[
     "changed-code-or-library",
     "tampering",
     "clock",
+    "durations",
     "packaging",
     "order-of-lines",
     "other-names",

@@ -134,6 +134,23 @@ def test_a_second_run_that_takes_another_path_is_a_difference(diagnosed):
     assert (asked.code, str(asked.where)) == ("CAP-D108", "train.py:4")
 
 
+@pytest.mark.slow
+def test_where_no_cause_was_observed_a_race_is_suspected(diagnosed):
+    diagnosis = diagnosed(
+        """\
+        import subprocess
+
+        subprocess.run(["cat", "/proc/uptime"], check=True)
+        """,
+        torch=False,
+    )
+    assert [(item.code, item.level) for item in diagnosis.findings] == [
+        ("CAP-D101", "error"),
+        ("CAP-D111", "warning"),
+    ]
+    assert "capsule.training.arrivals" in diagnosis.findings[1].mitigation
+
+
 PUT = OperatorUse(
     operator="aten::put_",
     device="cpu",

@@ -244,8 +244,9 @@ def _wheel_error(wheels: Sequence[LockedWheel], messages: str) -> CapsuleError:
     return CapsuleError(
         "CAP-I302",
         f"cannot fetch {names} with the locked SHA-256: {' '.join(errors.split())}",
-        fix="Check the network, pip's configuration and image.sources; lock again if the file was "
-        "withdrawn.",
+        fix="Check the network, pip's configuration and image.sources. If the author of the lock "
+        "built the wheel, put it into a folder and set PIP_FIND_LINKS to this folder. Lock again "
+        "if the file was withdrawn.",
     )
 
 

@@ -103,7 +103,7 @@ def compile_wheels(
         elif messages and (fault := _own_fault(messages)):
             raise fault
         elif messages and (names := re.findall(r"Wheels are required for `([^`]+)`", messages)):
-            raise _sdist_only(distribution, sorted(set(names)))
+            raise _sdist_only(distribution, sorted(set(names)), _one_line(messages))
         elif messages:
             raise CapsuleError(
                 "CAP-L103",
@@ -205,13 +205,21 @@ def _hash_local(url: str, package: str) -> str:
     )
 
 
-def _sdist_only(distribution: Distribution, names: Sequence[str]) -> CapsuleError:
+def _sdist_only(
+    distribution: Distribution, names: Sequence[str], explanation: str = ""
+) -> CapsuleError:
+    """Return the error of packages without a wheel, with the dependents that uv's text names."""
+    named = []
+    for name in names:
+        pattern = rf"(\S+) depends? on {re.escape(name)}(?![\w-]|\.\w)"
+        dependents = sorted(set(re.findall(pattern, explanation)))
+        named.append(f"{name} (required by {', '.join(dependents)})" if dependents else name)
     return CapsuleError(
         "CAP-L104",
-        f"image.packages: no wheel of {', '.join(names)} fits {_python_of(distribution)}, and "
+        f"image.packages: no wheel of {', '.join(named)} fits {_python_of(distribution)}, and "
         "source distributions are not accepted",
-        fix="Pin a version that has a wheel, or build one and name its folder in "
-        "image.sources.find_links.",
+        fix="Pin a version that has a wheel, or build one ('pip wheel --no-deps --wheel-dir "
+        f"../wheels {' '.join(names)}') and name its folder in image.sources.find_links.",
     )
 
 

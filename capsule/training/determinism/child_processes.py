@@ -6,7 +6,7 @@ A run's settings are passed on in the environment variable ``CAPSULE_DETERMINISM
 file ``capsule-determinism.pth`` is in the same site-packages as this package. The interpreter reads
 it at every start, also with ``-I``, ``-E`` and ``-P``, and so calls :func:`install`. This installs
 a hook: when torch is imported, the start of the interpreter is checked, and torch's flags are set
-and read back.
+and read back. Another hook translates a variable for versions of numpy that know other names.
 
 A child that is started with a cleaned environment lacks the variable and others. It reads them from
 its nearest ancestor that has them, and restarts itself once with the missing ones, because hash
@@ -20,7 +20,7 @@ makes, which see neither these site-packages nor the image's torch.
 This module runs at every start of an interpreter, and imports nothing that is not imported already.
 """
 
-# ruff: noqa: PTH115, PTH119, PTH123
+# ruff: noqa: PTH115, PTH119, PTH120, PTH123, PTH208
 
 from __future__ import annotations
 
@@ -39,6 +39,11 @@ RUN_VARIABLE = "CAPSULE_RUN"  # as in capsule.experiment.contract
 # Further variables of an engine: preloaded libraries, the run's GPUs, and the folder of the driver.
 ENGINE_VARIABLES = ("LD_PRELOAD", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
 INTERPRETERS = "interpreters.jsonl"  # as in capsule.experiment.contract
+_NUMPY_VARIABLE = "NPY_DISABLE_CPU_FEATURES"
+_SETS_OF_LEVEL = {
+    "X86_V3": "AVX F16C FMA3 AVX2",
+    "X86_V4": "AVX512F AVX512CD AVX512_KNL AVX512_KNM AVX512_SKX AVX512_CLX AVX512_CNL",
+}
 
 
 def install() -> None:
@@ -51,6 +56,8 @@ def install() -> None:
     if _installed:
         return
     _installed = True
+    if _NUMPY_VARIABLE in os.environ:
+        sys.meta_path.insert(0, _NumpyFinder())
     if VARIABLE in os.environ:
         # A copy, because the program may change os.environ after the interpreter has started.
         sys.meta_path.insert(0, _TorchFinder(os.environ[VARIABLE], dict(os.environ)))
@@ -213,6 +220,50 @@ class ImportFinder:
             self.around(lambda: execute(module))
 
         loader.exec_module = exec_module
+
+
+class _NumpyFinder(ImportFinder):
+    """Lets a numpy older than 2.4 find its own names in ``NPY_DISABLE_CPU_FEATURES``.
+
+    The variable names levels of the architecture, as numpy 2.4 does. Older versions ignore them,
+    and disabling a set of instructions there disables no set that includes it. The variable has its
+    own value again after the import, because child processes inherit it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("numpy")
+        self._folder = ""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = super().find_spec(name, path, target)
+        if spec is not None and spec.origin is not None:
+            self._folder = os.path.dirname(spec.origin)
+        return spec
+
+    def around(self, execute: Callable[[], None]) -> None:
+        given = os.environ.get(_NUMPY_VARIABLE)
+        if given is None or not _precedes_levels(self._folder):
+            execute()
+            return
+        sets = (_SETS_OF_LEVEL.get(word, word) for word in given.split())
+        os.environ[_NUMPY_VARIABLE] = " ".join(sets)
+        try:
+            execute()
+        finally:
+            os.environ[_NUMPY_VARIABLE] = given
+
+
+def _precedes_levels(package: str) -> bool:
+    """Tell whether the numpy in a folder is older than 2.4; False if its version is not known."""
+    # Not importlib.metadata: it imports random, which draws from the program's entropy.
+    versions = [
+        entry[len("numpy-") : -len(".dist-info")].split(".")
+        for entry in os.listdir(os.path.dirname(package))
+        if entry.startswith("numpy-") and entry.endswith(".dist-info")
+    ]
+    return any((int(major), int(minor)) < (2, 4) for major, minor, *_ in versions)
 
 
 class _TorchFinder(ImportFinder):

@@ -105,9 +105,7 @@ def settle(numerics: Numerics) -> None:
 @contextmanager
 def one_thread() -> Generator[None]:
     """Limit torch, and numpy's OpenBLAS if it is loaded, to one thread while the block runs."""
-    # The OpenBLAS of numpy's wheels has this prefix and suffix on every symbol.
-    threads_of = _function("openblas", "scipy_openblas_get_num_threads64_")
-    set_threads = _function("openblas", "scipy_openblas_set_num_threads64_")
+    threads_of, set_threads = _openblas("get_num_threads"), _openblas("set_num_threads")
     with ExitStack() as stack:
         stack.enter_context(_one_torch_thread())
         if threads_of is not None and set_threads is not None:
@@ -171,8 +169,8 @@ def _wanted(numerics: Numerics, found: dict[str, Any]) -> dict[str, Any]:
     if found["numpy.cpu_features"]:
         features = found["numpy.cpu_features"].split(",")
         # The features of numpy 2.4 are levels of the architecture, such as X86_V4, and further sets
-        # of instructions, such as AVX512_ICL.
-        wide = ("X86_V3", "X86_V4", "AVX") if sse else ("X86_V4", "AVX512")
+        # of instructions, such as AVX512_ICL. Those of earlier versions are sets only.
+        wide = ("X86_V3", "X86_V4", "AVX", "F16C", "FMA") if sse else ("X86_V4", "AVX512")
         wanted["numpy.cpu_features"] = ",".join(f for f in features if not f.startswith(wide))
     if is_portable(numerics):
         wanted |= {
@@ -282,7 +280,7 @@ def _mkl_vendor_check() -> str | None:
 def _openblas_core() -> str | None:
     import numpy  # noqa: ICN001, F401
 
-    function = _function("openblas", "scipy_openblas_get_corename64_")
+    function = _openblas("get_corename")
     if function is None:
         return None
     function.restype = ctypes.c_char_p
@@ -292,7 +290,8 @@ def _openblas_core() -> str | None:
 
 def _numpy_dispatch() -> str:
     """Return the enabled CPU features by which numpy chooses its kernels."""
-    core: Any = importlib.import_module("numpy._core._multiarray_umath")
+    folder = "_core" if importlib.util.find_spec("numpy._core") else "core"  # "core" before 1.26
+    core: Any = importlib.import_module(f"numpy.{folder}._multiarray_umath")
     return ",".join(name for name in core.__cpu_dispatch__ if core.__cpu_features__[name])
 
 
@@ -300,6 +299,14 @@ def _call(library: str, name: str, *arguments: int) -> int | None:
     """Return the result of an integer function of a loaded library; None if there is none."""
     function: Callable[..., int] | None = _function(library, name)
     return None if function is None else function(*arguments)
+
+
+def _openblas(name: str) -> Any:
+    """Return a function of numpy's OpenBLAS; None if there is none."""
+    # Every symbol of numpy's wheels has this suffix, and since numpy 2.0 also the prefix.
+    names = (f"scipy_openblas_{name}64_", f"openblas_{name}64_")
+    found = (_function("openblas", each) for each in names)
+    return next((each for each in found if each is not None), None)
 
 
 def _function(library: str, name: str) -> Any:

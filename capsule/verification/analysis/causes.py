@@ -7,9 +7,10 @@ if nothing contradicts it. ``docs/diff.md`` has the rules in words.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
 from capsule.experiment.trace import Difference
 from capsule.host.wording import agreeing, counted
@@ -38,6 +39,12 @@ RESULTS = ("streams", "checkpoints", "parameters", "evaluation", "steps", "episo
 COMPUTED = ("loss", "gradient", "parameters", "target", "optimizer")
 CAUSES_SHOWN = 2
 _EVIDENCE = 3  # changes named for one cause
+_DURATION = re.compile(
+    r"(?<![a-z])(times?|seconds?|secs?|duration|elapsed|took|fps|sps|speed|throughput|latency"
+    r"|(it|steps?|frames?)(/|_per_)s(ec(ond)?)?)(?![a-z])",
+    re.IGNORECASE,
+)
+_NUMBER = re.compile(r"[-+]?(\d[\d_,]*\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 _OF_ONE_RUN = (
     "the files of one run agree with each other: these were changed or damaged, or come from "
     "several runs"
@@ -45,6 +52,23 @@ _OF_ONE_RUN = (
 _UNKNOWN_REASON = (
     "no difference between the locks or the machines is known, so the results were changed, a "
     "machine made an error, or the run does not repeat itself, which 'capsule diagnose' finds out"
+)
+
+
+CalendarClock = Literal["system", "virtual", "fixed"]
+_CLOCK_FIXES: dict[CalendarClock, str] = {
+    "system": "Set entropy.clock: virtual, whose calendar starts at the same date in every run; or "
+    "exclude the file with trainer.outputs.",
+    "virtual": "Under entropy.clock: virtual, the dates of a thread differ if it reads the clock "
+    "another number of times, and so do times of files. Exclude the file with trainer.outputs; or, "
+    "in the first case, set entropy.clock: fixed, whose date never advances.",
+    "fixed": "Under entropy.clock: fixed, times of files still differ, and so do dates that a "
+    "program reads without the C library. Exclude the file with trainer.outputs.",
+}
+_RACES = (
+    "If threads or processes of the program race, as those that share a model do, its results "
+    "depend on the speed of the machine: exchange results through capsule.training.arrivals, which "
+    "records their order, or use one process."
 )
 
 
@@ -61,6 +85,7 @@ class Facts:
         loss: How far apart the losses are where they first differ.
         bisection: What dense records of both sides showed.
         outputs: The outputs of a program that differ, compared by content.
+        clock: The calendar clock that the program read.
     """
 
     alignment: TraceAlignment | None
@@ -71,6 +96,7 @@ class Facts:
     loss: Distance | None = None
     bisection: Bisection | None = None
     outputs: OutputComparison | None = None
+    clock: CalendarClock = "system"
 
     @property
     def first(self) -> Difference | None:
@@ -257,7 +283,13 @@ def _unexplained(facts: Facts) -> Cause:
             "locks and machines, as far as they are known, are the same: 'capsule diagnose' shows "
             "whether the run repeats at all"
         )
-    return Cause(name="unexplained", certainty=None, evidence=(_first(facts), hint))
+    of_program = facts.alignment is None
+    return Cause(
+        name="unexplained",
+        certainty=None,
+        evidence=(_first(facts), hint),
+        fix=_RACES if of_program and not facts.changes else None,
+    )
 
 
 def _clock(facts: Facts) -> Cause | None:
@@ -274,9 +306,42 @@ def _clock(facts: Facts) -> Cause | None:
             "each is a date by its format, or falls within the time of the run that wrote it"
             + ("; nothing else differs" if only else "; what else differs may follow from it"),
         ),
-        fix="Set entropy.clock: virtual, whose calendar starts at the same date in every run; or "
-        "exclude the file with trainer.outputs.",
+        fix=_CLOCK_FIXES[facts.clock],
     )
+
+
+def _durations(facts: Facts) -> Cause | None:
+    """The outputs contain numbers that are named like durations."""
+    parts = _of_nature(facts, "content")
+    named = [(place, part) for place, part in parts if _is_named_like_a_duration(part)]
+    if not named:
+        return None
+    only = len(named) == len(parts) and _all_kept(facts.outputs)
+    return Cause(
+        name="durations",
+        certainty="likely" if only else "possible",
+        evidence=(
+            *(f"{place}: {part.claimed} / {part.found}" for place, part in named[:_EVIDENCE]),
+            "the name of each is that of a duration or a speed, which differ if a monotonic clock "
+            "measured them" + ("" if only else "; what else differs may have another cause"),
+        ),
+        fix="Exclude the file with trainer.outputs, or set trainer.standard_output: false if it is "
+        "the standard output; or do not write durations to it.",
+    )
+
+
+def _is_named_like_a_duration(part: Part | OutputDifference) -> bool:
+    if not isinstance(part, Part) or not _DURATION.search(f"{part.where} {part.claimed}"):
+        return False
+    return _NUMBER.sub("", part.claimed) == _NUMBER.sub("", part.found)
+
+
+def _all_kept(outputs: OutputComparison | None) -> bool:
+    """Tell whether a comparison contains every part that differs."""
+    if outputs is None or outputs.count > len(outputs.files):
+        return False
+    contents = [file.content for file in outputs.files]
+    return all(each is not None and each.count == len(each.parts) for each in contents)
 
 
 def _packaging(facts: Facts) -> Cause | None:
@@ -337,6 +402,7 @@ _RULES: tuple[Callable[[Facts], Cause | None], ...] = (
     _arithmetic,
     _changed_program,
     _clock,
+    _durations,
     _packaging,
     _order_of_lines,
     _other_names,

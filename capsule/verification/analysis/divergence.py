@@ -16,7 +16,7 @@ from capsule.bundle.claims import (
 )
 from capsule.bundle.run_bundle import RecordedRun
 from capsule.experiment import contract
-from capsule.experiment.spec import RecordingSpec
+from capsule.experiment.spec import RecordingSpec, calendar_clock
 from capsule.host.errors import CapsuleError
 from capsule.machine.fingerprint import Fingerprint
 from capsule.verification.analysis.causes import Facts, explain
@@ -156,6 +156,7 @@ def compare_sides(
         # In float32: a loss is a sum of such numbers.
         loss=distance(*alignment.losses[1:], width=32) if alignment and alignment.losses else None,
         outputs=outputs,
+        clock=calendar_clock(a.spec),
     )
     return RunComparison(a.name, b.name, facts, numbers, checkpoint, tensors, compared)
 

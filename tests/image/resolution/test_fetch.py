@@ -153,6 +153,7 @@ def test_a_wheel_that_is_nowhere_is_named(machine):
         machine.fetch(lock_wheel("alpha", "1.0", b""))
     assert caught.value.code == "CAP-I302"
     assert "alpha-1.0-py3-none-any.whl" in caught.value.message
+    assert "PIP_FIND_LINKS" in caught.value.fix  # verifiers have no spec in which to name a folder
 
 
 @pytest.mark.parametrize(

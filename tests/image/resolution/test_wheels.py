@@ -62,6 +62,26 @@ def test_pylock_without_digest_or_wheel(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("explanation", "named"),
+    [
+        ("and brax==0.12.3 depends on gym, we can conclude", "gym (required by brax==0.12.3)"),
+        ("all versions of brax depend on gym>=0.21 and", "gym (required by brax)"),
+        ("brax depends on gym-notices and you require gym", "gym"),
+    ],
+)
+def test_a_package_without_a_wheel_is_named_with_what_requires_it(
+    tmp_path, monkeypatch, explanation, named
+):
+    hint = "hint: Wheels are required for `gym` because building from source is disabled"
+    monkeypatch.setattr(wheels, "_run_uv", lambda *_: f"{explanation}\n{hint}")
+    search = WheelSearch(DEBIAN_12, MachineSources(), Cache(tmp_path), print)
+    with pytest.raises(CapsuleError) as caught:
+        compile_wheels(search, ["brax"], [])
+    assert caught.value.message.startswith(f"image.packages: no wheel of {named} fits ")
+    assert "--wheel-dir ../wheels gym'" in caught.value.fix
+
+
+@pytest.mark.parametrize(
     ("message", "code"),
     [
         ("failed to write to the cache: No space left on device (os error 28)", "CAP-X003"),

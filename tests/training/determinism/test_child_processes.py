@@ -236,6 +236,37 @@ def test_an_interpreter_outside_a_run_is_left_alone(interpreter):
     assert "_TorchFinder" not in run(interpreter, code, {})
 
 
+# --- numpy ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "profile", "seen"),
+    [
+        ("1.26.4", "portable-v3", {"AVX512F", "AVX512_SKX", "AVX512_CNL", "AVX512_ICL"}),
+        ("2.3.0rc1", "portable-v2", {"AVX", "AVX2", "FMA3", "F16C", "AVX512F", "AVX512_SPR"}),
+        ("2.4.0", "portable-v3", {"X86_V4", "AVX512_ICL", "AVX512_SPR"}),
+        (None, "portable-v3", {"X86_V4", "AVX512_ICL", "AVX512_SPR"}),
+    ],
+)
+def test_an_import_of_numpy_finds_the_names_that_it_knows(
+    interpreter, tmp_path, version, profile, seen
+):
+    (tmp_path / "numpy").mkdir()
+    module = "import os\nseen = os.environ['NPY_DISABLE_CPU_FEATURES'].split()\n"
+    (tmp_path / "numpy/__init__.py").write_text(module)
+    if version is not None:
+        (tmp_path / f"numpy-{version}.dist-info").mkdir()
+    variables = start_variables(make_spec(CARTPOLE, accelerator={"numerics": profile}))
+    code = (
+        "import json, os, sys; sys.path.insert(0, sys.argv[1]); import numpy\n"
+        "print(json.dumps([numpy.seen, os.environ['NPY_DISABLE_CPU_FEATURES']]))"
+    )
+    found, afterwards = run(interpreter, code, variables, arguments=[str(tmp_path)])
+    assert seen <= set(found)
+    assert ("X86_V4" in found) == ("X86_V4" in seen)
+    assert afterwards == variables["NPY_DISABLE_CPU_FEATURES"]
+
+
 # --- how an interpreter was started ---------------------------------------------------------------
 
 # The seed of these tests' own interpreter, as far as it can be told: 0, or any other.

@@ -234,3 +234,12 @@ def test_a_processor_without_the_instructions_is_refused(monkeypatch, profile, f
     with pytest.raises(CapsuleError, match=f"missing: {missing}$") as caught:
         cpu.require(profile)
     assert (caught.value.code, caught.value.exit_code) == ("CAP-T103", 4)
+
+
+@pytest.mark.parametrize("symbol", ["openblas_get_corename64_", "scipy_openblas_get_corename64_"])
+def test_the_openblas_of_each_numpy_is_asked_for_its_kernels(monkeypatch, symbol):
+    def function(library, name):
+        return (lambda: b"Haswell") if (library, name) == ("openblas", symbol) else None
+
+    monkeypatch.setattr(cpu, "_function", function)
+    assert cpu._openblas_core() == "Haswell"

@@ -15,6 +15,7 @@ from capsule.verification.analysis.outputs import (
     compare_outputs,
     outputs_in,
 )
+from capsule.verification.analysis.pin_differences import Change
 from capsule.verification.content.times import Span
 
 ZERO = "0" * 64
@@ -175,15 +176,59 @@ def test_only_dates_is_said_only_if_every_output_differs_in_dates_only(two_runs)
     assert causes(found, differences) == [("clock", "likely")]
 
 
+@pytest.mark.parametrize(
+    ("clock", "advised", "not_advised"),
+    [
+        ("system", "Set entropy.clock: virtual", "fixed"),
+        ("virtual", "set entropy.clock: fixed", "Set entropy.clock: virtual"),
+        ("fixed", "Exclude the file", "Set entropy.clock"),
+    ],
+)
+def test_the_remedy_for_dates_is_not_the_clock_that_the_program_read(
+    two_runs, clock, advised, not_advised
+):
+    found, _ = two_runs({"a": b"start %d\n" % (CLAIMED + 1)}, {"a": b"start %d\n" % (FOUND + 1)})
+    (cause,) = explain(Facts(None, (), (), outputs=found, clock=clock))
+    assert advised in cause.fix
+    assert not_advised not in cause.fix
+
+
 def test_the_order_of_lines_is_a_cause_of_its_own(two_runs):
     found, differences = two_runs({}, {}, printed=(b"1\n2\n", b"2\n1\n"))
     assert found.nature == "order"
     assert causes(found, differences) == [("order-of-lines", "shown")]
 
 
+@pytest.mark.parametrize(
+    ("claimed", "again", "expected"),
+    [
+        (b"SPS: 812\nreturn 9\n", b"SPS: 79\nreturn 9\n", [("durations", "likely")]),
+        (b'{"fps": 812, "steps": 9}', b'{"fps": 79, "steps": 9}', [("durations", "likely")]),
+        (b"train/time_elapsed 8.5\n", b"train/time_elapsed 1e-05\n", [("durations", "likely")]),
+        (b"SPS: 812\nreturn 9\n", b"SPS: 79\nreturn 7\n", [("durations", "possible")]),
+        (b"total_timesteps 812\n", b"total_timesteps 79\n", [("unexplained", None)]),
+        (b"time to first goal: 3\n", b"no time left: 3\n", [("unexplained", None)]),
+        # Only the first parts that differ are kept, and others may be results.
+        (b"SPS: 1\n" * 30, b"SPS: 2\n" * 30, [("durations", "possible")]),
+    ],
+)
+def test_numbers_that_are_named_like_durations_are_a_cause(two_runs, claimed, again, expected):
+    found, differences = two_runs({"log": claimed}, {"log": again})
+    assert found.nature == "content"
+    assert causes(found, differences) == expected
+
+
 def test_where_no_cause_is_known_none_is_called_possible(two_runs):
     found, differences = two_runs({"a": b"1"}, {"a": b"2"})
     assert causes(found, differences) == [("unexplained", None)]
+
+
+def test_an_unexplained_difference_of_a_program_has_the_remedy_for_races(two_runs):
+    found, differences = two_runs({"a": b"1"}, {"a": b"2"})
+    (cause,) = explain(Facts(None, tuple(differences), (), outputs=found))
+    assert "capsule.training.arrivals" in cause.fix
+    (changed,) = explain(Facts(None, tuple(differences), (Change("code", "a", "1", "2"),)))
+    assert changed.fix is None
 
 
 @pytest.mark.parametrize("link", ["a", "folder"])
