@@ -68,6 +68,11 @@ class Interpreters(Model):
     torch: tuple[TorchProcesses, ...] = Field(
         description="The processes that imported torch, grouped by their flags."
     )
+    compilers: str | None = added(
+        absent=None,
+        description="Imported packages that compile functions for the processor on which they run, "
+        "in alphabetical order, e.g. 'jaxlib, numba'; null if no process imported one.",
+    )
 
     @property
     def started(self) -> int:

@@ -28,7 +28,11 @@ from capsule.experiment.mechanisms import (
     TrainerUse,
 )
 from capsule.experiment.mounts import file_system_of, is_mounted_read_only
-from capsule.training.determinism.child_processes import note_start, note_torch
+from capsule.training.determinism.child_processes import (
+    note_start,
+    note_torch,
+    watch_compilers,
+)
 from capsule.training.state.run_directory import write_document
 
 # A user program can write to the file, so only a bounded part of it is read.
@@ -41,12 +45,13 @@ _MULTICAST = "ff"  # the first byte of an IPv6 multicast address
 
 
 class _Line(Model):
-    """A record of one process: of its start, or of torch's flags."""
+    """A record of one process: of its start, of torch's flags, or of a compiler it imported."""
 
     hash_seed: str | None = None
     restarted: bool = False
     watched: bool = True
     torch: dict[str, str] | None = None
+    compiler: str | None = None
 
 
 @contextmanager
@@ -63,6 +68,7 @@ def accounted(directory: Path, flags: Mapping[str, str]) -> Iterator[None]:
         # This interpreter was started without the variable, so its start was not recorded.
         note_start()
         note_torch({name: value for name, value in flags.items() if name.startswith("torch.")})
+        watch_compilers()
         yield
     finally:
         del os.environ[contract.RUN_VARIABLE]
@@ -152,6 +158,7 @@ def interpreters(directory: Path) -> Interpreters | None:
             TorchProcesses(processes=count, flags=dict(flags))
             for flags, count in sorted(torch.items())
         ),
+        compilers=", ".join(sorted({line.compiler for line in lines if line.compiler})) or None,
     )
 
 

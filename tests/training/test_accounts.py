@@ -1,5 +1,6 @@
 """What a run says that it used: counted from what its Python processes wrote, read from /proc."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -55,6 +56,32 @@ def test_children_tell_theirs_and_forks_are_not_counted(python):
         "child and os.waitpid(child, 0)"
     )
     assert python("-c", code, PYTHONHASHSEED="0").hash_seeds == {"0": 3}
+
+
+def test_imported_compilers_are_named_once_each_wherever_they_were_imported(python, tmp_path):
+    for name in ("numba", "jaxlib"):
+        (tmp_path / "site" / f"{name}.py").write_text("")
+    assert python().compilers is None
+    code = (
+        "import numba, os, subprocess, sys; child = os.fork()\n"
+        "child and os.waitpid(child, 0)\n"
+        "child or __import__('jaxlib')\n"
+        "child and subprocess.run([sys.executable, '-c', 'import numba'])"
+    )
+    assert python("-c", code).compilers == "jaxlib, numba"
+
+
+@pytest.mark.parametrize("earlier", [True, False])
+def test_a_trainers_process_tells_of_a_compiler_too(tmp_path, monkeypatch, earlier):
+    monkeypatch.delitem(sys.modules, "numba", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "numba.py").write_text("")
+    if earlier:
+        importlib.import_module("numba")
+    with accounted(tmp_path, {}):
+        importlib.import_module("numba")
+    assert interpreters(tmp_path).compilers == "numba"
 
 
 def test_processes_that_nobody_watches_are_counted(python):

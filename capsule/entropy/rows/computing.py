@@ -68,7 +68,13 @@ def _threads(evidence: Evidence) -> Judgement:
 
 
 def _dispatch(evidence: Evidence) -> Judgement:
-    flags = evidence.runtime.flags
+    flags, told = evidence.runtime.flags, evidence.mechanisms.interpreters
+    if told is not None and told.compilers is not None:
+        were = "were" if "," in told.compilers else "was"
+        return "assumed", (
+            f"{told.compilers} {were} imported, whose functions are compiled for the processor on "
+            "which they run"
+        )
     if not evidence.torch or not all(name in flags for name in _ISA_FLAGS):
         return "assumed", "no library was queried in this run"
     shown = ", ".join(f"{name}={flags[name]}" for name in _ISA_FLAGS)

@@ -6,7 +6,8 @@ A run's settings are passed on in the environment variable ``CAPSULE_DETERMINISM
 file ``capsule-determinism.pth`` is in the same site-packages as this package. The interpreter reads
 it at every start, also with ``-I``, ``-E`` and ``-P``, and so calls :func:`install`. This installs
 a hook: when torch is imported, the start of the interpreter is checked, and torch's flags are set
-and read back. Another hook translates a variable for versions of numpy that know other names.
+and read back. Another hook translates a variable for versions of numpy that know other names, and
+others record that a package was imported that compiles for the processor on which it runs.
 
 A child that is started with a cleaned environment lacks the variable and others. It reads them from
 its nearest ancestor that has them, and restarts itself once with the missing ones, because hash
@@ -39,6 +40,8 @@ RUN_VARIABLE = "CAPSULE_RUN"  # as in capsule.experiment.contract
 # Further variables of an engine: preloaded libraries, the run's GPUs, and the folder of the driver.
 ENGINE_VARIABLES = ("LD_PRELOAD", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
 INTERPRETERS = "interpreters.jsonl"  # as in capsule.experiment.contract
+# Packages that compile functions for the processor on which they run, which no profile pins.
+COMPILERS = ("jaxlib", "numba")
 _NUMPY_VARIABLE = "NPY_DISABLE_CPU_FEATURES"
 _SETS_OF_LEVEL = {
     "X86_V3": "AVX F16C FMA3 AVX2",
@@ -58,6 +61,8 @@ def install() -> None:
     _installed = True
     if _NUMPY_VARIABLE in os.environ:
         sys.meta_path.insert(0, _NumpyFinder())
+    if RUN_VARIABLE in os.environ:
+        watch_compilers()
     if VARIABLE in os.environ:
         # A copy, because the program may change os.environ after the interpreter has started.
         sys.meta_path.insert(0, _TorchFinder(os.environ[VARIABLE], dict(os.environ)))
@@ -116,6 +121,19 @@ def note_torch(flags: Mapping[str, str]) -> None:
     import json
 
     _note(json.dumps({"torch": dict(flags)}), os.environ)
+
+
+def watch_compilers() -> None:
+    """Record which of :data:`COMPILERS` this process has imported, and will import."""
+    for name in COMPILERS:
+        if name in sys.modules:
+            _note_compiler(name)
+        else:
+            sys.meta_path.insert(0, _CompilerFinder(name))
+
+
+def _note_compiler(name: str) -> None:
+    _note(f'{{"compiler":"{name}"}}', os.environ)
 
 
 def _note(line: str, environment: Mapping[str, str]) -> None:
@@ -220,6 +238,14 @@ class ImportFinder:
             self.around(lambda: execute(module))
 
         loader.exec_module = exec_module
+
+
+class _CompilerFinder(ImportFinder):
+    """Records that one of :data:`COMPILERS` was imported."""
+
+    def around(self, execute: Callable[[], None]) -> None:
+        execute()
+        _note_compiler(self._module)
 
 
 class _NumpyFinder(ImportFinder):

@@ -192,6 +192,13 @@ def test_only_known_answers_prove_what_a_library_computes(test, treatment):
     assert evidence_of(found, "CPU instruction sets").endswith(f"self-test: {test}")
 
 
+@pytest.mark.parametrize(("compilers", "were"), [("numba", "was"), ("jaxlib, numba", "were")])
+def test_an_imported_compiler_computes_what_no_profile_pins(compilers, were):
+    found = interpreters(compilers=compilers)
+    assert judged(found)["CPU instruction sets"] == "assumed"
+    assert evidence_of(found, "CPU instruction sets").startswith(f"{compilers} {were} imported, ")
+
+
 def test_a_gpu_is_named_and_never_controlled():
     device = {"kind": "cuda", "name": "NVIDIA H200"}
     found = runtime(mechanisms(trainer=CUDA), device=device)
