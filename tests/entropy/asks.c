@@ -223,14 +223,16 @@ static void make_oddly(void) {
 /* A process waits for the killed child of its own child. */
 static void wait_for_another_child(void) {
     if (fork() == 0) {
-        if (raw(SYS_clone, CLONE_PARENT | SIGCHLD, 0, 0, 0, 0, 0) == 0) kill(getpid(), SIGKILL);
-        usleep(100000);
+        pid_t killed = (pid_t)raw(SYS_clone, CLONE_PARENT | SIGCHLD, 0, 0, 0, 0, 0);
+        if (killed == 0) kill(getpid(), SIGKILL);
+        while (kill(killed, 0) == 0) usleep(1000); /* until it was waited for */
         if (fork() != 0) _exit(wait(NULL) < 0);
         unsigned long value = draw();
         show("child", &value, sizeof value);
         _exit(0);
     }
-    usleep(50000);
+    siginfo_t ended;
+    waitid(P_ALL, 0, &ended, WEXITED | WNOWAIT); /* until it was killed */
     while (wait(NULL) > 0) {
     }
 }
