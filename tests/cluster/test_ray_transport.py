@@ -490,6 +490,14 @@ def test_a_live_schedule_is_replayed_on_any_transport(start):
     assert play(start(settings, 1), Recorded(log, 2), settings).digest == live.digest
 
 
+def end_worker(ray, handle):
+    """Kill a worker, and wait until it has ended; until then, it would still answer requests."""
+    ray.kill(handle)
+    with pytest.raises(ray.exceptions.RayActorError):
+        while True:
+            ray.get(handle.__ray_ready__.remote())
+
+
 @pytest.mark.slow
 def test_an_exception_in_a_worker_is_told_and_one_that_is_always_lost_is_given_up(
     start, monkeypatch, tmp_path
@@ -522,7 +530,7 @@ def test_an_exception_in_a_worker_is_told_and_one_that_is_always_lost_is_given_u
     assert failure.value.message.startswith(NODES)
     monkeypatch.setattr(ray_transport, "NodeWorker", Dying)
     transport._settings, transport._pins = None, SimpleNamespace(variables=PINS.variables)
-    transport._ray.kill(transport._workers[0].handle)
+    end_worker(transport._ray, transport._workers[0].handle)
     transport.begin([request])
     with pytest.raises(CapsuleError) as failure:
         transport.finished()

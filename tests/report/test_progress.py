@@ -39,6 +39,13 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.fixture
+def terminal(monkeypatch):
+    """A terminal that can be drawn on, whatever the tests run in."""
+    monkeypatch.setenv("TERM", "xterm")
+    return Terminal()
+
+
 def make_event(kind="progress", **facts):
     return Event(time=0.0, kind=kind, step=500, total_steps=2000, **facts)
 
@@ -80,12 +87,12 @@ def test_a_time_that_cannot_be_computed_is_a_question_mark(facts):
 @pytest.mark.parametrize(
     "facts", [*ABSURD, {"total_steps": HUGE}, {"step": -HUGE, "total_steps": -HUGE}]
 )
-def test_the_bar_of_absurd_numbers_is_drawn(facts, monkeypatch):
-    monkeypatch.setattr("sys.stderr", Terminal())
+def test_the_bar_of_absurd_numbers_is_drawn(facts, terminal, monkeypatch):
+    monkeypatch.setattr("sys.stderr", terminal)
     with open_reporter(quiet=False) as reporter:
         for step in (1, 2):  # the speed follows from two events
             reporter.event(make_event().model_copy(update={"step": step} | facts))
-    assert "step" in sys.stderr.getvalue()
+    assert "step" in terminal.getvalue()
 
 
 def test_plain_progress_is_thinned_but_nothing_else_is(monkeypatch):
@@ -98,8 +105,7 @@ def test_plain_progress_is_thinned_but_nothing_else_is(monkeypatch):
     assert kinds == ["start", "checkpoint", "finish"]
 
 
-def test_a_live_line_does_not_take_text_of_a_stranger_for_markup(monkeypatch):
-    terminal = Terminal()
+def test_a_live_line_does_not_take_text_of_a_stranger_for_markup(terminal, monkeypatch):
     monkeypatch.setattr("sys.stderr", terminal)
     with open_reporter(quiet=False) as reporter:
         reporter.event(make_event(message="[/] [link=file:///]click[/link] \x1b]8;;x\a"))
