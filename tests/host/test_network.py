@@ -48,7 +48,8 @@ def serve(monkeypatch):
         assert list(left) == []
 
 
-CLOSED, OVERLOADED = b"", b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"
+# The header keeps the client from sending its next request over a connection that is being closed.
+CLOSED, OVERLOADED = b"", b"HTTP/1.1 503 Busy\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
