@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from capsule.cli.common import locked
 from capsule.host.run_directory import LOCK
@@ -29,13 +29,13 @@ class NewRun:
         path: The spec or the lock file.
         overrides: Settings of the command line.
         output: Folder in which the run directory is made.
-        ended: Whether the run has ended, which a new one has not.
+        ended: False, because a new run has not ended.
     """
 
     path: Path
     overrides: list[str]
     output: Path
-    ended: bool = False
+    ended: ClassVar[bool] = False
 
     @property
     def folder(self) -> Path:
@@ -115,7 +115,7 @@ class ResumedRun:
         return lock_of_run(self.folder).spec
 
     def check_folder(self) -> None:
-        """Check nothing: the run directory exists."""
+        """Do nothing, because the run directory exists already."""
 
     def open_engine(self, wanted: EngineChoice, progress: Progress) -> Engine:
         """Open the engine that executes the rest of the run."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def shown_value(value: object) -> str:
-    """Return a value of a document as text; null, or no value at all, is a word that says so."""
+    """Return a value of a document as text, and "absent" for null or a missing value."""
     return "absent" if value is None else str(value)
 
 
