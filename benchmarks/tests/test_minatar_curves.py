@@ -15,6 +15,8 @@ from minatar_curves import (
     study_lines,
 )
 
+pytestmark = pytest.mark.slow  # the tables of the published studies are computed again
+
 SVG = "{http://www.w3.org/2000/svg}"
 BREAKOUT = ("Capsule's IMPALA", "breakout")
 
