@@ -153,3 +153,67 @@ def test_the_page_of_nagarajan_shows_the_claims_of_the_small_study():
             expected.append(f"{row.relative_standard_deviation:.1%}")
         assert cells == expected
         assert int(ids) == claimed[group, "final"].claim_ids
+
+
+# The studies of a row of the comparison with Young and Tian: of IMPALA, and of DQN.
+MINATAR = {
+    "Asterix": ("minatar", "minatar-dqn"),
+    "Breakout": ("minatar", "minatar-dqn"),
+    "Breakout, entropy cost 0.02": ("minatar-breakout", None),
+    "Freeway": ("minatar", "minatar-dqn-freeway-seaquest"),
+    "Freeway, entropy cost 0.003": ("minatar-freeway", None),
+    "Seaquest": ("minatar", "minatar-dqn-freeway-seaquest"),
+    "Space Invaders": ("minatar", "minatar-dqn"),
+}
+TIMES = ("no run", "one run", "two runs", "three runs", "four runs")
+
+
+def returns_of(study, task):
+    """Return the mean returns of the networks of each member in a task."""
+    (path,) = (RESULTS / study).glob("*.capsule-study.tar")
+    return [
+        [fmean(network.returns) for network in networks]
+        for member in opened(path).results.members
+        for game, networks in member.tasks
+        if game.name == task
+    ]
+
+
+def spread(returns):
+    mean = fmean(returns)
+    places = int(mean < 100)
+    half_up = [f"{each + 1e-9:.{places}f}" for each in (min(returns), mean, max(returns))]
+    low, middle, high = half_up
+    return f"{middle} ({low} to {high})"
+
+
+def reached(returns, goal):
+    times = sum(each >= goal for each in returns)
+    return f"reached by {'every run' if times == len(returns) else f'{TIMES[times]} of five'}"
+
+
+def test_the_comparison_at_minatar_follows_from_the_signed_files():
+    rows = rows_of(RESULTS / "README.md", "The following table compares the results on MinAtar")
+    assert [row[0] for row in rows] == [*MINATAR]
+    for game, *cells in rows:
+        task = game.partition(",")[0].lower().replace(" ", "_")
+        dqn, actor_critic = map(float, cells[2:4])
+        expected = []
+        for study, goal in zip(MINATAR[game], (max(dqn, actor_critic), dqn), strict=True):
+            final = [each[-1] for each in returns_of(study, task)] if study else []
+            expected.append((spread(final), reached(final, goal)) if final else ("", ""))
+        assert [(cells[0], cells[4]), (cells[1], cells[5])] == expected
+
+
+@pytest.mark.parametrize(
+    ("study", "row"),
+    [
+        ("road-runner", "this run, 30 greedy games"),
+        ("road-runner-impala", "IMPALA, 30 games"),
+        ("road-runner-impala-sticky", "IMPALA in DQN's environment, 30 games"),
+    ],
+)
+def test_the_games_of_road_runner_follow_from_the_signed_files(study, row):
+    ((_before_training, *returns),) = returns_of(study, "road_runner")
+    cells = " | ".join(f"{each:,.0f}" for each in returns)
+    assert f"| {row} | {cells} |" in (RESULTS / "README.md").read_text().splitlines()

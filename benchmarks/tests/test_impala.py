@@ -336,6 +336,12 @@ def test_the_table_of_costs_by_hand():
     ]
 
 
+def test_the_page_shows_the_kept_costs():
+    kept = json.loads((impala.RESULTS / "impala-cost.json").read_text())
+    page = (impala.RESULTS.parent / "README.md").read_text()
+    assert impala.cost_table(kept["frames_per_second"]) in page
+
+
 def test_costs_are_kept_with_their_figure(monkeypatch, tmp_path):
     monkeypatch.setattr(impala, "RESULTS", tmp_path / "results")
     impala.keep_cost({"1": {1: 900.0, 256: 2_100.0}}, "wall")

@@ -1,9 +1,21 @@
 """The learning curves at MinAtar's games."""
 
+import json
 import xml.etree.ElementTree as ET
 
 import pytest
-from minatar_curves import BASELINES, FRAMES, GAMES, INTERVAL, draw_curves, study_lines
+from minatar_curves import (
+    BASELINES,
+    FRAMES,
+    GAMES,
+    INTERVAL,
+    RESULTS,
+    baseline_lines,
+    draw_curves,
+    study_lines,
+)
+
+pytestmark = pytest.mark.slow  # the tables of the published studies are computed again
 
 SVG = "{http://www.w3.org/2000/svg}"
 BREAKOUT = ("Capsule's IMPALA", "breakout")
@@ -32,3 +44,16 @@ def test_each_game_has_a_panel_with_every_agent_that_played_it(tmp_path):
     found = [len(panel.findall(f"{SVG}polyline")) for panel in panels]
     assert found == [sum(of == game for _, of in played) for game in GAMES]
     assert {name for name, _ in played} <= {text.text for text in root.iter(f"{SVG}text")}
+
+
+def test_the_page_shows_the_last_evaluations():
+    lines = [*study_lines(), *baseline_lines(json.loads(RESULTS.read_text()))]
+    last = {(name, game): curve[-1][1] for name, game, curve in lines}
+    page = (RESULTS.parents[1] / "README.md").read_text()
+    agents = ["Capsule's IMPALA", "Capsule's DQN", *BASELINES.values()]
+    assert f"| game | {' | '.join(agents)} |" in page
+    for game in GAMES:
+        returns = [last.get((agent, game)) for agent in agents]
+        cells = ["" if each is None else f"{each:.{int(each < 100)}f}" for each in returns]
+        row = f"| {' | '.join([game.replace('_', ' ').title(), *cells])} |"
+        assert row.replace("|  |", "| |") in page

@@ -7,11 +7,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 GENERATED = {"docs/commands.md", "docs/errors.md"}
-PAGES = {
-    str(page.relative_to(ROOT))
-    for name in ("docs", "results")
-    for page in (ROOT / name).rglob("*.md")
-}
+FOLDERS = ("docs", "results", "benchmarks", "examples")
+FOUND = (*ROOT.glob("*.md"), *(page for name in FOLDERS for page in (ROOT / name).rglob("*.md")))
+PAGES = {str(page.relative_to(ROOT)) for page in FOUND}
 COLUMNS = 120
 # Rows of tables, headings, pictures and fences cannot be wrapped.
 UNBREAKABLE = re.compile(r"\s*(\||#|!\[|```)")

@@ -25,6 +25,7 @@ from tests.hostile.corpus import CASES
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 STARTING = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "pty.spawn"}
 CONNECTING = {"socket.connect", "socket.bind", "socket.sendto", "socket.getaddrinfo"}
+PAGE = Path(__file__).parents[2] / "docs" / "hostile-bundles.md"
 READING_CODE = {"pickle.find_class", "ctypes.dlopen"}
 TWO_PATHS = {"os.rename", "os.link", "os.symlink", "shutil.move"}
 CHANGING = {
@@ -156,6 +157,13 @@ def test_its_twin_is_intact(case, ask, intact, tmp_path):
 
 def test_names_are_unique():
     assert [name for name, count in Counter(map(_name, CASES)).items() if count > 1] == []
+
+
+def test_the_page_names_the_code_of_every_case():
+    rows = re.findall(r"^\| (\d[\d, ]*) \|[^|]*\|([^|]*)\|", PAGE.read_text(), re.MULTILINE)
+    codes = {int(number): cell for numbers, cell in rows for number in numbers.split(",")}
+    missing = [case for case in CASES if case.code.removeprefix("CAP-") not in codes[case.number]]
+    assert missing == []
 
 
 @pytest.mark.slow
