@@ -28,6 +28,12 @@ def test_no_file_is_replaced_that_the_command_reads(packed):
     assert packed.read_bytes() == before
 
 
+def test_all_members_are_named_where_one_is_not_known(packed, tmp_path):
+    done = study("report", packed, "-o", tmp_path / "page.html", "--starts", "a.1")
+    names = [member.identity.name for member in make_results().members]
+    assert done.stderr.splitlines()[1] == f"fix: Its members are {', '.join(names)}."
+
+
 @pytest.mark.parametrize(
     "options",
     [
