@@ -146,7 +146,11 @@ def count_segments(results: StudyResults, names: Mapping[str, Path]) -> dict[str
         try:
             segments[name] = _segments(results.lock.lock_of(members[name]))
         except CapsuleError as error:
-            refusal = error
+            refusal = CapsuleError(
+                error.code,
+                f"member {name}: {error.message}",
+                fix="Use --sample, which runs whole members again.",
+            )
     if refusal is not None and not segments:
         raise refusal
     return segments

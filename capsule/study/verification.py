@@ -140,8 +140,6 @@ def check_study(
         )
     # What can be rejected is found here, before the first member is executed for hours.
     drawn = [] if sample is None else chosen_members(results, sample)
-    if folder is not None:
-        verifier.reporter.note(f"searching {folder} for the bundles of the members")
     found = {} if folder is None else find_bundles(results, folder)
     segments = {} if challenge is None else count_segments(results, found)
     chosen = {} if challenge is None else choose_segments(segments, challenge)
