@@ -73,6 +73,8 @@ def command(
     if output is None and form is None:
         show_report(report, terminal_console())
         return
+    if report.missing:
+        typer.echo(report.missing, err=True)
     if form == "csv":
         document = csv_report(report)
     elif form == "latex":
