@@ -130,34 +130,41 @@ def open_archive(path: Path) -> BufferedReader:
     afterwards changes nothing.
 
     Raises:
-        CapsuleError: CAP-B101 (cannot be opened) or CAP-B102 (not a regular file).
+        CapsuleError: CAP-B101 (cannot be opened, or is a folder) or CAP-B102 (not a regular file).
     """
     try:
         return open_regular(path)
-    except NotRegularError as error:
-        folder = path.is_dir()
-        raise tampered(
-            "CAP-B102",
-            f"{str(path)!r} is {'a folder' if folder else 'not a regular file'}",
-            fix="Give the path of the .capsule.tar file. An unpacked bundle cannot be verified."
-            if folder
-            else "Save the bundle as a plain file and give its path.",
-        ) from error
     except OSError as error:
-        # The path "." has no parts, and no folder can be opened on Windows.
-        if next(iter(path.parts), "") in _SCHEMES:
-            # pathlib has made one slash of the two that follow the scheme.
-            address = path.as_posix().replace(":/", "://", 1)
-            raise CapsuleError(
-                "CAP-B101",
-                f"{address!a} is an address, and only files can be opened",
-                fix=f"Download it first, then name the file: curl -LO {address}",
-            ) from error
-        raise CapsuleError(
+        raise _cannot_be_opened(path, error) from error
+
+
+def _cannot_be_opened(path: Path, error: OSError) -> CapsuleError:
+    if path.is_dir():
+        return CapsuleError(
             "CAP-B101",
-            f"cannot open the bundle {str(path)!r}: {error.strerror}",
-            fix="Give the path of a readable .capsule.tar file.",
-        ) from error
+            f"{str(path)!r} is a folder",
+            fix="Name the .capsule.tar file in it. 'capsule show' describes the folder of a run, "
+            "and 'capsule study report' that of a study.",
+        )
+    if isinstance(error, NotRegularError):
+        return tampered(
+            "CAP-B102",
+            f"{str(path)!r} is not a regular file",
+            fix="Save the bundle as a plain file and give its path.",
+        )
+    if path.parts[0] in _SCHEMES:
+        # pathlib has made one slash of the two that follow the scheme.
+        address = path.as_posix().replace(":/", "://", 1)
+        return CapsuleError(
+            "CAP-B101",
+            f"{address!a} is an address, and only files can be opened",
+            fix=f"Download it first, then name the file: curl -LO {address}",
+        )
+    return CapsuleError(
+        "CAP-B101",
+        f"cannot open the bundle {str(path)!r}: {error.strerror}",
+        fix="Give the path of a readable .capsule.tar file.",
+    )
 
 
 def create_file(root: Path, name: str) -> BinaryIO:

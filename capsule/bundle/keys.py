@@ -208,7 +208,7 @@ def _require_free(path: Path, beside: Path) -> None:
     # lexists, because a dangling link takes the name, too.
     for target in (path, beside):
         if os.path.lexists(target):
-            fix = "Choose another name."
+            fix = "Choose another name, or move the old pair of keys to another folder."
             if target == path and path.is_file() and not os.path.lexists(beside):
                 fix += (
                     f" If {path} is your key and only {beside} is missing: "

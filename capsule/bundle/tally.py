@@ -11,7 +11,7 @@ such a receipt is listed, and counts only if the result was not reproduced.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal
@@ -43,16 +43,18 @@ class Original:
         claim_id: Its claim id.
         manifest: SHA-256 of its ``manifest.json``.
         authors: Fingerprints of the keys that signed it, and of the one that its envelope names.
-        authentic: Whether one of them is a key that the reader named.
+        authentic: Whether one of them is a key that the reader trusts.
+        objections: Why the signatures of keys that the reader named do not count, if none does.
     """
 
     claim_id: str
     manifest: str
     authors: frozenset[str]
     authentic: bool
+    objections: str = ""
 
     @classmethod
-    def of(cls, bundle: OpenedBundle) -> Original:
+    def of(cls, bundle: OpenedBundle, objections: str = "") -> Original:
         """Return what receipts about an open bundle are held against."""
         return cls(
             claim_id=bundle.claim_id,
@@ -61,6 +63,7 @@ class Original:
                 (bundle.fingerprint, *(each.key for each in bundle.signers if each.key))
             ),
             authentic=bundle.authentic,
+            objections=objections,
         )
 
 
@@ -70,14 +73,16 @@ def read_original(bundle: Path, policy: TrustPolicy) -> Original:
     Raises:
         CapsuleError: See :func:`capsule.bundle.bundle.open_bundle`.
     """
+    objections = ""
     try:
         opened = open_bundle(bundle, policy)
-    except UntrustedSignersError:
+    except UntrustedSignersError as error:
         # Whom the reader does not trust is needed as well: receipts must be independent of every
         # author.
         opened = open_bundle(bundle, ())
+        objections = "; ".join(f"{each} {each.rejection_reason}" for each in error.signers)
     with opened:
-        return Original.of(opened)
+        return Original.of(opened, objections)
 
 
 class Receipt(Model):
@@ -200,7 +205,7 @@ def read_receipts(
         paths: The files, from any source.
         trust: Whose receipts count.
     """
-    policy = TrustPolicy.of(trust)
+    policy = replace(TrustPolicy.of(trust), detached=())  # such signatures are of the bundle
     receipts, refused = [], []
     for path in paths:
         try:
@@ -210,7 +215,7 @@ def read_receipts(
     tallies = _tallies(receipts)
     return Receipts(
         claim_id=original.claim_id,
-        summary=_sentence(tallies, receipts),
+        summary=_sentence(tallies, receipts, original),
         tallies=tallies,
         receipts=tuple(receipts),
         refused=tuple(refused),
@@ -237,7 +242,7 @@ def _read(path: Path, original: Original, policy: TrustPolicy) -> Receipt:
             "CAP-B175", f"the receipt is dated {summary.time_verified}, which is in the future"
         )
     fingerprint = envelope.signatures[0].keyid
-    # A policy needs the manifest for separate signature files only, and one for receipts has none.
+    # A policy needs the manifest for separate signature files only, and this one has none.
     (signer,) = policy.judge([KeySignature("dsse", fingerprint, key)], b"")
     return Receipt(
         file=path.name,
@@ -296,16 +301,19 @@ _PHRASES: dict[Verdict, str] = {
 }
 
 
-def _sentence(tallies: dict[Verdict, ReceiptTally], receipts: Sequence[Receipt]) -> str:
+def _sentence(
+    tallies: dict[Verdict, ReceiptTally], receipts: Sequence[Receipt], original: Original
+) -> str:
     parts = [
         f"{_PHRASES[verdict]} by {counted(tally.signers, 'signer')} on "
         f"{counted(tally.machines, 'kind')} of machine"
         for verdict, tally in tallies.items()
     ]
     if not parts and any(receipt.standing == "independence not shown" for receipt in receipts):
+        why = f" ({original.objections})" if original.objections else ""
         return (
-            "nothing counts: independence is not shown, since no key that you named signed the "
-            "bundle"
+            "nothing counts: independence is not shown, since no key that you trust signed the "
+            f"bundle{why}"
         )
     if not parts and any(receipt.standing == "by the author's code" for receipt in receipts):
         return "nothing counts: the author's own image or training code was executed"

@@ -72,21 +72,6 @@ def shell_word(path: Path) -> str:
     return shlex.quote(str(path))
 
 
-def require_bundle(path: Path) -> None:
-    """Check that a path is not that of a folder, which commands about one run do not take.
-
-    Raises:
-        CapsuleError: CAP-B101.
-    """
-    if path.is_dir():
-        raise CapsuleError(
-            "CAP-B101",
-            f"{path} is a folder",
-            fix="Name the .capsule.tar file in it. 'capsule show' describes the folder of a run, "
-            "and 'capsule study report' that of a study.",
-        )
-
-
 def use_gpu(wanted: str | None) -> None:
     """Have this process see no other NVIDIA GPUs than those that the user names, if any.
 

@@ -42,7 +42,11 @@ def command(
         print_json({"schema": "capsule/runs/v1", "folder": str(folder), "runs": found})
         return
     if not runs:
-        typer.echo(f"{folder} has no runs", err=True)
+        typer.echo(
+            f"{folder} has no runs; name the folder that 'capsule run --output' was given, by "
+            "default 'runs'",
+            err=True,
+        )
         return
     terminal_console().print(runs_table(runs, folder, datetime.now(UTC)), markup=False)
     for run in runs:

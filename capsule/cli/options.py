@@ -330,7 +330,7 @@ ResumeOption = Annotated[
     option(
         "--resume FOLDER",
         "Run directory of an interrupted run to resume, with the engine with which it began. SPEC "
-        "is ignored.",
+        "and --output are ignored.",
     ),
 ]
 ClusterOption = Annotated[

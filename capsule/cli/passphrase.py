@@ -32,8 +32,11 @@ def unlock(path: Path, passphrase_file: Path | None, *, ask: bool = True) -> Pri
     try:
         return load_private(path)
     except CapsuleError as error:
+        if error.code == ENCRYPTED and not ask:
+            fix = "Pass --passphrase-file FILE. This command does not ask for a passphrase."
+            raise CapsuleError(error.code, error.message, fix=fix) from error
         # Of all reasons, a passphrase helps only against this one.
-        if error.code != ENCRYPTED or not ask or not sys.stdin.isatty():
+        if error.code != ENCRYPTED or not sys.stdin.isatty():
             raise
     # The prompt goes to standard error, since standard output may be a JSON document.
     return load_private(path, typer.prompt(f"Passphrase of {path}", hide_input=True, err=True))

@@ -9,7 +9,14 @@ import typer
 
 from capsule.cli.common import guarded, print_json
 from capsule.cli.defaults import trusted_files
-from capsule.cli.options import TRUST, AllowedSignersOption, JsonOption, RevokedOption, option
+from capsule.cli.options import (
+    TRUST,
+    AllowedSignersOption,
+    JsonOption,
+    RevokedOption,
+    SignatureOption,
+    option,
+)
 
 if TYPE_CHECKING:
     from capsule.bundle.tally import Receipt, Receipts
@@ -48,6 +55,7 @@ def command(
             min=1,
         ),
     ] = 1,
+    signatures: SignatureOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List who re-executed a run, where, and with what result.
@@ -69,7 +77,10 @@ def command(
 
     trusted = trusted_files(keys, allowed_signers)
     policy = load_policy(
-        keys=trusted.keys, allowed_signers=trusted.allowed_signers, revoked=revoked or ()
+        keys=trusted.keys,
+        allowed_signers=trusted.allowed_signers,
+        revoked=revoked or (),
+        signatures=signatures or (),
     )
     original = read_original(bundle, policy)
     paths = receipts or receipts_beside(bundle)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from capsule.cli.common import guarded, require_bundle
+from capsule.cli.common import guarded
 from capsule.cli.options import OUTPUT, KeysOption, option
 
 if TYPE_CHECKING:
@@ -62,7 +62,6 @@ def command(
 
     if output is not None:
         require_file(output, (bundle, *(files or ()), *(keys or ())))
-    require_bundle(bundle)
     trusted = load_trusted(keys or [])
     with open_bundle(bundle, trusted) as opened:
         subject = read_subject(opened, bundle.name, files or [], trusted)

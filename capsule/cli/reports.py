@@ -41,7 +41,7 @@ def tell(error: CapsuleError) -> None:
     """Show an error on standard error that does not end the command."""
     from capsule.report.text import printable
 
-    typer.echo(f"{printable(str(error))}\nfix: {printable(error.fix)}", err=True)
+    typer.echo(f"{error.code}: {printable(error.message)}\nfix: {printable(error.fix)}", err=True)
 
 
 def _writing(report: Path) -> AbstractContextManager[None]:

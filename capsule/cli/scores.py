@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from capsule.cli.common import guarded, print_json, require_bundle
+from capsule.cli.common import guarded, print_json
 from capsule.cli.options import JsonOption, KeysOption
 from capsule.report.text import print_line, printable
 
@@ -59,7 +59,6 @@ def _scores(path: Path, keys: Sequence[PublicKey]) -> list[RunScores]:
     from capsule.report.scores import run_scores
     from capsule.report.subject import read_subject
 
-    require_bundle(path)
     with open_bundle(path, keys) as bundle:
         subject = read_subject(bundle, str(path), [], keys)
     try:

@@ -142,7 +142,8 @@ def _read_citation(path: Path) -> _Citation:
         reason = f"{where}: {first['msg']}, not {first['input']!r}"
         raise _malformed(f"--citation {path}", reason, _CORRECT_FILE) from error
     except (OSError, YAMLError, ValueError) as error:
-        reason = str(error).splitlines()[0]
+        system = error.strerror if isinstance(error, OSError) else None
+        reason = system or str(error).splitlines()[0]
         raise _malformed(f"--citation {path}", reason, _CORRECT_FILE) from error
 
 

@@ -11,6 +11,8 @@ from pathlib import Path, PurePosixPath
 from statistics import fmean
 from typing import Any, BinaryIO
 
+from pydantic import ValidationError
+
 from capsule.bundle import run_bundle
 from capsule.bundle.bundle import OpenedBundle
 from capsule.bundle.claims import (
@@ -207,6 +209,27 @@ def _bytes(path: Path) -> bytes:
     return data
 
 
+def _reason(error: OSError | ValueError | RecursionError) -> str:
+    """Say why a file is not a report, in the words of this page and not in those of a library."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if isinstance(error, json.JSONDecodeError):
+        place = f"the first mistake is in line {error.lineno}, column {error.colno}"
+        return f"it is not JSON; {place}" if error.doc.strip() else "it is empty"
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is not text in UTF-8; the first mistake is in byte {error.start + 1:,}"
+    if isinstance(error, RecursionError):
+        return "its lists are nested too deeply"
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors()[0]
+    if not first["loc"]:
+        return "it is not a JSON object"
+    field = f"the field {'.'.join(map(str, first['loc']))}"
+    kinds = {"missing": f"{field} is missing", "extra_forbidden": f"{field} is not known"}
+    return kinds.get(first["type"], f"{field} has an invalid value")
+
+
 def _control(report: Report | VaryReport) -> Report:
     return report.control if isinstance(report, VaryReport) else report
 
@@ -228,10 +251,9 @@ def read_report(path: Path, claims: Claims) -> Report | VaryReport:
             # This rejects malformed returns here, since the page reads them without a handler.
             evaluation_points(report.replica.evaluation)
     except (OSError, ValueError, RecursionError) as error:
-        reason = str(error.strerror if isinstance(error, OSError) else error).splitlines()[0]
         raise CapsuleError(
             "CAP-P101",
-            f"{path.name} is neither a report nor a receipt of capsule verify: {reason}",
+            f"{path.name} is neither a report nor a receipt of capsule verify: {_reason(error)}",
             fix="Give files that 'capsule verify --report FILE' or --sign wrote.",
         ) from error
     if report.claim_id is None:

@@ -94,6 +94,12 @@ class MemberState(NamedTuple):
     steps_per_second: float | None = None
 
 
+def shown_members(names: Sequence[str]) -> str:
+    """Say which members there are, and name some of them if there are many."""
+    more = ", ..." if len(names) > MAX_SHOWN else "."
+    return f"Its members are {', '.join(names[:MAX_SHOWN])}{more}"
+
+
 class StudyDirectory:
     """The folder of a study."""
 
@@ -169,8 +175,7 @@ class StudyDirectory:
             raise CapsuleError(
                 "CAP-Y008",
                 f"study {self.lock.study.name} has no member {name!r}",
-                fix=f"Its members are {', '.join(list(self._members)[:MAX_SHOWN])}"
-                f"{', ...' if len(self._members) > MAX_SHOWN else '.'}",
+                fix=shown_members(list(self._members)),
             )
         return self._members[name]
 

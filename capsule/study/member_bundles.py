@@ -23,7 +23,9 @@ from capsule.study.sampling import VerifiedMember
 from capsule.verification.request import Expectation, Mode, VerifyRequest
 from capsule.verification.verify import verify
 
-SUFFIX = ".capsule.tar"
+# The folder of a study has the bundles of its members in members/NAME. Folders below are not
+# searched: a folder such as /tmp may contain millions of files.
+_PLACES = [f"{folders}*.capsule.tar" for folders in ("", "*/", "*/*/")]
 
 
 class MemberVerifier(NamedTuple):
@@ -62,7 +64,7 @@ class MemberVerifier(NamedTuple):
 
 
 def find_bundles(results: StudyResults, folder: Path) -> dict[str, Path]:
-    """Find the bundles of members in a folder and the folders below it.
+    """Find the bundles of members in a folder, in its folders, and in the folders of these.
 
     A bundle is a member's if it has the digest that the study names, or if it claims the same: a
     member that was lost is run again to another file with the same claim id.
@@ -78,11 +80,13 @@ def find_bundles(results: StudyResults, folder: Path) -> dict[str, Path]:
         CapsuleError: CAP-Y030, there is no bundle; CAP-Y031, one is of no member or of another
             study, or claims something else than its member; CAP-B…, one cannot be read.
     """
-    paths = sorted(folder.rglob(f"*{SUFFIX}")) if folder.is_dir() else []
+    matching = (path for place in _PLACES for path in folder.glob(place))
+    paths = sorted(path for path in matching if path.is_file())
     if not paths:
         raise CapsuleError(
             "CAP-Y030",
-            f"--members {folder}: there is no bundle (*{SUFFIX}) in this folder or below it",
+            f"--members {folder}: there is no bundle (*.capsule.tar) in this folder, in its "
+            "folders, or in the folders of these",
             fix="Name the folder of the study that 'capsule study run' made, or any folder with "
             "the bundles of its members.",
         )
@@ -99,7 +103,10 @@ def find_bundles(results: StudyResults, folder: Path) -> dict[str, Path]:
         else:
             found[name] = path
     for path in others:
-        name = _member_with_claims_of(path, results, found)
+        try:
+            name = _member_with_claims_of(path, results, found)
+        except CapsuleError as error:
+            raise error.within(str(path)) from error
         found.setdefault(name, path)
     return {name: found[name] for name in members if name in found}
 
@@ -120,7 +127,7 @@ def _member_with_claims_of(path: Path, results: StudyResults, found: Mapping[str
         reason = f"no member has its lock, {lock}"
     raise CapsuleError(
         "CAP-Y031",
-        f"{path} is not the bundle of a member of study {results.lock.study.name}: {reason}",
+        f"this is not the bundle of a member of study {results.lock.study.name}: {reason}",
         fix="Do not trust this file as a part of the study. If it does not belong to it, move it "
         "out of the folder.",
     )
@@ -139,7 +146,11 @@ def count_segments(results: StudyResults, names: Mapping[str, Path]) -> dict[str
         try:
             segments[name] = _segments(results.lock.lock_of(members[name]))
         except CapsuleError as error:
-            refusal = error
+            refusal = CapsuleError(
+                error.code,
+                f"member {name}: {error.message}",
+                fix="Use --sample, which runs whole members again.",
+            )
     if refusal is not None and not segments:
         raise refusal
     return segments

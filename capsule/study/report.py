@@ -75,6 +75,15 @@ class StudyReport(NamedTuple):
             )
         return self._replace(beside=other)
 
+    @property
+    def missing(self) -> str | None:
+        """How many members have no results yet, in a sentence; None if all have."""
+        some, planned = len(self.results.missing), len(self.results.lock.members)
+        if not some:
+            return None
+        have = agreeing(some, "has", "have")
+        return f"{some} of {counted(planned, 'member')} {have} no results yet."
+
     def claim_ids(self) -> dict[str, tuple[str, str]]:
         """Return the claim ids of the members on both machines, by their names."""
         if self.beside is None:
@@ -118,13 +127,8 @@ def show_report(report: StudyReport, console: Console) -> None:
             )
     if report.beside is not None:
         print_line(console, _agreement(report))
-    if missing := report.results.missing:
-        text = _missing(len(missing), len(report.results.lock.members))
-        console.print(text, highlight=False)
-
-
-def _missing(some: int, planned: int) -> str:
-    return f"{some} of {counted(planned, 'member')} {agreeing(some, 'has', 'have')} no results yet."
+    if report.missing:
+        console.print(report.missing, highlight=False)
 
 
 def _agreement(report: StudyReport) -> str:
@@ -197,6 +201,7 @@ def latex_report(report: StudyReport) -> str:
         lines += [
             f"% {report.results.lock.study.name}, {printable(task)}",
             f"% study lock {report.results.lock.digest()}",
+            *([f"% Incomplete: {report.missing}"] if report.missing else []),
             rf"\begin{{tabular}}{{l{'r' * len(groups)}}}",
             r"\hline",
             " & ".join(["Metric", *map(_escaped, groups)]) + r" \\",
@@ -244,7 +249,7 @@ def page_report(report: StudyReport, source: str, starts_of: str | None = None) 
         name=results.lock.study.name,
         runs=counted(planned, "run"),
         groups=list(results.lock.groups),
-        missing=_missing(len(results.missing), planned) if results.missing else None,
+        missing=report.missing,
         claim_id=report.claim_id,
         lock=results.lock.digest(),
         note=NOTE,

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from capsule.bundle.bundle import open_bundle
+from capsule.bundle.bundle import OpenedBundle, open_bundle
 from capsule.bundle.claims import ProgramClaims, TrainingClaims
 from capsule.bundle.run_bundle import RecordedRun, claimed_outputs
 from capsule.experiment.canonical import sha256_file
 from capsule.experiment.contract import Evaluation
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Sha256
-from capsule.host.errors import CapsuleError
+from capsule.host.errors import CapsuleError, ExitCode
 from capsule.host.wording import counted
 from capsule.report.scores import Network, Score, ScoredTask, by_task, network_scores
 from capsule.report.subject import evaluation_points
@@ -88,9 +88,23 @@ class StudyResults:
         return cls(study.lock, tuple(members), tuple(missing))
 
 
+def _open(path: Path) -> OpenedBundle:
+    """Open the bundle of a member, which the user of the study's folder can make again."""
+    try:
+        # No key is trusted: whether a bundle is authentic matters to verifiers of the study only.
+        return open_bundle(path, [])
+    except CapsuleError as error:
+        fix = error.fix
+        if error.exit_code == ExitCode.TAMPERED:
+            fix = (
+                "Restore the file from a copy. Or delete it and run 'capsule study run --resume', "
+                "which runs the member again."
+            )
+        raise CapsuleError(error.code, f"{path}: {error.message}", fix=fix) from error
+
+
 def _from_bundle(lock: StudyLock, name: str, path: Path) -> MemberResult:
-    # No key is trusted: whether a bundle is authentic matters to verifiers of the study only.
-    with open_bundle(path, []) as bundle:
+    with _open(path) as bundle:
         claims = RecordedRun.read(bundle).claims
         identity = MemberIdentity(name=name, claim_id=claims.claim_id(), bundle=sha256_file(path))
 

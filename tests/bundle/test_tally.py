@@ -306,6 +306,7 @@ def test_the_original_has_its_authors_whether_they_are_trusted_or_not(
         manifest=hashlib.sha256(manifest).hexdigest(),
         authors=frozenset({alice.public.fingerprint}),
         authentic=authentic,
+        objections="" if authentic else f"{alice.public.fingerprint} is not a trusted key",
     )
 
 

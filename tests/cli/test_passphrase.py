@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
-from capsule.bundle.keys import load_private
+from capsule.bundle.keys import generate, load_private
+from capsule.cli.passphrase import unlock
+from capsule.host.errors import CapsuleError
 from tests.hostile import genuine
 
 SECRET = "correct horse"
@@ -28,6 +30,18 @@ def capsule(folder, *arguments, **options):
     command = [sys.executable, "-m", "capsule", *arguments]
     options = {"stdin": subprocess.DEVNULL, "capture_output": True, **options}
     return subprocess.run(command, cwd=folder, text=True, **options)
+
+
+def test_a_command_that_does_not_ask_for_a_passphrase_does_not_advise_to_use_a_terminal(tmp_path):
+    generate(tmp_path / "bob", passphrase=SECRET)
+    with pytest.raises(CapsuleError, match="CAP-B138") as asked:
+        unlock(tmp_path / "bob", None)
+    assert "on a terminal" in asked.value.fix
+    with pytest.raises(CapsuleError, match="CAP-B138") as caught:
+        unlock(tmp_path / "bob", None, ask=False)
+    assert caught.value.fix == (
+        "Pass --passphrase-file FILE. This command does not ask for a passphrase."
+    )
 
 
 @pytest.mark.slow

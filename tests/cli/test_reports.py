@@ -124,7 +124,7 @@ def test_a_lost_report_is_an_error_message_and_no_exception(tmp_path, capsys):
     shown = capsys.readouterr()
     assert shown.out == ""
     first, second = shown.err.splitlines()
-    assert first.startswith(f"CAP-V082 the report {str(tmp_path)!r} cannot be written: ")
+    assert first.startswith(f"CAP-V082: the report {str(tmp_path)!r} cannot be written: ")
     assert second.startswith("fix: Use --report ")
 
 
@@ -132,4 +132,4 @@ def test_an_error_that_is_shown_does_not_control_the_terminal(capsys):
     tell(CapsuleError("CAP-V082", "a\x1b[2Jb\nc", fix="d\u202ee"))
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert shown.err == "CAP-V082 a\ufffd[2Jb\ufffdc\nfix: d\ufffde\n"
+    assert shown.err == "CAP-V082: a\ufffd[2Jb\ufffdc\nfix: d\ufffde\n"

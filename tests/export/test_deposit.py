@@ -71,6 +71,12 @@ def test_a_malformed_citation_file_is_refused(text, tmp_path):
     assert raised.value.code == "CAP-P207"
 
 
+def test_a_citation_file_that_cannot_be_read_is_named_with_the_reason_alone(tmp_path):
+    with pytest.raises(CapsuleError) as raised:
+        details(citation=tmp_path)
+    assert raised.value.message == f"--citation {tmp_path}: Is a directory"
+
+
 def test_a_wrong_field_of_a_citation_file_is_named(tmp_path):
     path = tmp_path / "CITATION.cff"
     path.write_text("authors:\n  - family-names: Doe\n    orcid: 3\n")

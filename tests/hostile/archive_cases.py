@@ -380,5 +380,5 @@ CASES = [
     Case(29, "more-files-than-a-reader-takes", "CAP-B105", of_many_files),
     Case(29, "sixteen-gigabytes-of-nothing", "CAP-B105", of_a_sparse_file),
     Case(30, "pipe", "CAP-B102", of_a_pipe),
-    Case(30, "folder", "CAP-B102", of_a_folder),
+    Case(30, "folder", "CAP-B101", of_a_folder),
 ]

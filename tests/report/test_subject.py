@@ -241,6 +241,27 @@ def test_a_receipt_is_no_report(bundles, subjects, receipt, saved):
     assert [each.file for each in subject.receipts.receipts] == [path.name]
 
 
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "it is empty"),
+        (b"ssh-ed25519 AAAA", "it is not JSON; the first mistake is in line 1, column 1"),
+        (b'{"a": 1,\n b}', "it is not JSON; the first mistake is in line 2, column 2"),
+        (b'{"a": "\xff"}', "it is not text in UTF-8; the first mistake is in byte 8"),
+        (b"[" * 100_000, "its lists are nested too deeply"),
+        (b"[]", "it is not a JSON object"),
+        (b"{}", "the field bundle is missing"),
+    ],
+    ids=["empty", "a key", "not JSON", "not UTF-8", "too deep", "a list", "an empty object"],
+)
+def test_the_reason_why_a_file_is_no_report_is_in_plain_words(subjects, tmp_path, data, reason):
+    (tmp_path / "bad.json").write_bytes(data)
+    with pytest.raises(CapsuleError) as caught:
+        read_report(tmp_path / "bad.json", subjects["dqn"].claims)
+    what = "bad.json is neither a report nor a receipt of capsule verify"
+    assert caught.value.message == f"{what}: {reason}"
+
+
 def test_a_file_that_is_no_report_is_named_with_the_reason_and_a_remedy(subjects, tmp_path):
     claims = subjects["dqn"].claims
     (tmp_path / "bad.json").write_text("[1,")
@@ -248,7 +269,7 @@ def test_a_file_that_is_no_report_is_named_with_the_reason_and_a_remedy(subjects
         read_report(tmp_path / "bad.json", claims)
     assert caught.value.code == "CAP-P101"
     assert caught.value.message.startswith("bad.json is neither a report nor a receipt of capsule")
-    assert "line 1 column 4" in caught.value.message
+    assert "line 1, column 4" in caught.value.message
     assert "capsule verify --report FILE" in caught.value.fix
     with pytest.raises(CapsuleError, match=r"CAP-P101 .*not a regular file"):
         read_report(tmp_path, claims)

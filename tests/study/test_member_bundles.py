@@ -74,6 +74,24 @@ def test_an_edited_bundle_is_refused(results, folder):
     with pytest.raises(CapsuleError) as caught:
         find_bundles(results, folder)
     assert caught.value.exit_code == 3
+    # There may be hundreds of bundles in the folder.
+    assert caught.value.message.startswith(f"{path}: the content of ")
+
+
+def test_bundles_are_searched_for_as_deep_as_they_are_in_the_folder_of_a_study(
+    results, folder, tmp_path
+):
+    study = tmp_path / "above" / "study"
+    for name in MEMBERS:
+        (folder / name).rename(_made(study / "members") / name)
+    (study / "folder.capsule.tar").mkdir()
+    assert list(find_bundles(results, study)) == MEMBERS
+    assert "in the folders of these" in refused("CAP-Y030", find_bundles, results, tmp_path)
+
+
+def _made(path):
+    path.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def test_segments_of_all_members_are_counted(results, folder):

@@ -177,6 +177,8 @@ def test_a_study_in_progress_is_reported_as_incomplete():
     report = StudyReport.of(make_results(missing=("exploration.2", "exploration.3")))
     assert "2 of 9 members have no results yet" in page_report(report, "studies/tiny")
     assert "2 of 9 members have no results yet." in printed(show_report, report, width=120)
+    # A group without results has no column, which the reader of a paper could not notice.
+    assert "\n% Incomplete: 2 of 9 members have no results yet.\n" in latex_report(report)
 
 
 def test_one_missing_member_is_written_in_the_singular():

@@ -48,7 +48,9 @@ def test_a_bundle_of_another_signer_is_untrusted(results, folder):
 def test_programs_cannot_be_challenged():
     results = results_of("study-program")
     said = refused("CAP-V062", check_challenge, results, CORPUS / "study-program.members")
+    assert said.startswith("member ")
     assert "it is the run of a user program" in said
+    assert said.endswith("Use --sample, which runs whole members again.")
 
 
 def test_a_challenge_needs_bundles(results):

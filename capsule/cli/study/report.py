@@ -73,6 +73,8 @@ def command(
     if output is None and form is None:
         show_report(report, terminal_console())
         return
+    if report.missing:
+        typer.echo(report.missing, err=True)
     if form == "csv":
         document = csv_report(report)
     elif form == "latex":
@@ -123,11 +125,12 @@ def read_report(path: Path) -> StudyReport:
 
 def _check_member(report: StudyReport, name: str) -> None:
     from capsule.host.errors import CapsuleError
+    from capsule.study.directory import shown_members
 
     names = [member.identity.name for member in report.results.members]
     if name not in names:
         raise CapsuleError(
             "CAP-Y008",
             f"--starts {name!r}: no member of the study has this name and results",
-            fix=f"Its members are {', '.join(names[:10])}, ...",
+            fix=shown_members(names),
         )

@@ -104,8 +104,13 @@ def command(
     ):
         verifier = MemberVerifier(policy, allow_untrusted, engine, Cache(), reporter)
         checked = check_study(study.results, members, sample, challenge, verifier)
-        signers = [str(signer) for signer in opened.signers]
-    facts = {"schema": "capsule/study-verified/v1", "claim_id": study.claim_id, "signers": signers}
+        facts = {
+            "schema": "capsule/study-verified/v1",
+            "claim_id": study.claim_id,
+            "authentic": opened.authentic,
+            "signers": [str(signer) for signer in opened.signers],
+            "rejection_reasons": [signer.rejection_reason for signer in opened.signers],
+        }
     document = facts | checked.document()
     if as_json:
         print_json(document)
@@ -119,8 +124,9 @@ def _show(document: dict[str, Any]) -> None:
     from capsule.report.text import printable
 
     typer.echo(f"claim id  {document['claim_id']}")
-    for signer in document["signers"]:
-        typer.echo(f"signer    {printable(signer)}")
+    for signer, reason in zip(document["signers"], document["rejection_reasons"], strict=True):
+        counts = "" if reason is None else f" {reason}; the signature does not count"
+        typer.echo(f"signer    {printable(signer + counts)}")
     members = counted(document["members"], "member")
     typer.echo(f"intact    every table follows from the claims of the {members}")
     if (bundles := document["bundles"]) is not None:

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 from capsule.experiment.canonical import sha256_file
 from capsule.experiment.lock import Lock
 from capsule.experiment.trainers import CommandTrainer
+from capsule.host.wording import shown_value
 from capsule.machine.compare import compare
 from capsule.verification.analysis.comparison import MAX_DIFFERENCES, compare_documents
 from capsule.verification.analysis.runs import ComparedRun
@@ -184,7 +185,7 @@ def _locks(side_a: ComparedRun, side_b: ComparedRun) -> Iterator[Change]:
         else:
             yield Change("system", what, left, right)
     for what, left, right in _differing(_code(a), _code(b)):
-        yield Change("code", what, _short(left), _short(right))
+        yield Change("code", what, left, right)
     sets = a.data or {}, b.data or {}
     for name in sorted(sets[0].keys() & sets[1].keys()):
         one, other = (each[name].sha256 for each in sets)
@@ -221,7 +222,7 @@ def _is_plain_process(side: ComparedRun) -> bool:
 
 def _differing(left: Mapping[str, str], right: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     for name in sorted(left.keys() | right.keys()):
-        values = left.get(name, "none"), right.get(name, "none")
+        values = shown_value(left.get(name)), shown_value(right.get(name))
         if values[0] != values[1]:
             yield name, *values
 
@@ -245,8 +246,8 @@ def _system(lock: Lock) -> dict[str, str]:
 
 
 def _code(lock: Lock) -> dict[str, str]:
-    tree = {} if lock.project is None else {"source tree": lock.project.sha256}
-    return {"training code": lock.image.code.sha256} | tree
+    tree = {} if lock.project is None else {"source tree": _short(lock.project.sha256)}
+    return {"training code": _short(lock.image.code.sha256)} | tree
 
 
 def _runtime(a: ComparedRun, b: ComparedRun) -> Iterator[Change]:
@@ -258,7 +259,7 @@ def _runtime(a: ComparedRun, b: ComparedRun) -> Iterator[Change]:
             yield Change("numerics", item.component, item.claimed, item.found)
     libraries = a.runtime.libraries, b.runtime.libraries
     for name in sorted(libraries[0].keys() | libraries[1].keys()):
-        versions = [each.get(name, "none") for each in libraries]
+        versions = [shown_value(each.get(name)) for each in libraries]
         if versions[0] != versions[1]:
             kind: Kind = "environment" if name.replace("_", "-") in _ENVIRONMENTS else "library"
             yield Change(kind, f"library {name}, as read back", *versions)
@@ -276,4 +277,4 @@ def _machines(a: ComparedRun, b: ComparedRun) -> Iterator[Change]:
 
 
 def _short(digest: str) -> str:
-    return digest if digest == "none" else f"{digest[:12]}…"
+    return f"{digest[:12]}…"

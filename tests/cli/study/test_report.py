@@ -3,9 +3,11 @@
 import pytest
 
 from capsule.host.errors import ExitCode
+from capsule.study.directory import StudyDirectory
 from capsule.study.study_bundle import pack_study
 from tests.cli.study.conftest import study
 from tests.hostile import genuine
+from tests.study.corpus import results_of
 from tests.study.studies import make_results
 
 
@@ -26,6 +28,20 @@ def test_no_file_is_replaced_that_the_command_reads(packed):
     done = study("report", packed, "-o", packed)
     assert (done.exit_code, done.stderr.partition(":")[0]) == (ExitCode.USAGE, "CAP-X004")
     assert packed.read_bytes() == before
+
+
+def test_all_members_are_named_where_one_is_not_known(packed, tmp_path):
+    done = study("report", packed, "-o", tmp_path / "page.html", "--starts", "a.1")
+    names = [member.identity.name for member in make_results().members]
+    assert done.stderr.splitlines()[1] == f"fix: Its members are {', '.join(names)}."
+
+
+@pytest.mark.parametrize("form", ["csv", "latex", "html"])
+def test_members_without_results_are_counted_beside_every_form(form, tmp_path):
+    lock = results_of("study").lock
+    folder = StudyDirectory.create(tmp_path / "study", lock, resume=False)
+    done = study("report", folder.path, "--format", form)
+    assert (done.exit_code, done.stderr) == (0, "4 of 4 members have no results yet.\n")
 
 
 @pytest.mark.parametrize(

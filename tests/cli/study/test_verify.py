@@ -1,6 +1,27 @@
 """capsule study verify: what it shows."""
 
+import json
+from pathlib import Path
+
 from capsule.cli.study.verify import _show, _show_members
+from tests.cli.conftest import capsule
+
+CORPUS = Path(__file__).parents[2] / "corpus"
+
+
+def test_a_signature_that_does_not_count_is_shown_as_such():
+    command = ("study", "verify", CORPUS / "study.capsule-study.tar")
+    untrusted = capsule(*command, "--allow-untrusted")
+    assert untrusted.exit_code == 0, untrusted.output
+    assert "is not a trusted key; the signature does not count\n" in untrusted.stdout
+    trusted = capsule(*command, "--key", CORPUS / "author.pub")
+    assert "does not count" not in trusted.stdout
+    documents = [
+        json.loads(capsule(*command, *words, "--json").stdout)
+        for words in (["--allow-untrusted"], ["--key", CORPUS / "author.pub"])
+    ]
+    assert [each["authentic"] for each in documents] == [False, True]
+    assert [each["rejection_reasons"] for each in documents] == [["is not a trusted key"], [None]]
 
 
 def test_reasons_from_bundles_do_not_control_the_terminal(capsys):
@@ -14,6 +35,7 @@ def test_one_member_is_written_in_the_singular(capsys):
     document = {
         "claim_id": "c",
         "signers": [],
+        "rejection_reasons": [],
         "members": 1,
         "bundles": [bundle],
         "sample": [],
@@ -36,6 +58,7 @@ def test_members_that_a_sample_cannot_decide_are_counted(capsys):
     document = {
         "claim_id": "c",
         "signers": [],
+        "rejection_reasons": [],
         "members": 4,
         "bundles": None,
         "sample": [member],

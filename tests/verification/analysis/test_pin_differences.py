@@ -120,12 +120,12 @@ def test_a_wheel_of_another_version_is_named_with_both():
     assert change.b.startswith("2.1 (a dependency; ")
 
 
-def test_a_package_that_one_lock_lacks_is_none_there():
+def test_a_package_that_one_lock_lacks_is_absent_there():
     packages = (debian("hello", "2.10"),)
     a, b = side(make_lock()), side(make_lock(wheels=(wheel("attrs"),), packages=packages))
     assert [each[:3] for each in found(a, b)] == [
-        ("library", "wheel attrs", "none"),
-        ("system", "debian package hello", "none"),
+        ("library", "wheel attrs", "absent"),
+        ("system", "debian package hello", "absent"),
     ]
 
 
@@ -268,7 +268,7 @@ def test_libraries_are_compared_as_they_were_loaded():
     b = side(libraries={"torch": "2.1", "ale_py": "0.12", "numpy": "2", "extra": "1"})
     assert found(a, b) == [
         ("environment", "library ale_py, as read back", "0.11", "0.12"),
-        ("library", "library extra, as read back", "none", "1"),
+        ("library", "library extra, as read back", "absent", "1"),
         ("library", "library torch, as read back", "2.0", "2.1"),
     ]
 
