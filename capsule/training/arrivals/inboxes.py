@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from capsule.experiment.arrival_log import MAX_NAME
 from capsule.training.arrivals.attempts import Attempts, arrival, cancelled_again
 from capsule.training.arrivals.rooms import AsyncRooms, repeated
-from capsule.training.arrivals.scopes import clock, waited_in_vain
+from capsule.training.arrivals.scopes import Scope, clock, next_place, waited_in_vain
 from capsule.training.arrivals.waits import (
     NothingCameError,
     Wait,
@@ -146,6 +146,10 @@ class Inbox(Generic[Item]):
         directory = self._messages.repeats
         self._repeated = None if directory is None else repeated(queue, directory)
         self._queue = queue
+        self._scope: Scope | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_scope": None}  # which belongs to the reader
 
     def put(self, item: Item, *, source: str) -> None:
         """Put an item.
@@ -177,18 +181,25 @@ class Inbox(Generic[Item]):
         if wait is None:
             item: Item = self._arrived(timeout)
             return item
+        if self._scope is None:
+            # Restoring an object of another process may draw entropy: torch asks for the file of a
+            # tensor with a secret. In a replay, messages are restored at other moments.
+            is_shared = not isinstance(self._queue, (queues.Queue, queues.SimpleQueue))
+            self._scope = Scope(next_place() if is_shared else None)
         begun = clock()
         try:
-            return self._next(wait, timeout)
+            return self._next(wait, self._scope, timeout)
         except queues.Empty:
             # A repetition does not wait, but the program must read the same dates afterwards.
             waited_in_vain(begun, timeout or 0)
             raise
 
-    def _next(self, wait: Wait[_Message[Item]], timeout: float | None) -> Item:
+    def _next(self, wait: Wait[_Message[Item]], scope: Scope, timeout: float | None) -> Item:
         try:
             while not wait.due():
-                self._messages.offer(wait, self._arrived(timeout))
+                with scope:
+                    message = self._arrived(timeout)
+                self._messages.offer(wait, message)
         except queues.Empty:
             wait.nothing()
             raise
@@ -217,10 +228,7 @@ class AsyncInbox(Generic[Item]):
         self._messages: _Messages[Item] = _Messages(name)
         self._rooms: AsyncRooms | None = None
         if (directory := self._messages.repeats) is not None:
-            self._rooms = AsyncRooms(
-                queue.maxsize, recorded_messages(directory, self._messages.name)
-            )
-            queue = asyncio.Queue()
+            self._rooms = AsyncRooms(queue, recorded_messages(directory, self._messages.name))
         self._queue = queue
         self._is_read = False
 

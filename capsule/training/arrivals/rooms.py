@@ -18,7 +18,7 @@ import queue as queues
 from collections import Counter
 from contextlib import suppress
 from multiprocessing.queues import Queue as ProcessesQueue
-from multiprocessing.synchronize import SEM_VALUE_MAX
+from multiprocessing.synchronize import SEM_VALUE_MAX  # type: ignore[attr-defined]
 from pathlib import Path
 from threading import Semaphore
 from typing import Any
@@ -31,11 +31,11 @@ ROOMS = "rooms"  # folder with a file for each source of a queue of processes
 
 
 def repeated(queue: Any, directory: Path) -> RepeatedQueue:
-    """Return what is used in place of a queue in a replay; the same for each inbox of a queue."""
+    """Return a queue as an inbox uses it in a replay."""
     if isinstance(queue, ProcessesQueue):
         return _ProcessQueue(queue, directory)
     if isinstance(queue, queues.Queue) and queue.maxsize > 0:
-        return _of_threads.setdefault(queue, _ThreadQueue(queue.maxsize))
+        return _ThreadQueue(queue)
     return RepeatedQueue(queue)
 
 
@@ -60,22 +60,26 @@ class RepeatedQueue:
 
 
 class _ThreadQueue(RepeatedQueue):
-    """In place of a queue of threads with a limit."""
+    """A queue of threads with a limit."""
 
-    def __init__(self, limit: int) -> None:
-        super().__init__(queues.SimpleQueue())
-        self._limit = limit
-        self._rooms: dict[str, Semaphore] = {}
+    def __init__(self, queue: queues.Queue[Any]) -> None:
+        super().__init__(queue)
+        # Shared by all inboxes of the queue.
+        self._rooms = _rooms.setdefault(queue, {})
 
     def put(self, message: tuple[str, int, Any]) -> None:
         self._room(message[0]).acquire()
-        super().put(message)
+        queue = self._queue
+        with queue.mutex:  # as Queue.put(), which would wait for room in the whole queue
+            queue._put(message)  # noqa: SLF001
+            queue.unfinished_tasks += 1
+            queue.not_empty.notify()
 
     def taken(self, source: str) -> None:
         self._room(source).release()
 
     def _room(self, source: str) -> Semaphore:
-        return self._rooms.setdefault(source, Semaphore(self._limit))
+        return self._rooms.setdefault(source, Semaphore(self._queue.maxsize))
 
 
 class _ProcessQueue(RepeatedQueue):
@@ -145,9 +149,11 @@ class AsyncRooms:
     The program may cancel a put, so a replay must know which ones end.
     """
 
-    def __init__(self, limit: int, taken: Counter[str]) -> None:
+    def __init__(self, queue: asyncio.Queue[Any], taken: Counter[str]) -> None:
         """Make the rooms of a queue, of whose sources so many messages were taken when recorded."""
-        self._limit = limit
+        self._limit = queue.maxsize
+        # The queue itself has room for everything that is let in.
+        queue.full = lambda: False  # type: ignore[method-assign]
         self._taken = taken
         self._rooms: dict[str, asyncio.Semaphore] = {}
 
@@ -189,4 +195,4 @@ class _Limitless:
         pass
 
 
-_of_threads: WeakKeyDictionary[queues.Queue[Any], _ThreadQueue] = WeakKeyDictionary()
+_rooms: WeakKeyDictionary[queues.Queue[Any], dict[str, Semaphore]] = WeakKeyDictionary()

@@ -123,6 +123,21 @@ def test_each_inbox_of_a_queue_of_threads_uses_the_same_room(in_run):
     other.put("there is room again", source="a")
 
 
+def test_a_queue_of_threads_counts_its_unfinished_tasks_in_a_replay(in_run):
+    name = next(NAMES)
+    in_run({f"{name}~1": Messages(sources=("a", "b"), order=(0, 1))})
+    shared = queue.Queue(1)
+    inbox = Inbox(shared, name=name)
+    for source in "ba":
+        inbox.put(source, source=source)
+    for source in "ab":
+        assert inbox.get() == source
+        shared.task_done()
+    shared.join()
+    with pytest.raises(ValueError, match="too many times"):
+        shared.task_done()
+
+
 PROCESSES = """
 from pathlib import Path
 context = multiprocessing.get_context(ORDER["method"])
@@ -265,3 +280,21 @@ def test_a_replay_with_a_full_queue_of_asyncio_ends(
             enter_run(folder / name, patch, log)
             assert in_simulated_time(a_program(name, limit, senders, reader, other)) == expected
             assert collected(folder / name) == log
+
+
+def test_a_queue_of_asyncio_counts_its_unfinished_tasks_in_a_replay(in_run):
+    name = next(NAMES)
+    in_run({f"{name}~1": Messages(sources=("a", "b"), order=(0, 1))})
+
+    async def main():
+        shared = asyncio.Queue(1)
+        inbox = AsyncInbox(shared, name=name)
+        for source in "ba":
+            await inbox.put(source, source=source)
+        for source in "ab":
+            assert await inbox.get() == source
+            shared.task_done()
+        await shared.join()
+        return shared.maxsize
+
+    assert in_simulated_time(main()) == 1
