@@ -28,6 +28,7 @@ from capsule.bundle.crate import CRATE
 from capsule.bundle.manifest import MediaType, Role
 from capsule.experiment import contract
 from capsule.experiment.lock import Lock
+from capsule.experiment.mechanisms import Mechanisms
 from capsule.image.assembly.assemble import Image
 
 CLAIMS = "claims.json"
@@ -104,6 +105,10 @@ class RecordedRun:
         return self.bundle.read(
             RUN + contract.CHECKPOINT_INDEX, contract.CheckpointIndex
         ).checkpoints
+
+    def compilers(self) -> str | None:
+        """Return the packages that compiled functions for the processor, if any was imported."""
+        return self.bundle.read(RUN + contract.MECHANISMS, Mechanisms).compilers
 
     @property
     def trace(self) -> Path:

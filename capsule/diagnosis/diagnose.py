@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -37,11 +37,13 @@ from capsule.experiment.trainers import (
 )
 from capsule.host.errors import CapsuleError, ExitCode
 from capsule.host.reporter import Reporter
+from capsule.host.wording import counted
 from capsule.image.data.places import FoundData
 from capsule.training.instruments.operator_rules import STATUSES
 from capsule.training.instruments.report import InstrumentReport, OperatorUse
 from capsule.verification.analysis.comparison import compare_traces
-from capsule.verification.analysis.outputs import STANDARD_OUTPUT
+from capsule.verification.analysis.outputs import compare_outputs, outputs_in
+from capsule.verification.verdict import OutputComparison
 
 VARIABLE = "CAPSULE_DIAGNOSE"
 FOLDER = "instruments"  # of the run directory
@@ -298,21 +300,19 @@ def compare_runs(first: Path, second: Path) -> list[str]:
             part = f"the traces diverge at step {found.step}, in {found.component}{inside}"
             differences.append(part)
     if (first / contract.OUTPUTS).exists():
-        left, right = (_outputs(path) for path in (first, second))
-        names = sorted(name for name in {*left, *right} if left.get(name) != right.get(name))
-        differences += [f"{name} differs" for name in names]
+        outputs = compare_outputs(outputs_in(first), outputs_in(second))
+        differences += _differing(outputs) if outputs is not None else ()
     return differences
 
 
-def _outputs(run_directory: Path) -> dict[str, contract.Output | str | None]:
-    """Return all that a program's run claims of its paths: what it wrote, or a word."""
-    found = read_document(run_directory / contract.OUTPUTS, contract.Outputs)
-    return {
-        **dict.fromkeys(found.empty_folders, "empty"),
-        **dict.fromkeys(found.deleted, "deleted"),
-        **found.files,
-        STANDARD_OUTPUT: found.standard_output,
-    }
+def _differing(outputs: OutputComparison) -> Iterator[str]:
+    """Describe each output that differs, with its first part that differs."""
+    for file in outputs.files:
+        name = file.path if file.found_path is None else f"{file.path} / {file.found_path}"
+        where = f" in {file.where}" if file.where else ""
+        yield f"{name} differs{where}: {file.claimed} / {file.found}"
+    if more := outputs.count - len(outputs.files):
+        yield counted(more, "more output differs", "more outputs differ")
 
 
 def read_reports(run_directory: Path) -> list[InstrumentReport]:

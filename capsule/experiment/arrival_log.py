@@ -9,6 +9,7 @@ Nothing here needs torch or numpy: hosts read logs with it.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -21,6 +22,7 @@ MAX_ENTRIES = 1_900_000  # of a log; canonical documents have at most 2,000,000 
 ENTRIES_OF_WAIT = 5  # besides its arrivals and the sources of its messages, which are one each
 MAX_NAME = 500  # characters of a wait's or a source's name
 NOTHING = -1  # in Messages.order
+ATTEMPTS = re.compile(r"~[0-9]+ cancellations")  # in the name of a wait for them; see Messages
 LINES = "*.jsonl"  # what processes append their arrivals to, in contract.ARRIVALS_FOLDER
 
 _Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]

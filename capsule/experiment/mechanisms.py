@@ -113,3 +113,8 @@ class Mechanisms(Model):
     process: PositiveInt | None = Field(
         description="Process id of your own program; null if a trainer of Capsule ran instead."
     )
+
+    @property
+    def compilers(self) -> str | None:
+        """The packages that compiled functions for the processor; None if none was imported."""
+        return None if self.interpreters is None else self.interpreters.compilers

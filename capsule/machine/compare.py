@@ -85,15 +85,20 @@ class FactComparison(Model):
     reason: str
 
 
-def compare(recorded: Fingerprint, here: Fingerprint, spec: Spec) -> tuple[FactComparison, ...]:
+def compare(
+    recorded: Fingerprint, here: Fingerprint, spec: Spec, compilers: str | None = None
+) -> tuple[FactComparison, ...]:
     """Set the recorded machine beside this one, fact by fact.
 
     Args:
         recorded: The machine of the run.
         here: The machine that is to re-execute it.
         spec: The experiment; its accelerator decides which facts matter.
+        compilers: Packages that the run imported and that compile functions for the processor
+            (:class:`~capsule.experiment.mechanisms.Interpreters`).
     """
-    rows = [*_cpu_rows(recorded.cpu, here.cpu, spec), *_system_rows(recorded, here, spec)]
+    cpu_rows = _cpu_rows(recorded.cpu, here.cpu, spec, compilers)
+    rows = [*cpu_rows, *_system_rows(recorded, here, spec)]
     if isinstance(spec.accelerator, CudaAccelerator):
         rows += _cuda_rows(recorded, here, spec.accelerator)
     rows += _relaxation_rows(spec)
@@ -173,9 +178,13 @@ def _shown(value: Any) -> str:
 # --- processor and system -----------------------------------------------------------------------
 
 
-def _cpu_rows(recorded: Cpu, here: Cpu, spec: Spec) -> Iterator[FactComparison]:
+def _cpu_rows(
+    recorded: Cpu, here: Cpu, spec: Spec, compilers: str | None
+) -> Iterator[FactComparison]:
     pinned = spec.cpu_numerics != "native"
     code_path = _PINNED if pinned else _DISPATCH
+    if compilers is not None:
+        code_path = ("may differ", f"{compilers} compiled functions for the processor of the run")
     # Instructions that a profile needs and this machine lacks are a gate (unmet).
     for field in ("vendor", "family", "model", "flags"):
         yield _row(f"cpu.{field}", getattr(recorded, field), getattr(here, field), code_path)

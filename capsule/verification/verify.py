@@ -143,7 +143,7 @@ def _verify(
         # on x86-64.
         engine = confined_engine(request, run, reporter.note)
         here = take_fingerprint(engine.describe())
-        rows = compare(run.observations().fingerprint, here, lock.spec)
+        rows = compare(run.observations().fingerprint, here, lock.spec, run.compilers())
         grade, reason = expected_grade(rows)
         unmet = check_requirements(lock, here)
         expected, machine = f"{grade}: {reason}", machine_kind(here, lock.spec)

@@ -109,7 +109,7 @@ def test_a_program_with_a_fault_is_diagnosed_to_the_line(diagnosed):
         ("CAP-D301", None),
     ]
     text = shown(diagnosis)
-    assert "columns.txt differs" in text
+    assert "columns.txt differs in line 1: " in text
     assert "CAP-D105  train.py:4" in text
     assert "columns = list(features)" in text
     assert "--apply tries determinism.hash_seed: 0" in text
@@ -254,7 +254,12 @@ def test_everything_that_is_claimed_of_a_program_is_compared(tmp_path):
     for folder, fact in zip(folders, facts, strict=True):
         folder.mkdir()
         (folder / "outputs.json").write_bytes(Outputs(**fact).document())
-    assert compare_runs(*folders) == [f"{name} differs" for name in ("/dev/stdout", "a", "b", "c")]
+    assert compare_runs(*folders) == [
+        f"a differs: 1 byte, sha256:{'0' * 64} / no output",
+        "b differs: no output / deleted",
+        "c differs: no output / an empty folder",
+        f"/dev/stdout differs: 1 byte, sha256:{'0' * 64} / no output",
+    ]
     assert compare_runs(folders[1], folders[1]) == []
 
 

@@ -173,6 +173,16 @@ def test_another_processor_than_a_recorded_intel_one(here, portable, native):
     assert grade(recorded, there, NATIVE) == native
 
 
+def test_functions_that_a_run_compiled_are_those_of_its_processor():
+    """As the ledger says, with every profile; see capsule.entropy.rows.computing."""
+    recorded, there = machine(CASCADE_LAKE), machine(HASWELL)
+    rows = compare(recorded, there, PORTABLE, "jaxlib, numba")
+    expected, reason = expected_grade(rows)
+    assert expected == "statistical"
+    assert "cpu.model: jaxlib, numba compiled functions for the processor of the run" in reason
+    assert expected_grade(compare(recorded, recorded, PORTABLE, "numba"))[0] == "bitwise"
+
+
 @pytest.mark.parametrize(
     ("change", "portable", "native"),
     [

@@ -3,10 +3,13 @@
 import pytest
 
 from capsule.experiment.errors import CapsuleError
+from capsule.machine.fingerprint import take_fingerprint
 from capsule.report.progress import SilentReporter
 from capsule.verification import verify as verification
 from capsule.verification.findings import ImageFinding, VerificationFindings
 from capsule.verification.verify import WITHOUT_IMAGE, _failed
+from tests.hostile.genuine import edit_json
+from tests.verification.runs import forged
 
 OTHER_RANDOMNESS = CapsuleError(
     "CAP-R221", "the replay asked for 8 bytes instead of 4", fix="None."
@@ -35,3 +38,38 @@ def test_memory_faults_of_the_gpu_are_named_before_a_re_execution(
     monkeypatch.setattr(verification, "gpu_warning", lambda *_: "GPU 0 may give wrong results")
     assert verified(honest_bundle, mode="environment").verdict == "environment-matches"
     assert notes[-1] == "GPU 0 may give wrong results"
+
+
+@pytest.mark.xdist_group("verification")
+@pytest.mark.slow
+@pytest.mark.parametrize(("compilers", "expected"), [(None, "bitwise"), ("numba", "statistical")])
+def test_functions_compiled_for_another_processor_are_not_expected_to_give_equal_bits(
+    verified, honest_bundle, key, tmp_path, monkeypatch, compilers, expected
+):
+    """The bundle's account of its run names what it imported."""
+
+    def told(files):
+        edit_json(
+            files,
+            "run/mechanisms.json",
+            lambda document: document["interpreters"].update(compilers=compilers),
+        )
+        edit_json(files, "profiles/ledger.json", assume)
+
+    def assume(ledger):
+        (row,) = (row for row in ledger["rows"] if row["source"] == "CPU instruction sets")
+        row["treatment"] = "assumed"
+        row["evidence"] = (
+            "numba was imported, whose functions are compiled for the processor on which they run"
+        )
+
+    def elsewhere(engine):
+        here = take_fingerprint(engine)
+        return here.model_copy(update={"cpu": here.cpu.model_copy(update={"model": 1})})
+
+    bundle = (
+        forged(honest_bundle, key, told, tmp_path / "other.tar") if compilers else honest_bundle
+    )
+    monkeypatch.setattr(verification, "take_fingerprint", elsewhere)
+    report = verified(bundle, mode="environment")
+    assert report.expected_grade == expected

@@ -30,7 +30,7 @@ from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from capsule.training.arrivals.attempts import Attempts
+from capsule.training.arrivals.attempts import Attempts, arrival
 from capsule.training.arrivals.inboxes import AsyncInbox, Inbox
 from capsule.training.arrivals.scopes import Place, Scope
 from capsule.training.arrivals.waits import (
@@ -332,6 +332,6 @@ class _RecordedCompletions(_Completions[Result]):
 
     async def _arrived(self, reader: asyncio.Task[Any] | None) -> asyncio.Future[Result]:
         while not self._wait.due(reader):
-            number = await self._done.get()
+            number = await arrival(self._done.get, will_come=self._wait.follows)
             self._wait.offer(number, self._waited[number])
         return self._wait.take()

@@ -7,16 +7,62 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
+from weakref import WeakKeyDictionary
 
 from capsule.training.arrivals.waits import NothingCameError, Wait, current_task, recorded_waits
 
 Result = TypeVar("Result")
 
 
+# The cancellations that a replay has kept from a task, because what the task awaited had come in
+# time when the run was recorded.
+_kept: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
+
+
+async def arrival(awaited: Callable[[], Coroutine[Any, Any, Result]], *, will_come: bool) -> Result:
+    """Await something that can be cancelled before it comes.
+
+    Args:
+        awaited: Makes the coroutine, again after each cancellation that is kept from the task.
+        will_come: Whether it came when the run was recorded. It may take longer in a replay, in
+            which a time-out can pass that had not passed before.
+    """
+    if not will_come:
+        _raise_kept()
+        return await awaited()
+    while True:
+        try:
+            return await awaited()
+        except asyncio.CancelledError:
+            if (task := current_task()) is None:
+                raise
+            _kept[task] = _kept.get(task, 0) + 1
+
+
 async def cancelled_again() -> NoReturn:
-    """Wait to be cancelled: the program did so when it was recorded, and will do so again."""
+    """Wait to be cancelled: the program did so when it was recorded, and will do so again.
+
+    It may have done so already, while the replay awaited something before.
+    """
+    _raise_kept()
     await asyncio.get_running_loop().create_future()
     raise AssertionError("a future without a result has ended")
+
+
+def _raise_kept() -> None:
+    """Raise a cancellation that was kept from the task and still applies.
+
+    It no longer applies when the program has left the ``asyncio.timeout`` that cancelled the task,
+    which then takes back its cancellation (``Task.uncancel``).
+    """
+    task = current_task()
+    if task is None or task not in _kept:
+        return
+    left = min(_kept.pop(task), task.cancelling())
+    if left > 1:
+        _kept[task] = left - 1
+    if left:
+        raise asyncio.CancelledError
 
 
 class Attempts:
@@ -60,23 +106,30 @@ class Attempts:
             self._under_way -= 1
 
     async def _make(self, attempt: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-        if self._wait is not None:
+        if self._wait is not None and (self._wait.follows or not self._wait.replays):
             self._require_one(self._wait)
-            if self._replays and self._wait.due(self._task):
-                with suppress(NothingCameError):
-                    self._wait.take()
-                await cancelled_again()
-        while True:
-            try:
-                result = await attempt()
-            except asyncio.CancelledError:
-                # What ended in time when the run was recorded may take longer in a replay.
-                if self._replays:
-                    continue
-                self._note_cancelled()
-                raise
-            self._note_end()
-            return result
+        if self._replays:
+            return await self._repeat(attempt)
+        try:
+            result = await attempt()
+        except asyncio.CancelledError:
+            self._note_cancelled()
+            raise
+        self._note_end()
+        return result
+
+    async def _repeat(self, attempt: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        wait = self._wait
+        # The program may be cancelled after more attempts than in the recorded run.
+        if wait is None or not wait.follows:
+            return await attempt()
+        if wait.due(self._task):
+            with suppress(NothingCameError):
+                wait.take()
+            await cancelled_again()
+        result = await attempt()
+        self._note_end()
+        return result
 
     def _note_end(self) -> None:
         if self._wait is not None:

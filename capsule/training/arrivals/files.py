@@ -9,6 +9,7 @@ from typing import Any
 
 from capsule.experiment import contract
 from capsule.experiment.arrival_log import (
+    ATTEMPTS,
     ENTRIES_OF_WAIT,
     LINES,
     MAX_ENTRIES,
@@ -143,6 +144,7 @@ def collect_arrivals(directory: Path) -> None:
     if not begun:
         return
     waits = {name: _wait(*facts, taken.get(name, [])) for name, facts in begun.items()}
+    waits |= _attempts_to_the_end(directory, waits)
     document = ArrivalLog(waits=waits).document()
     # Readers also limit the size of the log, and the number of all sources.
     try:
@@ -150,6 +152,20 @@ def collect_arrivals(directory: Path) -> None:
     except CapsuleError as error:
         raise too_many() from error
     write_file(directory / contract.ARRIVALS, document)
+
+
+def _attempts_to_the_end(directory: Path, waits: dict[str, Wait]) -> Iterator[tuple[str, Wait]]:
+    """Yield the recorded attempts of which a replay has made the first ones, and no others.
+
+    A program that ends cancels what its tasks attempt at this moment, which depends on time. What
+    was received before does not depend on such attempts, because the logs of the inboxes have it.
+    """
+    path = directory / contract.ARRIVALS_REPLAY
+    recorded = parse_arrivals(path.read_bytes()).waits if path.exists() else {}
+    for name, wait in recorded.items():
+        made = waits[name].order if name in waits else ()
+        if ATTEMPTS.search(name) and wait.order[: len(made)] == made:
+            yield name, wait
 
 
 def _read_back(directory: Path) -> tuple[dict[str, tuple[str, int | None]], dict[str, list[Any]]]:

@@ -10,18 +10,21 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from capsule.experiment.arrival_log import MAX_NAME
-from capsule.training.arrivals.attempts import Attempts, cancelled_again
-from capsule.training.arrivals.scopes import clock, waited_in_vain
+from capsule.training.arrivals.attempts import Attempts, arrival, cancelled_again
+from capsule.training.arrivals.rooms import AsyncRooms, repeated
+from capsule.training.arrivals.scopes import Scope, clock, next_place, waited_in_vain
 from capsule.training.arrivals.waits import (
     NothingCameError,
     Wait,
     current_task,
     recorded_messages,
+    recorded_waits,
     run_directory,
     wait_name,
 )
 
 Item = TypeVar("Item")
+_Message = tuple[str, int, Item]  # the source, the number of the message, and the item
 SHOWN_CHARACTERS = 64  # of a source, in the name of a wait; a longer one is named by its SHA-256
 _REORDERING = (
     *(queues.LifoQueue, queues.PriorityQueue),
@@ -50,16 +53,22 @@ def _require_fifo(queue: object) -> None:
 
 
 class _Messages(Generic[Item]):
-    """Numbers messages at one end of a queue, and checks their numbers at the other."""
+    """Numbers messages at one end of a queue, and checks their numbers at the other.
+
+    Attributes:
+        name: Name of the wait; None without Capsule.
+        repeats: The run directory of a replay; None if the run is recorded, or without Capsule.
+    """
 
     def __init__(self, name: str | None) -> None:
         self._directory = directory = run_directory()
+        recorded = None if directory is None else recorded_waits(directory)
+        self.repeats = None if recorded is None else directory
         # The thread that makes the inbox determines its name. The wait begins in the reader, which
         # may be in another process.
-        self._name = None if directory is None else wait_name(directory, name)
-        self._wait: Wait[Item] | None = None
+        self.name = None if directory is None else wait_name(directory, name)
+        self._wait: Wait[_Message[Item]] | None = None
         self._sent: dict[str, int] = {}
-        self._taken: dict[str, int] = {}  # messages of each source, when recorded
         self._puts: dict[str, Attempts] = {}
         self._received: dict[str, int] = {}
 
@@ -77,14 +86,6 @@ class _Messages(Generic[Item]):
         self._sent[source] = number + 1
         return source, number, item
 
-    def is_awaited(self, source: str) -> bool:
-        """Tell whether the reader took the next message of a source when this was recorded."""
-        if self._directory is None or self._name is None:
-            return False
-        if source not in self._taken:
-            self._taken[source] = recorded_messages(self._directory, self._name, source)
-        return self._sent.get(source, 0) < self._taken[source]
-
     def withdraw(self, source: str) -> None:
         """Give back the number of a source's last message, which was not put into the queue."""
         if self._directory is not None:
@@ -92,34 +93,34 @@ class _Messages(Generic[Item]):
 
     def puts(self, source: str) -> Attempts | None:
         """Return the attempts to put a message of a source; None without Capsule."""
-        if self._directory is None or self._name is None:
+        if self._directory is None or self.name is None:
             return None
         if source not in self._puts:
             # The name of a wait has no more room than that of a source.
             long = len(source) > SHOWN_CHARACTERS
             shown = hashlib.sha256(source.encode()).hexdigest() if long else source
-            name = f"{self._name} cancellations of {shown}"
+            name = f"{self.name} cancellations of {shown}"
             self._puts[source] = Attempts(self._directory, name, source)
         return self._puts[source]
 
-    def wait(self) -> Wait[Item] | None:
+    def wait(self) -> Wait[_Message[Item]] | None:
         """Return the wait, which begins with the first call; None without Capsule."""
-        if self._wait is None and self._directory is not None and self._name is not None:
-            self._wait = Wait(self._directory, "messages", self._name)
+        if self._wait is None and self._directory is not None and self.name is not None:
+            self._wait = Wait(self._directory, "messages", self.name)
         return self._wait
 
-    def offer(self, wait: Wait[Item], message: tuple[str, int, Item]) -> None:
+    def offer(self, wait: Wait[_Message[Item]], message: _Message[Item]) -> None:
         """Offer a message to the wait.
 
         Raises:
             CapsuleError: CAP-T382, two threads or processes send as one source.
         """
-        source, number, item = message
+        source, number, _ = message
         # A queue keeps the order of one sender, so an unexpected number shows that there are two.
         if number != self._received.get(source, 0):
             wait.misused(f"gets messages that two threads or processes sent as {source!r}")
         self._received[source] = number + 1
-        wait.offer((source, number), item)
+        wait.offer((source, number), message)
 
 
 class Inbox(Generic[Item]):
@@ -141,8 +142,14 @@ class Inbox(Generic[Item]):
             TypeError: The queue is not first in, first out.
         """
         _require_fifo(queue)
-        self._queue = queue
         self._messages: _Messages[Item] = _Messages(name)
+        directory = self._messages.repeats
+        self._repeated = None if directory is None else repeated(queue, directory)
+        self._queue = queue
+        self._scope: Scope | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_scope": None}  # which belongs to the reader
 
     def put(self, item: Item, *, source: str) -> None:
         """Put an item.
@@ -154,7 +161,8 @@ class Inbox(Generic[Item]):
         Raises:
             ValueError: The name is empty or too long.
         """
-        self._queue.put(self._messages.numbered(item, source))
+        message = self._messages.numbered(item, source)
+        (self._repeated or self._queue).put(message)
 
     def get(self, timeout: float | None = None) -> Item:
         """Remove and return the next item.
@@ -173,29 +181,40 @@ class Inbox(Generic[Item]):
         if wait is None:
             item: Item = self._arrived(timeout)
             return item
+        if self._scope is None:
+            # Restoring an object of another process may draw entropy: torch asks for the file of a
+            # tensor with a secret. In a replay, messages are restored at other moments.
+            is_shared = not isinstance(self._queue, (queues.Queue, queues.SimpleQueue))
+            self._scope = Scope(next_place() if is_shared else None)
         begun = clock()
         try:
-            return self._next(wait, timeout)
+            return self._next(wait, self._scope, timeout)
         except queues.Empty:
             # A repetition does not wait, but the program must read the same dates afterwards.
             waited_in_vain(begun, timeout or 0)
             raise
 
-    def _next(self, wait: Wait[Item], timeout: float | None) -> Item:
+    def _next(self, wait: Wait[_Message[Item]], scope: Scope, timeout: float | None) -> Item:
         try:
             while not wait.due():
-                # A message that arrived in time in the recorded run may take longer in a
-                # repetition.
-                self._messages.offer(wait, self._arrived(None if wait.replays else timeout))
+                with scope:
+                    message = self._arrived(timeout)
+                self._messages.offer(wait, message)
         except queues.Empty:
             wait.nothing()
             raise
         try:
-            return wait.take()
+            source, _, item = wait.take()
         except NothingCameError:
             raise queues.Empty from None
+        if self._repeated is not None:
+            self._repeated.taken(source)
+        return item
 
     def _arrived(self, timeout: float | None) -> Any:
+        if self._repeated is not None:
+            # A message that arrived in time in the recorded run may take longer in a repetition.
+            return self._repeated.get()
         # multiprocessing.SimpleQueue.get() takes no arguments.
         return self._queue.get() if timeout is None else self._queue.get(True, timeout)
 
@@ -206,12 +225,11 @@ class AsyncInbox(Generic[Item]):
     def __init__(self, queue: asyncio.Queue[Any], *, name: str | None = None) -> None:
         """Wrap a queue, which must be used only through this inbox; see :class:`Inbox`."""
         _require_fifo(queue)
-        self._queue = queue
-        # In a replay, messages that the reader will take do not wait for room: there was room when
-        # one was put, although another may be in its place now, and the reader may wait for the
-        # sender.
-        self._awaited: asyncio.Queue[Any] = asyncio.Queue()
         self._messages: _Messages[Item] = _Messages(name)
+        self._rooms: AsyncRooms | None = None
+        if (directory := self._messages.repeats) is not None:
+            self._rooms = AsyncRooms(queue, recorded_messages(directory, self._messages.name))
+        self._queue = queue
         self._is_read = False
 
     async def put(self, item: Item, *, source: str) -> None:
@@ -228,10 +246,11 @@ class AsyncInbox(Generic[Item]):
         await (put() if puts is None else puts.make(put))
 
     async def _put(self, item: Item, source: str) -> None:
-        is_awaited = self._messages.is_awaited(source)
         message = self._messages.numbered(item, source)
         try:
-            await (self._awaited if is_awaited else self._queue).put(message)
+            if self._rooms is not None:
+                await self._rooms.enter(source, message[1])
+            await self._queue.put(message)
         except asyncio.CancelledError:
             self._messages.withdraw(source)
             raise
@@ -262,19 +281,19 @@ class AsyncInbox(Generic[Item]):
         finally:
             self._is_read = False
 
-    async def _next(self, wait: Wait[Item], reader: asyncio.Task[Any] | None) -> Item:
+    async def _next(self, wait: Wait[_Message[Item]], reader: asyncio.Task[Any] | None) -> Item:
         while not wait.due(reader):
-            queue = self._awaited if wait.follows else self._queue
             try:
-                self._messages.offer(wait, await queue.get())
+                message = await arrival(self._queue.get, will_come=wait.follows)
             except asyncio.CancelledError:
-                # A message that arrived in time in the recorded run may take longer in a
-                # repetition.
-                if wait.replays:
-                    continue
-                wait.nothing()
+                if not wait.replays:
+                    wait.nothing()
                 raise
+            self._messages.offer(wait, message)
         try:
-            return wait.take()
+            source, _, item = wait.take()
         except NothingCameError:
             await cancelled_again()
+        if self._rooms is not None:
+            self._rooms.leave(source)
+        return item

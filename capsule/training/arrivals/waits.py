@@ -17,6 +17,7 @@ import json
 import os
 import re
 import threading
+from collections import Counter
 from collections.abc import Hashable, Iterator
 from functools import cache
 from itertools import count
@@ -379,15 +380,14 @@ def recorded_waits(directory: Path) -> dict[str, Any] | None:
     return waits
 
 
-def recorded_messages(directory: Path, name: str, source: str) -> int:
-    """Return how many messages of a source a wait took when it was recorded; 0 if it was not."""
-    recorded = (recorded_waits(directory) or {}).get(name, {})
-    if source not in recorded.get("sources", ()):
-        return 0
-    return int(recorded["order"].count(recorded["sources"].index(source)))
+def recorded_messages(directory: Path, name: str | None) -> Counter[str]:
+    """Return how many messages of each source a wait took when it was recorded."""
+    recorded = None if name is None else (recorded_waits(directory) or {}).get(name)
+    labels = [] if recorded is None else _messages(recorded)
+    return Counter(label[0] for label in labels if label is not None)
 
 
-def _messages(recorded: Any) -> Iterator[Hashable]:
+def _messages(recorded: Any) -> Iterator[tuple[str, int] | None]:
     """Yield the label of each message: source and number, from 0; None if nothing had arrived."""
     numbers = {source: count() for source in recorded["sources"]}
     for place in recorded["order"]:

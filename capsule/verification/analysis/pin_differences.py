@@ -268,7 +268,8 @@ def _runtime(a: ComparedRun, b: ComparedRun) -> Iterator[Change]:
 def _machines(a: ComparedRun, b: ComparedRun) -> Iterator[Change]:
     if a.fingerprint is None or b.fingerprint is None:
         return
-    for row in compare(a.fingerprint, b.fingerprint, a.spec):
+    compilers = a.compilers or b.compilers
+    for row in compare(a.fingerprint, b.fingerprint, a.spec, compilers):
         matters = row.effect in ("may differ", "gate")
         # Equal facts matter, too: a relaxation, or a GPU that neither record names.
         if matters or row.recorded != row.here:

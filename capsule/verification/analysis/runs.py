@@ -16,6 +16,7 @@ from capsule.bundle.keys import PublicKey
 from capsule.bundle.run_bundle import RecordedRun
 from capsule.experiment import contract
 from capsule.experiment.lock import Lock
+from capsule.experiment.mechanisms import Mechanisms
 from capsule.experiment.spec import Spec
 from capsule.experiment.trace import trace_heads
 from capsule.host.errors import CapsuleError, ExitCode
@@ -70,6 +71,7 @@ class ComparedRun:
         outputs: None for a trainer of Capsule's own.
         entropy: The randomness that was recorded, if it was.
         arrivals: The arrival log of a program, if it recorded one.
+        compilers: Packages that compiled functions for its processor, if it imported any.
         resumed: Whether an attempt resumed the run.
         contradictions: Statements of the run that contradict each other.
         recorded: Where it is from, if that is a bundle.
@@ -84,6 +86,7 @@ class ComparedRun:
     outputs: ProgramOutputs | None = None
     entropy: Path | None = None
     arrivals: Path | None = None
+    compilers: str | None = None
     resumed: bool = False
     contradictions: tuple[str, ...] = ()
     recorded: RecordedRun | None = None
@@ -131,6 +134,7 @@ def bundle_side(run: RecordedRun, name: str) -> ComparedRun:
         outputs=bundled_outputs(run) if program else None,
         entropy=bundle.files.get(run_bundle.ENTROPY_PROFILE),
         arrivals=bundle.files.get(run_bundle.ARRIVALS),
+        compilers=run.compilers(),
         resumed=_resumed(bundle.open(run_bundle.RUN + contract.EVENTS)),
         recorded=run,
     )
@@ -165,6 +169,7 @@ def directory_side(
         outputs=outputs_in(path) if program else None,
         entropy=_present(path / contract.ENTROPY_PROFILE),
         arrivals=_present(path / contract.ARRIVALS),
+        compilers=read_document(path / contract.MECHANISMS, Mechanisms).compilers,
     )
 
 

@@ -1,8 +1,10 @@
 """Programs in a run directory, in processes of their own or in that of the test."""
 
+import asyncio
 import itertools
 import json
 import os
+import selectors
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -136,3 +138,35 @@ def refused(directory, call, *arguments):
     with pytest.raises(CapsuleError, match="CAP-T382"):
         check_arrivals(directory)
     return caught.value.message
+
+
+class StandstillError(Exception):
+    """All tasks wait for one another."""
+
+
+class _NoWaiting(selectors.SelectSelector):
+    """A selector with which the clock of its loop advances, and nothing else happens."""
+
+    now = 0.0
+
+    def select(self, timeout=None):
+        if timeout is None:
+            raise StandstillError
+        self.now += max(timeout, 0)
+        return []
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """An event loop of which each second takes no time, and which ends when all tasks wait."""
+
+    def __init__(self):
+        self._clock = _NoWaiting()
+        super().__init__(self._clock)
+
+    def time(self):
+        return self._clock.now
+
+
+def in_simulated_time(coroutine):
+    with asyncio.Runner(loop_factory=_Loop) as runner:
+        return runner.run(coroutine)

@@ -187,6 +187,41 @@ def test_recorded_randomness_of_tasks_has_their_own_paths(run):
     assert paths == {"0~1", "0~3"}
 
 
+TENSORS = """
+import torch
+mail = arrivals.Inbox(torch.multiprocessing.Queue(), name="mail")
+gates, over = ([multiprocessing.Event() for _ in ORDER] for _ in range(2))
+def send(number):
+    gates[number].wait()
+    mail.put(torch.full((3,), float(number)), source=f"sender {number}")
+    over[number].wait()  # torch asks the sender for the file of a tensor
+if __name__ == "__main__":
+    fork = multiprocessing.get_context("fork")
+    senders = [fork.Process(target=send, args=(number,)) for number in range(len(ORDER))]
+    for sender in senders:
+        sender.start()
+    for number in () if LIVE else range(len(ORDER)):
+        gates[number].set()
+        while mail._queue.empty():  # until the first one has come
+            pass
+    for number in ORDER:
+        gates[number].set()
+        print(mail.get().tolist(), os.urandom(4).hex())
+    for event in over:
+        event.set()
+    for sender in senders:
+        sender.join()
+"""
+
+
+@pytest.mark.slow
+def test_the_reader_draws_the_same_whichever_message_it_restores_first(run):
+    live = run(TENSORS, (2, 0, 1))
+    assert live.status == 0, live.errors
+    again = run(TENSORS, (2, 0, 1), replay=live.log)
+    assert again.output == live.output, again.errors
+
+
 TWO = """
 with ThreadPoolExecutor(2) as pool:
     futures = [pool.submit(pow, 2, number) for number in range(TASKS)]

@@ -1,15 +1,22 @@
 """Coroutines that a program cancels, by a time-out for example: recorded, and repeated."""
 
 import asyncio
+import itertools
+from contextlib import suppress
 
 import pytest
 
 from capsule.experiment import contract
 from capsule.experiment.arrival_log import NOTHING, Completions, Messages
-from capsule.experiment.errors import CapsuleError
 from capsule.training import arrivals
 from capsule.training.arrivals.inboxes import AsyncInbox
-from tests.training.arrivals.conftest import NAMES, collected, only_wait, refused
+from tests.training.arrivals.conftest import (
+    NAMES,
+    collected,
+    in_simulated_time,
+    only_wait,
+    refused,
+)
 
 SECONDS = 0.01  # of a time-out that passes
 
@@ -106,17 +113,106 @@ def test_a_put_that_ended_in_time_when_recorded_may_be_late_in_a_replay(in_run, 
     assert collected(again) == log
 
 
-def test_a_put_that_the_recorded_run_did_not_make_is_refused(in_run):
+def test_a_replay_may_end_before_the_last_attempts_of_the_recorded_run(in_run):
+    """A program cancels its senders when it ends, and how far they are then depends on time."""
     name = next(NAMES)
-    in_run({f"{name}~1 cancellations of me": Messages(sources=("me",), order=(0,))})
+    log = {
+        f"{name}~1": Messages(sources=("me",), order=(0,)),
+        f"{name}~1 cancellations of me": Messages(sources=("me",), order=(0, 0, NOTHING)),
+        f"{name}~1 cancellations of you": Messages(sources=(), order=(NOTHING,)),
+    }
+    again = in_run(log)
 
     async def main():
-        inbox = AsyncInbox(asyncio.Queue(), name=name)
-        for item in "ab":
-            await inbox.put(item, source="me")
+        inbox = AsyncInbox(asyncio.Queue(2), name=name)
+        await inbox.put("a", source="me")
+        return await inbox.get()
 
-    with pytest.raises(CapsuleError, match=r"CAP-T381 .*'me', but the recorded run took nothing"):
-        asyncio.run(main())
+    assert asyncio.run(main()) == "a"
+    assert collected(again) == log
+
+
+@pytest.mark.parametrize("recorded", [1, 2])
+def test_puts_after_those_of_the_recorded_run_can_be_cancelled(in_run, recorded):
+    """They are not recorded: the recorded run was cancelled earlier, or in another place."""
+    name = next(NAMES)
+    log = {f"{name}~1": Messages(sources=("me",), order=(0,))}
+    if recorded == 2:
+        log[f"{name}~1 cancellations of me"] = Messages(sources=("me",), order=(0, NOTHING, 0))
+    again = in_run(log)
+
+    async def main():
+        inbox, put = AsyncInbox(asyncio.Queue(1), name=name), []
+
+        async def send():
+            for item in itertools.count():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(inbox.put(item, source="me"), 1 if item == 1 else None)
+                    put.append(item)
+
+        sender = asyncio.create_task(send())
+        got = await inbox.get()
+        await asyncio.sleep(5)
+        sender.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sender
+        return got, put
+
+    put = [0, 1] if recorded == 1 else [0, 2]
+    assert in_simulated_time(main()) == (0, put)
+    assert collected(again) == log
+
+
+def test_a_cancellation_before_a_put_that_ended_when_recorded_ends_a_later_one(in_run):
+    name = next(NAMES)
+    log = {f"{name}~1": Messages(sources=("me",), order=(0, 0))}
+    again = in_run(log)
+
+    async def main():
+        inbox = AsyncInbox(asyncio.Queue(1), name=name)
+
+        async def send():
+            for item in itertools.count():
+                await inbox.put(item, source="me")
+
+        sender = asyncio.create_task(send())
+        await asyncio.sleep(1)
+        sender.cancel()  # while it waits for room
+        got = [await inbox.get(), await inbox.get()]
+        with pytest.raises(asyncio.CancelledError):
+            await sender
+        return got
+
+    assert in_simulated_time(main()) == [0, 1]
+    assert collected(again) == log
+
+
+def test_a_time_out_that_passes_too_early_in_a_replay_still_ends_what_it_ended(in_run):
+    """Such as that of a server, which takes what comes within a time as its next batch."""
+    name = next(NAMES)
+    log = {f"{name}~1": Messages(sources=("me",), order=(0, 0, NOTHING, 0, NOTHING))}
+    again = in_run(log)
+
+    async def main():
+        inbox, batches = AsyncInbox(asyncio.Queue(), name=name), []
+
+        async def send():
+            for item in range(3):
+                await asyncio.sleep(5)
+                await inbox.put(item, source="me")
+
+        sender = asyncio.create_task(send())
+        for _ in range(2):
+            batches.append([])
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    while True:
+                        batches[-1].append(await inbox.get())
+        await sender
+        return batches
+
+    assert in_simulated_time(main()) == [[0, 1], [2]]
+    assert collected(again) == log
 
 
 def test_a_put_that_is_cancelled_while_another_of_its_source_waits_is_refused(in_run, within):

@@ -218,27 +218,6 @@ def test_an_asyncio_inbox_repeats_its_order(in_run):
     assert only_wait(again) == wait
 
 
-def test_a_put_of_a_message_that_the_reader_took_does_not_wait_for_room_in_a_replay(in_run):
-    """The reader may wait for the end of its sender, while the message of another is in the queue.
-
-    Other messages do wait, so that no sender puts messages forever.
-    """
-    name = next(NAMES)
-    in_run({f"{name}~1": Messages(sources=("a", "b"), order=(0, 1))})
-
-    async def main():
-        inbox = AsyncInbox(asyncio.Queue(1), name=name)
-        for source in "bab":
-            with pytest.raises(StopIteration):  # it ends at once
-                inbox.put(f"of {source}", source=source).send(None)
-        waiting = inbox.put("too many", source="a")
-        assert asyncio.isfuture(waiting.send(None))
-        waiting.close()
-        return [await inbox.get(), await inbox.get()]
-
-    assert asyncio.run(main()) == ["of a", "of b"]
-
-
 async def by_wait_for(inbox, seconds):
     return await asyncio.wait_for(inbox.get(), seconds)
 

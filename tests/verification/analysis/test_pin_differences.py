@@ -286,6 +286,8 @@ def test_a_processor_counts_where_bits_may_depend_on_it():
         assert kinds(a, b)["cpu.flags"] == kind
         assert kinds(a, b)["kernel"] == "recording"
         assert changes(a, replace(b, fingerprint=None)) == ()
+        for compiled in ((replace(a, compilers="numba"), b), (a, replace(b, compilers="numba"))):
+            assert kinds(*compiled)["cpu.flags"] == "machine"
 
 
 # --- streams --------------------------------------------------------------------------------------
