@@ -95,9 +95,9 @@ class Attempts:
         """Make an attempt, which leaves everything as it was if it is cancelled.
 
         Raises:
-            CapsuleError: CAP-T381, the recorded run made no such attempt; CAP-T382, two attempts
-                are made at the same time, of which one may be cancelled; CAP-T383, there are more
-                arrivals than a log holds; CAP-T131, it cannot be written down.
+            CapsuleError: CAP-T382, two attempts are made at the same time, of which one may be
+                cancelled; CAP-T383, there are more arrivals than a log can contain; CAP-T131, it
+                cannot be written down.
         """
         self._under_way += 1
         try:

@@ -87,7 +87,8 @@ def run_program(directory: Path, job: Job, trainer: CommandTrainer) -> None:
         write_document(ended, Ended(seconds=time.monotonic() - started))
     outputs = collect_outputs(directory, job.tree, trainer)
     write_document(directory / contract.OUTPUTS, outputs)
-    _tell(events, "finish", f"{len(outputs.files)} files written")
+    files = len(outputs.files)
+    _tell(events, "finish", f"{files} {'file' if files == 1 else 'files'} written")
     digest = sha256_hex(outputs.document())
     seconds = Ended.parse(ended.read_bytes()).seconds
     write_document(directory / contract.RESULT, ProgramResult(outputs=digest, seconds=seconds))
