@@ -217,3 +217,9 @@ def test_the_games_of_road_runner_follow_from_the_signed_files(study, row):
     ((_before_training, *returns),) = returns_of(study, "road_runner")
     cells = " | ".join(f"{each:,.0f}" for each in returns)
     assert f"| {row} | {cells} |" in (RESULTS / "README.md").read_text().splitlines()
+
+
+def test_the_games_of_freeway_follow_from_the_signed_files():
+    (returns,) = returns_of("r2d2-freeway", "freeway")
+    row = f"| R2D2 at Freeway, 30 greedy games | {' | '.join(f'{each:.1f}' for each in returns)} |"
+    assert row in (RESULTS / "README.md").read_text().splitlines()
