@@ -73,7 +73,7 @@ def test_the_diagnosis_is_printed_although_the_spec_cannot_be_changed(apply):
     assert done.stdout.startswith("CAP-D301  os.urandom")
     assert "--apply tries entropy.mode: virtual" in done.stdout
     assert done.stdout.endswith("capsule.yaml was not changed\n")
-    assert done.stderr.startswith("CAP-D004 cannot write spec")
+    assert done.stderr.startswith("CAP-D004: cannot write spec")
 
 
 def test_the_document_has_the_diagnosis_the_trial_and_the_error(apply):
@@ -105,7 +105,7 @@ def test_the_diagnosis_is_printed_although_its_settings_could_not_be_tried(apply
     assert done.exit_code == ExitCode.INTERRUPTED
     assert done.stdout.startswith("CAP-D301  os.urandom")
     assert "tried " not in done.stdout
-    assert "CAP-E012 the run was interrupted" in done.stderr
+    assert "CAP-E012: the run was interrupted" in done.stderr
 
 
 def test_a_place_for_the_runs_that_is_no_folder_is_found_before_them(monkeypatch, tmp_path):

@@ -154,7 +154,7 @@ ORDERS = (
 )
 FIRST = "first at operator call 8 in 7 of 7 elements, with 4 threads"
 EXAMPLE = (
-    ("CAP-D101", None, "", "/dev/stdout differs"),
+    ("CAP-D101", None, "", "/dev/stdout differs in line 1: … / …"),
     (
         *("CAP-D102", 9, "torch.manual_seed(int(time.time() * 1000))"),
         "a generator is seeded from time.time",

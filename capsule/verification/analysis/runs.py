@@ -20,7 +20,7 @@ from capsule.experiment.mechanisms import Mechanisms
 from capsule.experiment.spec import Spec
 from capsule.experiment.trace import trace_heads
 from capsule.host.errors import CapsuleError, ExitCode
-from capsule.host.run_directory import LOCK, WORK
+from capsule.host.run_directory import FINGERPRINT, LOCK, WORK
 from capsule.image.lockfile import read_lock
 from capsule.machine.fingerprint import Fingerprint
 from capsule.verification.analysis.outputs import ProgramOutputs, bundled_outputs, outputs_in
@@ -146,7 +146,8 @@ def directory_side(
     """Read a run directory.
 
     Args:
-        path: The run directory, or the folder of ``capsule run`` that holds it and its lock.
+        path: The run directory, or the folder of ``capsule run`` that holds it, its lock and the
+            fingerprint of its machine.
         name: What reports call it.
         lock: Its lock, if the caller has it.
         fingerprint: The machine it ran on, if the caller knows.
@@ -155,7 +156,9 @@ def directory_side(
         CapsuleError: CAP-V071, no run was finished there; CAP-B090, a document is malformed.
     """
     if (path / LOCK).exists():
-        lock, path = read_lock(path / LOCK), path / WORK
+        lock, machine = read_lock(path / LOCK), _present(path / FINGERPRINT)
+        fingerprint = None if machine is None else read_document(machine, Fingerprint)
+        path = path / WORK
     if not (path / contract.RESULT).exists():
         raise _no_run(f"{path} has no {contract.RESULT}")
     program = (path / contract.OUTPUTS).exists()

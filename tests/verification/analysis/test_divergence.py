@@ -16,6 +16,7 @@ from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.schedule_log import ScheduleLog
 from capsule.experiment.trace import read_trace, trace_heads
+from capsule.host.run_directory import FINGERPRINT
 from capsule.machine.fingerprint import take_fingerprint
 from capsule.report.divergence import divergence_lines
 from capsule.report.terminal import show_report
@@ -225,6 +226,15 @@ def test_an_edited_record_whose_chain_was_rebuilt(honest, honest_bundle, key, tm
     assert (found.first.step, found.first.component) == (240, component)
     assert found.map.components[component] == ((240, 240),)
     assert "1 of 10 records differs" in evidence(found)
+
+
+def test_the_folder_of_a_run_names_its_machine(honest, honest_bundle, tmp_path):
+    copy = honest.copy(tmp_path / "copy")
+    with open_side(honest_bundle, []) as bundle, open_side(copy.folder, []) as unknown:
+        assert unknown.fingerprint is None
+        (copy.folder / FINGERPRINT).write_bytes(bundle.fingerprint.document())
+        with open_side(copy.folder, []) as folder:
+            assert folder.fingerprint == bundle.fingerprint
 
 
 def test_a_bundle_that_contradicts_itself(honest, honest_bundle, key, tmp_path):
