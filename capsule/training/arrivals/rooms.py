@@ -118,7 +118,9 @@ class _ProcessQueue(RepeatedQueue):
                 return
             raise
         try:
-            with suppress(BlockingIOError):  # the pipe is full, so its reader will look again
+            # If the pipe is full, its reader will look again. If it is broken, the reader has
+            # looked since the pipe was opened here, and found what it waited for.
+            with suppress(BlockingIOError, BrokenPipeError):
                 os.write(bell, b"\n")
         finally:
             os.close(bell)

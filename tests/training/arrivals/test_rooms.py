@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import multiprocessing
+import os
 import queue
 import random
 import threading
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from capsule.experiment.arrival_log import NOTHING, ArrivalLog, Messages
 from capsule.training.arrivals.inboxes import AsyncInbox, Inbox
+from capsule.training.arrivals.rooms import repeated
 from tests.training.arrivals.conftest import (
     NAMES,
     StandstillError,
@@ -203,6 +206,24 @@ def test_a_replay_with_a_full_queue_of_processes_ends(run, method, count):
     got = [[step[1] for step in each[0] if step[0] == "get"] for each in replays]
     assert json.loads(again.output) == got
     assert again.log == log
+
+
+def test_a_sender_that_stops_waiting_while_it_is_told_of_room(monkeypatch, tmp_path):
+    shared = multiprocessing.get_context("fork").Queue(1)
+    rooms = repeated(shared, tmp_path)
+    taken = rooms._path("a")  # noqa: SLF001
+    bell = taken.with_suffix(".bell")
+    os.mkfifo(bell)
+    reader, open_file = os.open(bell, os.O_RDWR), os.open
+
+    def opened(path, flags):
+        descriptor = open_file(path, flags)
+        os.close(reader)
+        return descriptor
+
+    monkeypatch.setattr(os, "open", opened)
+    rooms.taken("a")
+    assert taken.stat().st_size == 1
 
 
 # --- asyncio --------------------------------------------------------------------------------------
