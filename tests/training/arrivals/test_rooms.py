@@ -211,7 +211,7 @@ def test_a_replay_with_a_full_queue_of_processes_ends(run, method, count):
 def test_a_sender_that_stops_waiting_while_it_is_told_of_room(monkeypatch, tmp_path):
     shared = multiprocessing.get_context("fork").Queue(1)
     rooms = repeated(shared, tmp_path)
-    taken = rooms._path("a")  # noqa: SLF001
+    taken = rooms._path("a")
     bell = taken.with_suffix(".bell")
     os.mkfifo(bell)
     reader, open_file = os.open(bell, os.O_RDWR), os.open
