@@ -37,7 +37,6 @@ from capsule.experiment.trainers import (
 )
 from capsule.host.errors import CapsuleError, ExitCode
 from capsule.host.reporter import Reporter
-from capsule.host.wording import counted
 from capsule.image.data.places import FoundData
 from capsule.training.instruments.operator_rules import STATUSES
 from capsule.training.instruments.report import InstrumentReport, OperatorUse
@@ -308,11 +307,10 @@ def compare_runs(first: Path, second: Path) -> list[str]:
 def _differing(outputs: OutputComparison) -> Iterator[str]:
     """Describe each output that differs, with its first part that differs."""
     for file in outputs.files:
-        name = file.path if file.found_path is None else f"{file.path} / {file.found_path}"
         where = f" in {file.where}" if file.where else ""
-        yield f"{name} differs{where}: {file.claimed} / {file.found}"
-    if more := outputs.count - len(outputs.files):
-        yield counted(more, "more output differs", "more outputs differ")
+        yield f"{file.name} differs{where}: {file.claimed} / {file.found}"
+    if more := outputs.beyond(len(outputs.files)):
+        yield more
 
 
 def read_reports(run_directory: Path) -> list[InstrumentReport]:

@@ -22,21 +22,19 @@ def output_rows(outputs: OutputComparison) -> Iterator[tuple[str, str]]:
             yield "", f"{part.where or 'file'} ({part.nature}): {part.claimed} / {part.found}"
         if file.content.count > MAX_PARTS:
             yield "", f"and {counted(file.content.count - MAX_PARTS, 'more part')}"
-    if outputs.count > MAX_FILES:
-        more = counted(outputs.count - MAX_FILES, "more output differs", "more outputs differ")
+    if more := outputs.beyond(MAX_FILES):
         yield "", f"and {more}"
 
 
 def _output(file: OutputDifference) -> str:
-    name = file.path if file.found_path is None else f"{file.path} / {file.found_path}"
     if file.content is None:
-        return f"{name}: {file.claimed} / {file.found}"
+        return f"{file.name}: {file.claimed} / {file.found}"
     equal = file.content.equal
     same = f"; equal: {listed_paths(equal)}" if equal else ""
     what = {"date": "only dates differ", "packaging": "only its packaging differs"}
     parts = counted(file.content.count, "part differs", "parts differ")
     how = what.get(file.nature, parts)
-    return f"{name} ({file.content.format}): {how}{same}"
+    return f"{file.name} ({file.content.format}): {how}{same}"
 
 
 def listed_paths(paths: tuple[str, ...]) -> str | None:

@@ -64,7 +64,7 @@ class MemberVerifier(NamedTuple):
 
 
 def find_bundles(results: StudyResults, folder: Path) -> dict[str, Path]:
-    """Find the bundles of members in a folder, in its folders, and in the folders of these.
+    """Find the bundles of members in a folder and up to two levels below it.
 
     A bundle is a member's if it has the digest that the study names, or if it claims the same: a
     member that was lost is run again to another file with the same claim id.
@@ -85,8 +85,8 @@ def find_bundles(results: StudyResults, folder: Path) -> dict[str, Path]:
     if not paths:
         raise CapsuleError(
             "CAP-Y030",
-            f"--members {folder}: there is no bundle (*.capsule.tar) in this folder, in its "
-            "folders, or in the folders of these",
+            f"--members {folder}: there is no bundle (*.capsule.tar) in this folder or up to "
+            "two levels below it",
             fix="Name the folder of the study that 'capsule study run' made, or any folder with "
             "the bundles of its members.",
         )

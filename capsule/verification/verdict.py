@@ -12,6 +12,7 @@ from capsule.execution import SeenSurroundings
 from capsule.experiment import contract
 from capsule.experiment.fields import Model, added
 from capsule.host.errors import ExitCode
+from capsule.host.wording import counted
 from capsule.machine.compare import ExpectedGrade, FactComparison
 from capsule.machine.kind import MachineKind
 from capsule.verification.content.parts import Comparison, Nature
@@ -113,6 +114,11 @@ class OutputDifference(Model):
     )
 
     @property
+    def name(self) -> str:
+        """The path; both paths if the file of the re-execution has another one."""
+        return self.path if self.found_path is None else f"{self.path} / {self.found_path}"
+
+    @property
     def where(self) -> str | None:
         """Name the first part that differs."""
         return self.content.parts[0].where or None if self.content else None
@@ -126,6 +132,11 @@ class OutputComparison(Model):
     files: tuple[OutputDifference, ...] = Field(
         description="The outputs in the order of their paths; at most 40."
     )
+
+    def beyond(self, shown: int) -> str | None:
+        """Count the outputs that differ beyond the first ones; None if there are no more."""
+        more = self.count - shown
+        return counted(more, "more output differs", "more outputs differ") if more > 0 else None
 
 
 class DivergenceMap(Model):

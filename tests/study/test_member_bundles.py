@@ -86,7 +86,7 @@ def test_bundles_are_searched_for_as_deep_as_they_are_in_the_folder_of_a_study(
         (folder / name).rename(_made(study / "members") / name)
     (study / "folder.capsule.tar").mkdir()
     assert list(find_bundles(results, study)) == MEMBERS
-    assert "in the folders of these" in refused("CAP-Y030", find_bundles, results, tmp_path)
+    assert "up to two levels below it" in refused("CAP-Y030", find_bundles, results, tmp_path)
 
 
 def _made(path):

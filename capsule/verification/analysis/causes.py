@@ -371,7 +371,7 @@ def _other_names(facts: Facts) -> Cause | None:
     renamed = [f for f in files if f.found_path is not None and f.content is None]
     if not renamed or all(file.nature == "date" for file in renamed):
         return None
-    pairs = [f"{file.path} / {file.found_path}" for file in renamed]
+    pairs = [file.name for file in renamed]
     return Cause(
         name="other-names",
         certainty="shown",
