@@ -53,7 +53,6 @@ compares every value:
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -204,7 +203,9 @@ class DeepQLearning(BaseTrainer):
         if transition.ended:
             if not transition.terminal:
                 self._replay.end_episode(transition.frame)
-            self._finish_episode()
+            self._count_episodes([self._return])
+            self._return = 0.0
+            self._frame = self._environment.reset()
 
     def _choose_action(self) -> int:
         """Return an epsilon-greedy action. Both random numbers are drawn whichever is used."""
@@ -215,11 +216,6 @@ class DeepQLearning(BaseTrainer):
         if uniform < self.exploration():
             return random_action
         return int(self._values(self._replay.stack(self._frame)[None]).argmax())
-
-    def _finish_episode(self) -> None:
-        self._count_episodes([self._return])
-        self._return = 0.0
-        self._frame = self._environment.reset()
 
     # Learning
 
@@ -264,7 +260,7 @@ class DeepQLearning(BaseTrainer):
             raise AssertionError("a gradient comes before its descent")
         if isinstance(optimizer, Adam):  # it clips by the norm of the whole gradient
             mean = gradient.whole() / self._trainer.batch_size
-            optimizer.descend(mean, self._trainer.max_gradient_norm or math.inf)
+            optimizer.descend(mean, self._trainer.max_gradient_norm)
             return
 
         def descend(part: int) -> None:

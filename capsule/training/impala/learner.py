@@ -27,7 +27,6 @@ Deviations from the paper (docs/papers/espeholt2018.md compares every value):
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -99,7 +98,7 @@ class Impala(BaseTrainer):
             executor: Gives the unrolls to train on.
             recorder: Records the schedule; None unless the spec asks for it.
             replay: The replay memory; None unless the spec asks for one.
-            inference: How the actors' requests are answered, without counts.
+            inference: The facts about inference for the actors, with counts of 0.
         """
         super().__init__(context, network.shapes, network.torso.modules, trainer.initialization)
         self._trainer, self._inference = trainer, inference
@@ -221,7 +220,7 @@ class Impala(BaseTrainer):
         if trainer.anneals:
             # ``step`` does not count this batch yet, so the first update has the full rate.
             rate = annealed(rate, self.step, trainer.total_steps)
-        self.optimizer.update(self._gradient, rate, trainer.max_gradient_norm or math.inf)
+        self.optimizer.update(self._gradient, rate, trainer.max_gradient_norm)
         self.updates += 1
 
     # Recording

@@ -62,6 +62,7 @@ class CentredRmsProp:
         squared_gradient_momentum: float,
         min_squared_gradient: float,
     ) -> None:
+        """Start with running means of zero; ``learning_rate`` is ``lr``, the others a, b and c."""
         self.mean = parameters.zeros_like()
         self.square = parameters.zeros_like()
         self._updated = parameters.flat, self.mean.flat, self.square.flat

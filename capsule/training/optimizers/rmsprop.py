@@ -17,8 +17,6 @@ it.
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from capsule.training.layers import kernels
@@ -60,25 +58,28 @@ class RmsProp:
         parameters: Parameters,
         *,
         epsilon: float,
-        decay: float = 0.99,
-        momentum: float = 0.0,
-        initial_square: float = 1.0,
+        decay: float,
+        momentum: float,
     ) -> None:
+        """Start with ``v`` of 1 and ``u`` of 0; ``decay`` is ``a``, and ``momentum`` is ``m``."""
         self.square = parameters.zeros_like()
-        self.square.flat.fill_(initial_square)
+        self.square.flat.fill_(1.0)
         self.step = parameters.zeros_like()
         self._parameters = parameters
         self.epsilon = epsilon
         self._decay = decay
         self._momentum = momentum
 
-    def update(self, gradient: torch.Tensor, rate: float, maximum_norm: float = math.inf) -> None:
+    def update(
+        self, gradient: torch.Tensor, rate: float, maximum_norm: float | None = None
+    ) -> None:
         """Make one update.
 
         Args:
             gradient: float32 ``[size]``, in the memory order of the parameters; not changed.
             rate: Learning rate of this update.
-            maximum_norm: Norm to which a longer gradient is clipped; 40 on Atari.
+            maximum_norm: Norm to which a longer gradient is clipped, 40 on Atari; None for no
+                clipping.
         """
         w, v, u = (each.flat for each in (self._parameters, self.square, self.step))
         if gradient.device.type == "cpu":

@@ -388,7 +388,7 @@ class R2D2(BaseTrainer):
             self.target.copy_from(self.online)
 
     def _descend(self) -> None:
-        self.optimizer.descend(self._gradient, self._trainer.max_gradient_norm or math.inf)
+        self.optimizer.descend(self._gradient, self._trainer.max_gradient_norm)
 
     # Recording
 

@@ -30,7 +30,7 @@ def gradient(seed, scale=3.0, device=CPU):
     return torch.from_numpy(generator.normal(0, scale, size).astype(np.float32)).to(device)
 
 
-def update(optimizer, gradient, maximum_norm=math.inf):
+def update(optimizer, gradient, maximum_norm=None):
     optimizer.advance()
     optimizer.descend(gradient, maximum_norm)
 
@@ -38,15 +38,17 @@ def update(optimizer, gradient, maximum_norm=math.inf):
 def test_two_updates_by_hand():
     parameters = Parameters({"w": (1,)}, CPU)
     parameters.flat.fill_(1.0)
-    optimizer = Adam(parameters, learning_rate=0.5, epsilon=0.25, mean_decay=0.5, square_decay=0.75)
+    optimizer = Adam(parameters, learning_rate=0.5, epsilon=0.25)
     update(optimizer, torch.tensor([2.0]))
-    # m = 1, corrected 1 / (1 - 0.5) = 2; v = 1, corrected 1 / (1 - 0.75) = 4
+    # m = 0.2, corrected 0.2 / (1 - 0.9) = 2; v = 0.004, corrected 0.004 / (1 - 0.999) = 4
     first = 1 - 0.5 * 2 / (2 + 0.25)
     assert parameters.flat.item() == pytest.approx(first, rel=1e-6)
     update(optimizer, torch.tensor([-2.0]), maximum_norm=1.0)
-    # g = -1; m = 0.5 - 0.5 = 0; the weight stays; v = 0.75 + 0.25 = 1
-    assert parameters.flat.item() == pytest.approx(first, rel=1e-6)
-    assert (optimizer.mean.flat.item(), optimizer.square.flat.item()) == (0.0, 1.0)
+    # g = -1; m = 0.18 - 0.1 = 0.08, corrected by 1 - 0.81; v = 0.003996 + 0.001, by 1 - 0.998001
+    second = first - 0.5 * (0.08 / 0.19) / (math.sqrt(0.004996 / 0.001999) + 0.25)
+    assert parameters.flat.item() == pytest.approx(second, rel=1e-5)
+    assert optimizer.mean.flat.item() == pytest.approx(0.08, rel=1e-6)
+    assert optimizer.square.flat.item() == pytest.approx(0.004996, rel=1e-6)
 
 
 def test_the_fused_loop_gives_the_bits_of_one_operation_after_the_other():

@@ -15,6 +15,7 @@ from capsule.training.optimizers.adam import clipping_factor
 from capsule.training.optimizers.rmsprop import RmsProp, annealed
 
 CPU = torch.device("cpu")
+SETTINGS = {"epsilon": 0.01, "decay": 0.99, "momentum": 0.0}
 f = np.float32
 SHAPES = {"conv1.weight": (5, 3, 2, 2), "conv1.bias": (5,), "dense1.weight": (3, 5_000)}
 
@@ -44,7 +45,7 @@ def make(seed=0, device=CPU, **changes):
     parameters = Parameters(SHAPES, device)
     generator = np.random.default_rng(seed)
     parameters.load({n: generator.normal(size=s).astype(f) for n, s in SHAPES.items()})
-    return parameters, RmsProp(parameters, **({"epsilon": 0.01} | changes))
+    return parameters, RmsProp(parameters, **(SETTINGS | changes))
 
 
 def gradient(seed, scale=3.0, device=CPU):
@@ -98,7 +99,8 @@ def test_the_fused_loop_gives_the_bits_of_one_operation_after_the_other(momentum
 
 def test_with_epsilon_nearly_0_and_no_start_it_is_torchs():
     """Where the two definitions meet: the place of epsilon no longer counts."""
-    parameters, optimizer = make(epsilon=1e-20, momentum=0.0, initial_square=0.0)
+    parameters, optimizer = make(epsilon=1e-20)
+    optimizer.square.flat.zero_()
     theirs = torch.nn.Parameter(parameters.flat.clone())
     reference = torch.optim.RMSprop([theirs], lr=1e-3, alpha=0.99, eps=1e-10)
     start = parameters.flat.clone()
@@ -150,7 +152,8 @@ def test_only_a_gradient_beyond_the_maximum_is_clipped():
         parameters, optimizer = make()
         optimizer.update(given, 1e-3, maximum)
         assert torch.equal(parameters.flat, free.flat)
-    _, optimizer = make(initial_square=0.0)
+    _, optimizer = make()
+    optimizer.square.flat.zero_()
     optimizer.update(given, 1e-3, norm / 4)
     torch.testing.assert_close(optimizer.square.flat, given.square() * f(1 - 0.99) / 16)
 
@@ -166,7 +169,8 @@ def test_what_is_not_a_number_reaches_the_weights():
 
 def test_epsilon_may_be_changed_between_updates():
     parameters = Parameters({"w": (1,)}, CPU)
-    optimizer = RmsProp(parameters, epsilon=0.0, decay=0.5, initial_square=7.0)
+    optimizer = RmsProp(parameters, epsilon=0.0, decay=0.5, momentum=0.0)
+    optimizer.square.flat.fill_(7.0)
     optimizer.update(torch.tensor([1.0]), 1.0)
     # v = 3.5 + 0.5 = 4; w = -1 / sqrt(4)
     assert parameters.flat.item() == -0.5
