@@ -34,7 +34,8 @@ class ScoreReference(Model):
 class PopulationSpec(Model):
     """Population-based training.
 
-    The defaults are those of Espeholt et al. 2018, arXiv:1802.01561, appendix F.
+    The defaults are those of Espeholt et al. 2018, arXiv:1802.01561: of appendix F, with members of
+    Table G.1.
 
     All numbers of steps in a spec are those of one member, so a population of N members plays N
     times as many. Each member is a whole trainer with its own actors, seeds and replay memory.

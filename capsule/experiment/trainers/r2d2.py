@@ -27,9 +27,11 @@ R2d2NetworkName = Annotated[Literal["nature", "residual", "small-conv", "mlp"], 
 class R2d2Trainer(Model):
     """Recurrent replay distributed DQN (R2D2).
 
-    The defaults are those of Kapturowski et al. 2019, OpenReview r1lyTjAqYX, Table 2 and section
-    2.3. Other values are those of Ape-X (Horgan et al. 2018, arXiv:1803.00933), as the paper
-    states, except for update_interval, which gives the paper's replay ratio.
+    The defaults are those of Kapturowski et al. 2019, OpenReview r1lyTjAqYX: of Table 2 and section
+    2.3, with burn_in and recurrent_state of section 3, total_steps of Table 1, and network,
+    recurrent_units, hidden_units and life_loss of the appendix. The paper adopts replay_start,
+    max_gradient_norm and the exploration rates from Ape-X (Horgan et al. 2018, arXiv:1803.00933).
+    update_interval gives the paper's replay ratio.
     """
 
     algorithm: Literal["r2d2"]
