@@ -133,7 +133,7 @@ def learner(segment: int, spec: TrainingSpec, workers: int) -> Iterator[int]:
     trainer, (settings, theta) = trainer_of(spec), playing(context)
     requests = [ActorRequest(actor, 0) for actor in range(BATCH)]
     played = settings.make_worker(range(BATCH)).play(requests, {0: theta}, 0)
-    items = [Item(each.actor, 0, 0, each.made) for each in played]
+    items = [Item(each.actor, 0, 0, each.experience) for each in played]
     example = make_environment(spec.environment, make_streams(spec.seeds), training=True)
     network = make_network(trainer, example, spec.accelerator)
     learners = partial(make_learners, context, network, example.frame_stack)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from capsule.experiment.trainers import R2d2Trainer
 from capsule.training.acting.transports import Serial
 from capsule.training.environments import make_environment
-from capsule.training.evaluation.protocol import EvaluatedPolicy, Seen
+from capsule.training.evaluation.protocol import EvaluatedPolicy, ObservationBatch
 from capsule.training.networks.recurrent import RecurrentNetwork, Sequences
 from capsule.training.r2d2.actor_worker import Experience
 from capsule.training.r2d2.actors import Actors
@@ -328,7 +328,7 @@ class TruncatedPolicy:
         self._history = history
         self._seen: list[deque[tuple[Any, ...]]] = []
 
-    def __call__(self, seen: Seen) -> NDArray[np.float32]:
+    def __call__(self, seen: ObservationBatch) -> NDArray[np.float32]:
         """Return the Q-values of each row, and remember the observations of the active rows."""
         rows = len(seen.active)
         if not self._seen:
@@ -345,7 +345,7 @@ class TruncatedPolicy:
             values[same] = self._unroll([list(self._seen[row]) for row in same])
         return values
 
-    def promise(self, seen: Seen) -> NDArray[np.float32]:
+    def state_values(self, seen: ObservationBatch) -> NDArray[np.float32]:
         """Return the largest Q-value of each row, float32 ``[rows]``."""
         largest: NDArray[np.float32] = self(seen).max(axis=1)
         return largest
@@ -438,7 +438,7 @@ class _Comparison:
         self.differences = [0.0] * len(others)
         self.agreements = [0] * len(others)
 
-    def __call__(self, seen: Seen) -> NDArray[np.float32]:
+    def __call__(self, seen: ObservationBatch) -> NDArray[np.float32]:
         values = self._acting(seen)
         active = values[seen.active]
         self.steps += len(active)
@@ -449,9 +449,9 @@ class _Comparison:
             self.agreements[index] += int((active.argmax(1) == theirs.argmax(1)).sum())
         return values
 
-    def promise(self, seen: Seen) -> NDArray[np.float32]:
+    def state_values(self, seen: ObservationBatch) -> NDArray[np.float32]:
         """Return the value of the state for the acting policy."""
-        return self._acting.promise(seen)
+        return self._acting.state_values(seen)
 
 
 # --- several seeds --------------------------------------------------------------------------------

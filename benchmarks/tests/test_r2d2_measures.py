@@ -18,7 +18,7 @@ from r2d2_measures import (
 )
 from scipy import stats
 
-from capsule.training.evaluation.protocol import Seen
+from capsule.training.evaluation.protocol import ObservationBatch
 from capsule.training.networks.recurrent import Sequences
 from capsule.training.r2d2.cutting import SequenceLayout
 from capsule.training.r2d2.replay import SequenceBatch
@@ -311,7 +311,7 @@ def test_lag_and_ratio_by_hand():
 
 
 def seen(observations, begins, active=(True, True)):
-    return Seen(
+    return ObservationBatch(
         observations=np.array(observations, np.float32).reshape(2, 1, 1),
         previous_actions=np.array([0, 0]),
         previous_rewards=np.zeros(2, np.float32),
@@ -351,7 +351,7 @@ def test_with_its_whole_history_a_policy_is_the_full_one(setting_of):
     random = np.random.default_rng(0)
     for step in range(12):
         active = (step == 0) | (random.random(5) < 0.8)
-        each = Seen(
+        each = ObservationBatch(
             observations=random.normal(size=(5, 1, 4)).astype(np.float32),
             previous_actions=random.integers(-1, 2, 5),
             previous_rewards=random.normal(size=5).astype(np.float32),

@@ -1,1 +1,1 @@
-"""What a run is: its spec, the lock it resolves to, the contract of its run directory."""
+"""The definition of a run: its spec, its lock, and the contract of its run directory."""

@@ -14,7 +14,7 @@ _NAME = re.compile(r"(sm|compute)_([0-9]+)([0-9])([af]?)")
 
 
 def runs_on(architectures: Iterable[str], capability: str) -> bool:
-    """Tell whether code for some architectures runs on a GPU.
+    """Return whether code for some architectures runs on a GPU.
 
     Args:
         architectures: As ``torch.cuda.get_arch_list`` names them: ``sm_90`` is binary code and

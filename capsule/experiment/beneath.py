@@ -1,4 +1,4 @@
-"""A folder that an untrusted program writes: measured, read and removed without following a link.
+"""Folders that an untrusted program writes: listing, reading and removal without following links.
 
 ``O_NOFOLLOW`` applies to the last component of a path only, and a path can be longer than the
 kernel accepts. So every component is opened separately, relative to the folder above it

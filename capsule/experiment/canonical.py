@@ -84,7 +84,7 @@ class NotRegularError(OSError):
 
 
 def open_regular(path: Path, *, follow: bool = True) -> BufferedReader:
-    """Open a regular file for reading, without ever waiting on a pipe or waking a device.
+    """Open a regular file for reading, without waiting for a pipe or starting a device.
 
     Args:
         path: The file.
@@ -103,14 +103,14 @@ def open_regular(path: Path, *, follow: bool = True) -> BufferedReader:
 
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Write ``data`` to ``path``, or leave the file as it was: write, sync, rename."""
+    """Write ``data`` to ``path``, or leave the file unchanged: write, sync, rename."""
     with appearing(path, mode) as stream:
         stream.write(data)
 
 
 @contextmanager
 def appearing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
-    """Give a stream whose content becomes ``path`` at the end; an error leaves it as it was."""
+    """Yield a stream whose content replaces the file at the end; an error leaves it unchanged."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # In the same folder, because a rename is atomic within one file system only.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -131,7 +131,7 @@ def appearing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what a process killed in the middle of :func:`appearing` left in a folder."""
+    """Remove the temporary files of processes that were killed inside of :func:`appearing`."""
     for path in folder.glob(".*"):
         if _UNFINISHED.fullmatch(path.name):
             path.unlink()

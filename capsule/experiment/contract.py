@@ -20,16 +20,14 @@ from capsule.experiment.lock import Lock, LockedData, Sha256
 from capsule.experiment.spec import Spec
 
 JOB = "job.json"  # Job; written by the host
-RUNTIME = "runtime.json"  # Runtime; flags read back, libraries really loaded
-MECHANISMS = "mechanisms.json"  # capsule.experiment.mechanisms: what the run really used
-INTERPRETERS = (
-    "interpreters.jsonl"  # what each Python process tells of its start (capsule.training)
-)
+RUNTIME = "runtime.json"  # Runtime
+MECHANISMS = "mechanisms.json"  # capsule.experiment.mechanisms.Mechanisms
+INTERPRETERS = "interpreters.jsonl"  # records of Python processes (capsule.training.accounts)
 EVENTS = "events.jsonl"  # one Event per line, append-only
 TRACE = "trace.jsonl"  # one trace record per line
 STREAMS = "streams.json"  # StreamProfiles
 SCHEDULE = "schedule.log"  # capsule.experiment.schedule_log (trainer.schedule.mode: recorded)
-SCHEDULE_REPLAY = "schedule.replay"  # the same, to be followed; written by the host
+SCHEDULE_REPLAY = "schedule.replay"  # a schedule log to follow; written by the host
 POPULATION = "population.json"  # Ancestry (trainer.population)
 CHECKPOINTS = "checkpoints"  # folder of checkpoint_name(step).{json,safetensors}
 CHECKPOINT_INDEX = "checkpoints.json"  # CheckpointIndex
@@ -37,28 +35,28 @@ EVALUATION = "evaluation.json"  # Evaluation
 DENSE = "dense.jsonl"  # capsule.experiment.dense (Job.dense)
 EPISODE_ORDER = "episode-order.json"  # EpisodeOrder; written by the host
 FILM = "film.json"  # Film; appears last
-SCREENS = "screens.zlib"  # of a Film: the screens, one after the other, in the format of RFC 1950
+SCREENS = "screens.zlib"  # the screens of a Film, one after the other, in zlib format (RFC 1950)
 RESULT = "result.json"  # Result; appears last, by atomic rename
-FAILURE = "failure.json"  # Failure; instead of RESULT
+FAILURE = "failure.json"  # Failure; written instead of RESULT
 ENTROPY_REPORT = "entropy.json"  # capsule.entropy.report.EntropyReport; written by the host
-ENTROPY_PROFILE = "entropy.profile"  # recorded randomness (entropy.mode: recorded); by the host
+ENTROPY_PROFILE = "entropy.profile"  # recorded randomness (entropy.mode: recorded)
 LEDGER = "ledger.json"  # capsule.entropy.ledger.Ledger; written by the host
 DATA = "data.json"  # DataRead (spec.data); written by the host
-STATE = "state"  # what a resume needs
+STATE = "state"  # folder of the files from which a run is resumed
 SEGMENT_STATES = "states"  # capsule.experiment.states: checkpoint_name(step).{json,blocks}
 LOG = "output.log"  # standard output and error of the training process
-ENTROPY_STARTS = "entropy"  # folder: what launcher and interposer write down (capsule.entropy)
+ENTROPY_STARTS = "entropy"  # folder of the journals of launcher and interposer (capsule.entropy)
 
-# A user program (trainer.command) writes what it likes, and these are made for it:
-WORKSPACE = "workspace"  # folder: a copy of the source tree; the program's working folder
-STANDARD_OUTPUT = "stdout.txt"  # what it printed
-ENDED = "ended.json"  # Ended: the program ended well; from now on only its outputs are listed
-OUTPUTS = "outputs.json"  # Outputs: what it wrote, by digest
-ARRIVALS_FOLDER = "arrivals"  # folder: the arrivals that each process writes down, as they happen
+# Files and folders of a run of a user program (trainer.command):
+WORKSPACE = "workspace"  # folder: a copy of the source tree, in which the program runs
+STANDARD_OUTPUT = "stdout.txt"  # its standard output
+ENDED = "ended.json"  # Ended; written before the outputs are listed
+OUTPUTS = "outputs.json"  # Outputs
+ARRIVALS_FOLDER = "arrivals"  # folder: the arrivals that each process records
 ARRIVALS = "arrivals.json"  # capsule.experiment.arrival_log (capsule.training.arrivals)
-ARRIVALS_REPLAY = "arrivals.replay"  # the same, to be followed; written by the host
+ARRIVALS_REPLAY = "arrivals.replay"  # an arrival log to follow; written by the host
 
-# What the host reads from a run directory, or writes there, when the run has ended.
+# The files that the host reads from a run directory, or writes there, when the run has ended.
 READ_FILES = frozenset(
     {
         *(JOB, RUNTIME, EVENTS, TRACE, STREAMS, SCHEDULE, POPULATION, CHECKPOINT_INDEX, EVALUATION),
@@ -70,29 +68,29 @@ READ_FILES = frozenset(
 READ_FOLDERS = frozenset({CHECKPOINTS, ENTROPY_STARTS, SEGMENT_STATES})
 MAX_OUTPUTS = 5_000  # a bundle has at most 10,000 files
 
-RUN_FOLDER = "/out"  # where a container has the run directory
-PROJECT_FOLDER = "/project"  # where an image holds the source tree
-DATA_FOLDER = "/data"  # where a container has data sets, by name
-# Variables of the program. All but the last are its contract, the last is for Capsule's own use.
+RUN_FOLDER = "/out"  # the run directory in a container
+PROJECT_FOLDER = "/project"  # the source tree in an image
+DATA_FOLDER = "/data"  # the data sets in a container, by name
+# Environment variables of a user program. The last one is for Capsule's own use.
 OUTPUT_VARIABLE = "CAPSULE_OUTPUT"  # folder of its working folder that the helper writes into
-STATE_VARIABLE = "CAPSULE_STATE"  # folder for what a resumption needs
+STATE_VARIABLE = "CAPSULE_STATE"  # folder for the files from which the program resumes
 RESUMED_VARIABLE = "CAPSULE_RESUMED"  # "1" if it is to resume from that folder, else "0"
 SEED_VARIABLE = "CAPSULE_SEED"  # seeds.root
 RUN_VARIABLE = "CAPSULE_RUN"  # the run directory
 DATA_VARIABLE = "CAPSULE_DATA"  # the folder of the data sets
-PROJECT_VARIABLE = "CAPSULE_PROJECT"  # where the source tree is, if not at PROJECT_FOLDER
+PROJECT_VARIABLE = "CAPSULE_PROJECT"  # folder of the source tree, if it is not PROJECT_FOLDER
 
-# How the first process has the launcher prepare the number that the program gets, and both numbers;
-# the same as in capsule/native/source/shared/entropy.h.
+# The first process of a run sends this signal to the launcher, whose process id is in the variable.
+# The launcher then prepares the process id that the program will have. The values are those of
+# capsule/native/source/shared/entropy.h.
 LAUNCHER_VARIABLE = "CAPSULE_LAUNCHER_PID"
 NUMBERS_SIGNAL = 40
 FIRST_PROCESS = 500
 PROGRAM_PROCESS = 1000
 
-# For the training side: the Ray cluster that actors play on, and in how many processes; the latter
-# may be left to the number of its free processors. No cluster, no variable.
-CLUSTER_VARIABLE = "CAPSULE_CLUSTER"
-CLUSTER_HOSTS_VARIABLE = "CAPSULE_CLUSTER_HOSTS"
+# Environment variables of the training side, which are set only if actors run on a Ray cluster.
+CLUSTER_VARIABLE = "CAPSULE_CLUSTER"  # address of the head
+CLUSTER_HOSTS_VARIABLE = "CAPSULE_CLUSTER_HOSTS"  # number of workers; unset: one per free processor
 
 _STREAM_DOMAIN = "capsule/stream/v1"
 Hex = Annotated[

@@ -76,7 +76,7 @@ class Update:
 
 
 def is_dense(path: Path) -> bool:
-    """Tell whether a file begins as a dense record does."""
+    """Return whether a file begins as a dense record does."""
     try:
         with open_regular(path) as stream:
             return f'"schema":"{SCHEMA}"'.encode() in stream.read(1 << 10)

@@ -23,7 +23,7 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$")]
 Requirement = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9,._-]+\])?.*$")
 ]
-# Words become arguments of processes, which end at a NUL.
+# Words become arguments of processes, which end at a NUL character.
 Word = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
 Patterns = Annotated[tuple[Annotated[str, Field(pattern=r"^!?[^!]")], ...], Field(min_length=1)]
 ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$")]
@@ -39,8 +39,8 @@ Facts = Annotated[
 ]
 
 
-# Each thread and task has its own value: while one reads a stored document, another may make a new
-# document.
+# Each thread and task has its own value, because one may read a stored document while another
+# makes a new document.
 _reading_stored = ContextVar("_reading_stored", default=False)
 
 
@@ -104,7 +104,7 @@ class Model(BaseModel):
 
 
 class DigestedModel(Model):
-    """A document that others name by its digest."""
+    """A document that other documents identify by its digest."""
 
     def digest(self) -> str:
         """Return the hexadecimal SHA-256 of :meth:`document`."""
@@ -112,7 +112,7 @@ class DigestedModel(Model):
 
 
 def is_given(model: BaseModel, name: str) -> bool:
-    """Tell whether the value of a field differs from its default."""
+    """Return whether the value of a field differs from its default."""
     default = type(model).model_fields[name].get_default(call_default_factory=True)
     return bool(getattr(model, name) != default)
 

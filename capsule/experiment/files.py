@@ -41,7 +41,7 @@ class UnusableNameError(OSError):
 
 
 def flags_of(names: str) -> int:
-    """Combine flags of ``open(2)``, without those that this system does not have.
+    """Return the combination of flags of ``open(2)``, without those that this system lacks.
 
     Args:
         names: Their names without ``O_``. BINARY is one of Windows, whose C library translates line
@@ -113,7 +113,7 @@ def open_folder(
 
 
 def is_link(facts: os.stat_result) -> bool:
-    """Tell a symbolic link, or a junction of Windows, from what ``lstat`` returned."""
+    """Return whether ``facts``, of ``lstat``, are those of a link, or of a junction of Windows."""
     tag: int = getattr(facts, "st_reparse_tag", 0)
     return stat.S_ISLNK(facts.st_mode) or bool(tag & _NAME_SURROGATE)
 

@@ -1,4 +1,4 @@
-"""How the requests of a trainer's actors were answered, as the actors counted it."""
+"""The facts about inference for actors, most of which the actors count themselves."""
 
 from __future__ import annotations
 

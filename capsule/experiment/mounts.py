@@ -35,7 +35,7 @@ def file_system_of(path: Path, mounts: Path = _MOUNTS) -> str | None:
 
 
 def is_mounted_read_only(folder: Path, mounts: Path = _MOUNTS) -> bool:
-    """Tell whether something is mounted at a folder or below it, and all of that is read-only.
+    """Return whether there are mounts at a folder or below it, and all are read-only.
 
     The arguments are those of :func:`file_system_of`.
     """

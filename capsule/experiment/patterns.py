@@ -1,4 +1,4 @@
-"""Choosing paths by patterns, the same way in every section of a spec."""
+"""The choice of paths by patterns, which follows the same rules in every section of a spec."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def chosen(path: str, patterns: Iterable[str]) -> bool:
-    """Tell whether ``patterns`` choose a path.
+    """Return whether ``patterns`` choose a path.
 
     Args:
         path: Relative POSIX path.

@@ -179,7 +179,7 @@ def _decompressed(data: bytes, size: int) -> bytes:
         _reject(f"does not decompress: {error}")
     # zlib ignores bytes after the end of a stream, and no digest would cover them.
     if len(planes) != size or not stream.eof or stream.unused_data:
-        _reject(f"does not hold the {size} bytes of its planes")
+        _reject(f"does not contain the {size} bytes of its planes")
     return planes
 
 
@@ -204,7 +204,7 @@ def _decoded(data: bytes, width: int) -> array[int]:
 
 
 def _little_endian(plane: array[int]) -> array[int]:
-    """Return a plane in the other byte order where this machine's is not the file's."""
+    """Convert a plane between the byte orders of this machine and of the file."""
     turned = plane[:]
     if sys.byteorder == "big":
         turned.byteswap()

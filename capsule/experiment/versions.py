@@ -17,7 +17,7 @@ _PARTS = re.compile(r"(==|!=|>=|<=|~=|>|<)?([0-9.]+?)(\.\*)?")
 
 
 def satisfies(version: str, constraint: str) -> bool:
-    """Tell whether a version meets every clause of a constraint.
+    """Return whether a version meets every clause of a constraint.
 
     Clauses have the meaning of PEP 440: zeros at the end of a release do not matter, and ``.*``
     matches any end. ``13.0`` without an operator is ``==13.0.*``.

@@ -24,7 +24,7 @@ from capsule.training.evaluation.action_choice import choice_of
 from capsule.training.evaluation.protocol import (
     EvaluatedPolicy,
     MakeEnvironment,
-    Seen,
+    ObservationBatch,
     choose_starts,
     evaluate,
     evaluation_environments,
@@ -166,15 +166,15 @@ class _Interruptible:
         self._policy, self._stop = policy, stop
         self.recurrent = policy.recurrent
 
-    def __call__(self, seen: Seen) -> NDArray[np.float32]:
+    def __call__(self, seen: ObservationBatch) -> NDArray[np.float32]:
         if self._stop.is_set():
             raise Interrupted
         return self._policy(seen)
 
-    def promise(self, seen: Seen) -> NDArray[np.float32]:
+    def state_values(self, seen: ObservationBatch) -> NDArray[np.float32]:
         if self._stop.is_set():
             raise Interrupted
-        return self._policy.promise(seen)
+        return self._policy.state_values(seen)
 
 
 def evaluated_steps(spec: TrainingSpec) -> list[int]:

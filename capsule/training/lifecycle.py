@@ -137,15 +137,15 @@ class TrainingAttempt:
         self._trace: Trace = Trace(path) if self._dense is None else self._dense.trace
         self.learner: Trainer = make_trainer(
             TrainerContext(
-                state,
-                spec,
-                seeds,
-                self._streams,
-                self._trace,
-                device,
-                workers,
-                job.learners,
-                job.replicas,
+                directory=state,
+                spec=spec,
+                seeds=seeds,
+                streams=self._streams,
+                trace=self._trace,
+                device=device,
+                workers=workers,
+                learners=job.learners,
+                replicas=job.replicas,
                 dense=self._dense is not None,
             )
         )

@@ -1,4 +1,4 @@
-"""The spec: what a researcher writes, a file for each subject.
+"""The spec, which a researcher writes, with a module for each group of sections.
 
 Every model is frozen, rejects unknown keys and converts nothing silently. Units are part of the
 names. A *step* is one agent step: one action chosen by the policy (``frame_skip`` emulator frames

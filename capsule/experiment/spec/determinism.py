@@ -1,4 +1,4 @@
-"""The spec's section ``determinism``: what is fixed so that a run can be repeated."""
+"""The spec's section ``determinism``: the settings that make a run repeatable."""
 
 from __future__ import annotations
 

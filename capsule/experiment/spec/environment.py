@@ -163,7 +163,7 @@ EnvironmentSpec = Annotated[
 
 
 def tasks_of(environment: EnvironmentSpec) -> tuple[EnvironmentSpec, ...]:
-    """Return the environment of each task, of which there is one unless it has further games."""
+    """Return the environment of each task. Only ``further_games`` add tasks to the first one."""
     if not isinstance(environment, AtariEnvironment):
         return (environment,)
     games = (environment.game, *environment.further_games)

@@ -1,4 +1,4 @@
-"""The spec's sections ``image`` and ``code``: what runs, and where it comes from."""
+"""The spec's sections ``image`` and ``code``: the contents of the image."""
 
 from __future__ import annotations
 

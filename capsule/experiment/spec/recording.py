@@ -1,4 +1,4 @@
-"""The spec's sections ``recording`` and ``limits``: what a run writes, and what it may use."""
+"""The spec's sections ``recording`` and ``limits``: records and resources of a run."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def calendar_clock(spec: Spec) -> Literal["system", "fixed", "virtual"]:
 
 
 def _clock_is_left(spec: Spec) -> bool:
-    """Tell whether a program reads the machine's clock, which Capsule's trainers do not use."""
+    """Return whether a program reads the machine's clock, which Capsule's trainers do not use."""
     return isinstance(spec.trainer, CommandTrainer) and calendar_clock(spec) == "system"
 
 

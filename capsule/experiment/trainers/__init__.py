@@ -66,8 +66,8 @@ AlgorithmTrainer = Annotated[
 
 
 def _trainer_kind(trainer: Any) -> str:
-    """Tell the trainers apart: one names an algorithm, the other a command."""
-    # What is neither a mapping nor a trainer has no names; the validation says so.
+    """Return the tag of a trainer, which names either an algorithm or a command."""
+    # Values of other types have no fields; their validation fails afterwards.
     named = trainer if isinstance(trainer, dict) else getattr(trainer, "__dict__", {})
     return "of a command" if "command" in named else "of an algorithm"
 

@@ -67,5 +67,5 @@ def _kind(network: Any) -> str:
 
 Layers = Annotated[LayersSpec, Tag("layers")]
 Module = Annotated[ModuleSpec, Tag("module")]
-Named = Tag("name")  # of the networks that a trainer offers by their names
+Named = Tag("name")  # tag of the networks that a spec selects by their names
 by_kind = Discriminator(_kind)

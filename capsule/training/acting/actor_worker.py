@@ -71,20 +71,20 @@ class Snapshot(NamedTuple):
         return cls(saved["document"], stack, state)
 
 
-Made = TypeVar("Made")
+ExperienceT = TypeVar("ExperienceT")
 
 
-class Played(NamedTuple, Generic[Made]):
+class ActorResult(NamedTuple, Generic[ExperienceT]):
     """The answer to a request.
 
     Attributes:
         actor: Number of the actor.
-        made: The experience that it made.
+        experience: The experience of the actor.
         after: The actor after it.
     """
 
     actor: int
-    made: Made
+    experience: ExperienceT
     after: Snapshot
 
 
@@ -170,7 +170,7 @@ class Actor:
 AnyActor = TypeVar("AnyActor", bound=Actor)
 
 
-class ActorWorker(ABC, Generic[AnyActor, Made]):
+class ActorWorker(ABC, Generic[AnyActor, ExperienceT]):
     """Runs some actors in this process."""
 
     def __init__(
@@ -198,7 +198,7 @@ class ActorWorker(ABC, Generic[AnyActor, Made]):
         requests: Iterable[ActorRequest],
         parameters: Mapping[int, NDArray[np.float32]],
         lag: int,
-    ) -> list[Played[Made]]:
+    ) -> list[ActorResult[ExperienceT]]:
         """Let actors act, those with the same version of the policy together.
 
         Args:
@@ -216,14 +216,14 @@ class ActorWorker(ABC, Generic[AnyActor, Made]):
             self._versions[version] = kept
         newest = max(self._versions, default=0)
         self._versions = {v: kept for v, kept in self._versions.items() if v >= newest - lag}
-        done: list[Played[Made]] = []
+        done: list[ActorResult[ExperienceT]] = []
         # groupby() joins neighbours only. With the actors in ascending order, a batch does not
         # depend on the order of the requests.
         ordered = sorted(requests, key=attrgetter("version", "actor"))
         for version, group in groupby(ordered, attrgetter("version")):
             rows = [self._row_of[request.actor] for request in group]
-            for row, made in zip(rows, self._together(rows, version), strict=True):
-                done.append(Played(self._played[row], made, self._snapshot(row)))
+            for row, made in zip(rows, self._play_together(rows, version), strict=True):
+                done.append(ActorResult(self._played[row], made, self._snapshot(row)))
         return done
 
     def restore(self, snapshots: Mapping[int, Snapshot]) -> None:
@@ -237,14 +237,14 @@ class ActorWorker(ABC, Generic[AnyActor, Made]):
             # First, because the current instruction is known only when the episode has been played
             # again.
             self._actors[row].restore(document)
-            self._rows.tell(row, self._actors[row].environment.instruction)
+            self._rows.instruct(row, self._actors[row].environment.instruction)
             self._rows.stacks[row] = snapshot.stack
             self._rows.states[row] = snapshot.state
             self._rows.previous_actions[row] = document["previous_action"]
             self._rows.previous_rewards[row] = float.fromhex(document["previous_reward"])
 
     @abstractmethod
-    def _together(self, rows: Sequence[int], version: int) -> Iterable[Made]:
+    def _play_together(self, rows: Sequence[int], version: int) -> Iterable[ExperienceT]:
         """Let the actors of ``rows`` act with the same version; return the experience of each."""
 
     def _step(self, row: int, action: int) -> Transition:
@@ -255,16 +255,16 @@ class ActorWorker(ABC, Generic[AnyActor, Made]):
         # The episode return sums the game's own rewards; the network reads the training reward.
         actor.episode_return += transition.game_reward
         self._rows.advance(row, action, transition.reward, transition.frame)
-        self._rows.tell(row, actor.environment.instruction)
+        self._rows.instruct(row, actor.environment.instruction)
         return transition
 
     def _begin_episode(self, row: int) -> None:
         """Begin the next episode of an actor's environment."""
         actor = self._actors[row]
         actor.episode_return = 0.0
-        # The reset comes before tell(), because it determines the instruction.
+        # The reset comes before instruct(), because it determines the instruction.
         self._begin(row, actor.environment.reset())
-        self._rows.tell(row, actor.environment.instruction)
+        self._rows.instruct(row, actor.environment.instruction)
 
     def _begin(self, row: int, frame: Frame) -> None:
         """Begin an episode of the agent with ``frame``."""

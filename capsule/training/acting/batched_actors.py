@@ -73,7 +73,7 @@ class ActorRows:
         self.previous_rewards = np.zeros(count, np.float32)
         self.states = np.zeros((count, *network.state_shape), np.float32)
         self.instructions = np.full((count, vocabulary.longest), NO_WORD)
-        self._told, self._vocabulary = [""] * count, vocabulary
+        self._texts, self._vocabulary = [""] * count, vocabulary
 
     def begin(self, row: int, frame: Frame) -> None:
         """Begin an episode with ``frame``, ``[*frame_shape]``, without anything before it."""
@@ -93,15 +93,15 @@ class ActorRows:
         self.stacks[row, :-1] = self.stacks[row, 1:]
         self.stacks[row, -1] = frame
 
-    def tell(self, row: int, instruction: str) -> None:
+    def instruct(self, row: int, instruction: str) -> None:
         """Enter the instruction of an actor.
 
         Raises:
             CapsuleError: CAP-T242, as :meth:`Vocabulary.encode`.
         """
         # At most steps the instruction is the same as before, and is not encoded again.
-        if instruction != self._told[row]:
-            self._told[row] = instruction
+        if instruction != self._texts[row]:
+            self._texts[row] = instruction
             self.instructions[row] = self._vocabulary.encode(instruction)
 
     def inputs(self, rows: Sequence[int]) -> Arrays:

@@ -29,7 +29,7 @@ Network = Callable[[Tensors], Tensors]
 """A function from the inputs of a batch, ``[rows, …]`` each, to its outputs, ``[rows, …]`` each."""
 
 
-class Evaluated(NamedTuple):
+class BatchOutputs(NamedTuple):
     """The outputs of a network for some actors, a row for each.
 
     Attributes:
@@ -59,7 +59,7 @@ class Batching(NamedTuple):
         """Return how a run makes batches for a network with the arithmetic ``products``."""
         return cls(rows, determinism.batch_invariance and not products.fixed_order)
 
-    def evaluate(self, network: Network, actors: Sequence[int], inputs: Arrays) -> Evaluated:
+    def evaluate(self, network: Network, actors: Sequence[int], inputs: Arrays) -> BatchOutputs:
         """Evaluate a network for some actors, each of which may appear several times.
 
         Args:
@@ -71,17 +71,17 @@ class Batching(NamedTuple):
         if not self.fixed:
             size = len(actors)
             outputs = _evaluated(network, tuple(map(torch.from_numpy, inputs)))
-            return Evaluated(outputs, np.full(size, size), np.arange(size))
+            return BatchOutputs(outputs, np.full(size, size), np.arange(size))
         parts = []
-        for asked, places in self._batches(actors):
-            batch = tuple(_placed(array[asked], places, self.rows) for array in inputs)
+        for indices, places in self._batches(actors):
+            batch = tuple(_placed(array[indices], places, self.rows) for array in inputs)
             found = (output[places] for output in _evaluated(network, batch))
-            parts.append((np.array(asked), np.array(places), *found))
+            parts.append((np.array(indices), np.array(places), *found))
         numbers, rows, *columns = map(np.concatenate, zip(*parts, strict=True))
         # The parts are in the order of the batches; this restores the order of ``actors``.
         order = np.argsort(numbers)
         outputs = tuple(column[order] for column in columns)
-        return Evaluated(outputs, np.full(len(order), self.rows), rows[order])
+        return BatchOutputs(outputs, np.full(len(order), self.rows), rows[order])
 
     def _batches(self, actors: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
         """Yield batches: the indices of ``actors`` in each, and their rows in it."""

@@ -14,8 +14,8 @@ prevents:
   replica processes requests in the order of policy version, actor and request. If the field is off,
   requests are distributed over the replicas, and processed, in the order of arrival.
 
-Every answer states how it was made, and the actor counts this (:class:`Requests`). The ledger uses
-the actors' counts, and not the fields of the spec.
+An answer contains the facts about its computation, which the actor counts
+(:class:`RequestCounts`). The ledger uses the actors' counts, and not the fields of the spec.
 
 This module does not move data between processes. Actor numbers are logical: the process that runs
 an actor does not affect a result.
@@ -46,7 +46,7 @@ step, float32 ``[rows, *state_shape]``.
 """
 
 
-class Asked(NamedTuple):
+class RequestBatch(NamedTuple):
     """One request each of some actors, with the same version of the policy.
 
     Attributes:
@@ -99,7 +99,7 @@ class Service(Protocol):
 
     replicas: int
 
-    def answer(self, asked: Asked) -> Answers:
+    def answer(self, batch: RequestBatch) -> Answers:
         """Answer one request each of some actors.
 
         Raises:
@@ -108,7 +108,7 @@ class Service(Protocol):
 
 
 class InferenceReplica:
-    """Answers requests. As a :class:`Service`, it answers those of its own process."""
+    """Computes the answers to requests. It can be the :class:`Service` of its own process."""
 
     replicas = 0
 
@@ -135,11 +135,11 @@ class InferenceReplica:
         self._words: dict[int, RequestWords] = {}
         self._shared: Stream | None = None
 
-    def answer(self, asked: Asked) -> Answers:
+    def answer(self, batch: RequestBatch) -> Answers:
         """See :class:`Service`."""
-        return self.answer_all([asked])[0]
+        return self.answer_all([batch])[0]
 
-    def answer_all(self, asked: Sequence[Asked]) -> list[Answers]:
+    def answer_all(self, batches: Sequence[RequestBatch]) -> list[Answers]:
         """Answer the requests of several workers, which may share batches.
 
         Raises:
@@ -147,9 +147,9 @@ class InferenceReplica:
         """
         # The requests of all workers are joined, so that they can share batches. At the end the
         # answers are split again.
-        lengths = [len(each.actors) for each in asked]
-        versions = np.repeat([each.version for each in asked], lengths)
-        rows = ((each.actors, each.numbers, *each.inputs) for each in asked)
+        lengths = [len(each.actors) for each in batches]
+        versions = np.repeat([each.version for each in batches], lengths)
+        rows = ((each.actors, each.numbers, *each.inputs) for each in batches)
         columns = versions, *map(_joined, zip(*rows, strict=True))
         order = np.arange(len(versions))
         if self._determinism.deterministic_routing:
@@ -162,16 +162,16 @@ class InferenceReplica:
         ends = np.cumsum(lengths)
         return [answers.rows(slice(end - n, end)) for n, end in zip(lengths, ends, strict=True)]
 
-    def _answer(self, asked: Asked) -> Answers:
+    def _answer(self, batch: RequestBatch) -> Answers:
         """Answer requests of one policy version, in their order."""
         evaluated = self._batching.evaluate(
-            lambda inputs: self._policy(asked.version, inputs), asked.actors.tolist(), asked.inputs
+            lambda inputs: self._policy(batch.version, inputs), batch.actors.tolist(), batch.inputs
         )
         logarithms, probabilities, states = evaluated.outputs
         # With a NaN among the probabilities, sample() would return an action that does not exist.
         require_probabilities(probabilities)
-        requests = zip(asked.actors.tolist(), asked.numbers.tolist(), strict=True)
-        words = [self._word(asked.version, *request) for request in requests]
+        requests = zip(batch.actors.tolist(), batch.numbers.tolist(), strict=True)
+        words = [self._word(batch.version, *request) for request in requests]
         actions = np.array(
             [sample(mu, uniform_of(word)) for mu, word in zip(probabilities, words, strict=True)]
         )
@@ -204,7 +204,7 @@ class InferenceReplica:
         return self._shared.word()
 
 
-class Requests:
+class RequestCounts:
     """Counts of the requests of one actor, and of how they were answered.
 
     Attributes:
@@ -253,7 +253,7 @@ class Requests:
 
 
 def counted(states: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Add up the counts of actors, from the :meth:`Requests.state` of each.
+    """Add up the counts of actors, from the :meth:`RequestCounts.state` of each.
 
     Returns:
         The counts of :class:`capsule.experiment.contract.Inference`, by field.
@@ -299,7 +299,7 @@ def _arranged(arrays: Arrays, order: NDArray[np.int64]) -> Arrays:
     return tuple(array[order] for array in arrays)
 
 
-def _by_version(columns: Arrays) -> Iterator[Asked]:
+def _by_version(columns: Arrays) -> Iterator[RequestBatch]:
     """Split versions, actors, numbers and inputs, row by row, where the version changes."""
     versions = columns[0]
     # Without deterministic routing, requests stay in the order of arrival, so a version may occur
@@ -307,7 +307,7 @@ def _by_version(columns: Arrays) -> Iterator[Asked]:
     borders = np.flatnonzero(np.diff(versions)) + 1
     for start, end in pairwise([0, *borders.tolist(), len(versions)]):
         actors, numbers, *inputs = (column[start:end] for column in columns[1:])
-        yield Asked(int(versions[start]), actors, numbers, tuple(inputs))
+        yield RequestBatch(int(versions[start]), actors, numbers, tuple(inputs))
 
 
 def require_probabilities(probabilities: NDArray[np.float32]) -> None:
@@ -322,6 +322,6 @@ def require_probabilities(probabilities: NDArray[np.float32]) -> None:
     if not np.isfinite(probabilities).all():
         raise CapsuleError(
             "CAP-T151",
-            "the policy gives an action a probability of nan",
+            "the policy has a probability of nan for an action",
             fix="Lower trainer.learning_rate or trainer.max_gradient_norm.",
         )

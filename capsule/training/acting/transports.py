@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from capsule.experiment.spec import Numerics
 from capsule.training.acting.actor_worker import (
     ActorRequest,
+    ActorResult,
     ActorWorker,
-    Played,
     Snapshot,
     WorkerSettings,
 )
@@ -43,7 +43,7 @@ class Transport(Protocol):
     def begin(self, requests: Sequence[ActorRequest]) -> None:
         """Let actors begin to act. None of them may have an outstanding request."""
 
-    def finished(self) -> list[Played[Any]]:
+    def finished(self) -> list[ActorResult[Any]]:
         """Wait until a request is finished, and return the answers of all finished ones.
 
         Raises:
@@ -133,7 +133,7 @@ class Serial:
         """See :class:`Transport`."""
         self._requests += requests
 
-    def finished(self) -> list[Played[Any]]:
+    def finished(self) -> list[ActorResult[Any]]:
         """See :class:`Transport`."""
         requests, self._requests = self._requests, []
         new = new_versions(self._versions, self._known, requests)
@@ -174,7 +174,7 @@ class Processes:
         Raises:
             CapsuleError: As :meth:`InferenceProcesses.begin`.
         """
-        self._done: SimpleQueue[list[Played[Any]] | BaseException] = SimpleQueue()
+        self._done: SimpleQueue[list[ActorResult[Any]] | BaseException] = SimpleQueue()
         count = min(actors, processes)
         self._inference = inference
         self.replicas = 0 if inference is None else inference.count
@@ -212,7 +212,7 @@ class Processes:
         for feeder in self._feeders:
             feeder.give([each for each in requests if self._of[each.actor] is feeder])
 
-    def finished(self) -> list[Played[Any]]:
+    def finished(self) -> list[ActorResult[Any]]:
         """See :class:`Transport`."""
         finished = self._next()
         # Other finished requests are returned as well; the schedule decides which are used first.
@@ -235,7 +235,7 @@ class Processes:
         """See :class:`Transport`."""
         self._stop()
 
-    def _next(self) -> list[Played[Any]]:
+    def _next(self) -> list[ActorResult[Any]]:
         finished = self._done.get()
         if not isinstance(finished, BaseException):
             return finished
@@ -277,7 +277,7 @@ class _Feeder:
     def __init__(
         self,
         process: WorkerProcess,
-        done: SimpleQueue[list[Played[Any]] | BaseException],
+        done: SimpleQueue[list[ActorResult[Any]] | BaseException],
         lag: int,
     ) -> None:
         self.process = process

@@ -34,7 +34,7 @@ class Role(NamedTuple):
 
     Attributes:
         name: Name of the process, for the operating system.
-        part: Noun for the things that it has one or more of, in the singular.
+        part: Noun for one of its parts, such as an actor, in the singular.
         death: Code of the error when it dies.
     """
 
@@ -47,7 +47,7 @@ ACTORS = Role("actors", "actor", "CAP-T331")
 
 
 class WorkerProcess:
-    """An object in a process of its own, of which one method is called at a time."""
+    """An object in another process. One of its methods can be called at a time."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class WorkerProcess:
         Args:
             number: Number of the process, for messages.
             make: Makes the object in the new process; it is pickled.
-            parts: Numbers of its actors, or of its other parts, for messages.
+            parts: Numbers of its parts, for messages.
             determinism: The spec's ``determinism`` section. The process has one maths thread,
                 whatever the section says.
             numerics: The CPU numerics profile of the run.
@@ -124,12 +124,12 @@ class WorkerProcess:
         """Kill the process, also during a call; :meth:`answer` then raises an error."""
         self._process.kill()
 
-    def hang_up(self) -> None:
+    def close_pipe(self) -> None:
         """Close the pipe, at which the process ends. No thread may be waiting in :meth:`answer`."""
         self._pipe.close()
 
     def wait(self) -> None:
-        """Wait until the process has ended, after :meth:`hang_up`; kill it if that takes long."""
+        """Wait for the process to end, after :meth:`close_pipe`; kill it if that takes long."""
         self._process.join(STOP_SECONDS)
         if self._process.is_alive():  # it is in the middle of a long call
             self._process.kill()
@@ -204,7 +204,7 @@ def stop(processes: Sequence[WorkerProcess]) -> None:
     """End processes, and wait for them."""
     # All pipes are closed before one process is waited for, so that the processes end in parallel.
     for process in processes:
-        process.hang_up()
+        process.close_pipe()
     for process in processes:
         process.wait()
 

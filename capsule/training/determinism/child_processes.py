@@ -80,7 +80,7 @@ _installed = False
 
 def note_start() -> None:
     """Record the hash seed of this process, and whether torch's flags will be set in it."""
-    seed = (_heeds_hash_seed() and os.environ.get("PYTHONHASHSEED")) or "random"
+    seed = (_uses_hash_seed() and os.environ.get("PYTHONHASHSEED")) or "random"
     if not sys.flags.hash_randomization:
         seed = "0"
     watched = any(isinstance(finder, _TorchFinder) for finder in sys.meta_path)
@@ -88,7 +88,7 @@ def note_start() -> None:
     _note(f'{{"hash_seed":"{seed}","watched":{str(watched).lower()}}}', os.environ)
 
 
-def _heeds_hash_seed() -> bool:
+def _uses_hash_seed() -> bool:
     """Return whether this interpreter was started without -E, -I and -R."""
     # sys.flags.hash_randomization is 1 both under -R and with a seed other than 0.
     return not (sys.flags.ignore_environment or _randomizes(sys.orig_argv))
@@ -181,7 +181,7 @@ def check_start(environment: Mapping[str, str], expected: Mapping[str, str]) -> 
                 "environment of a child process.",
             )
     seed = expected["PYTHONHASHSEED"]
-    if not _heeds_hash_seed() or sys.flags.hash_randomization != (seed != "0"):
+    if not _uses_hash_seed() or sys.flags.hash_randomization != (seed != "0"):
         raise CapsuleError(
             "CAP-T102",
             f"the interpreter ignores PYTHONHASHSEED={seed}",
@@ -282,7 +282,7 @@ class _NumpyFinder(ImportFinder):
 
 
 def _precedes_levels(package: str) -> bool:
-    """Tell whether the numpy in a folder is older than 2.4; False if its version is not known."""
+    """Return whether the numpy in a folder is older than 2.4; False if its version is unknown."""
     # Not importlib.metadata: it imports random, which draws from the program's entropy.
     versions = [
         entry[len("numpy-") : -len(".dist-info")].split(".")

@@ -22,7 +22,7 @@ Practice for PyTorch*. A function can be captured if it follows these rules:
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Generic, TypeVar
 
 import torch
@@ -97,7 +97,8 @@ class Region(Generic[Result]):
             # The work waits for earlier work of the caller, such as the copies of
             # FixedTensors.fill().
             self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        with self._on_stream():
+        on_stream = nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+        with on_stream:
             # Instruments watch torch's operators, which are not dispatched when a graph is
             # launched.
             if not self._graphed or is_watched():
@@ -113,9 +114,6 @@ class Region(Generic[Result]):
         """Let later work of the caller wait for the work. The calling thread does not wait."""
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
-
-    def _on_stream(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
 
 class Graph(Generic[Result]):

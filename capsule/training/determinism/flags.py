@@ -1,7 +1,7 @@
 """Setting every determinism flag, and reading back what took effect.
 
 :func:`prepare` runs before torch is imported, and checks what only the parent process can set.
-:func:`apply` imports torch, sets the other flags, and reads back from each library what it will do.
+:func:`apply` imports torch, sets the other flags, and reads back the settings of each library.
 A flag that a library accepts and ignores stops the run.
 """
 

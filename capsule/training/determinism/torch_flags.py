@@ -63,7 +63,7 @@ def apply(flags: TorchFlags) -> dict[str, str]:
     fresh_memory: Any = torch.utils.deterministic
     fresh_memory.fill_uninitialized_memory = flags.fill_uninitialized_memory
     settings.cudnn.benchmark = flags.cudnn_benchmark
-    # This is a switch of its own, which the debug mode does not set.
+    # The debug mode does not set this flag.
     settings.cudnn.deterministic = flags.algorithms != "off"
     _set_tf32(allowed=flags.tf32)
     return expect(_read_back(flags), "torch")

@@ -139,7 +139,7 @@ class ReplayMemory:
         """
         observation = np.zeros((self._history + 1, *self._frames.shape[1:]), self._frames.dtype)
         observation[-1] = frame
-        # The frame is not an entry yet: the newest entry tells whether it begins an episode.
+        # The frame is not an entry yet. Whether it begins an episode follows from the newest entry.
         first = self._begins()
         for back in range(1, self._history + 1):
             if first:

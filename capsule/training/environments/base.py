@@ -244,7 +244,7 @@ class Environment(ABC):
         return digest.hexdigest()
 
     def _fingerprint(self) -> bytes:
-        """Return what is known of the environment's own state, besides the frame."""
+        """Return the known part of the environment's own state, besides the frame."""
         return b""
 
     def _no_actions(self) -> array[int]:

@@ -77,7 +77,7 @@ class GymnasiumTask(Environment):
     def __init__(self, spec: GymnasiumEnvironment, streams: Mapping[StreamName, Stream]) -> None:
         super().__init__({"environment": streams["environment"]})
         self._id, self._task = spec.id, _make(spec)
-        self._told = _told_entry(spec, self._task.observation_space)
+        self._instruction = _instruction_entry(spec, self._task.observation_space)
         self._view = _view(spec, self._task.observation_space)
         self._choices = _choices(spec, self._task.action_space)
         self.actions = self._choices.number
@@ -137,8 +137,8 @@ class GymnasiumTask(Environment):
         return self.instruction.encode()
 
     def _frame_of(self, observation: Any) -> Frame:
-        if self._told is not None:
-            self.instruction = self._told.of(observation)
+        if self._instruction is not None:
+            self.instruction = self._instruction.of(observation)
         return self._view.frame(observation)
 
 
@@ -328,7 +328,7 @@ def _named(space: Space, field: str, path: str) -> Entry:
     return entries[path]
 
 
-def _told_entry(spec: GymnasiumEnvironment, space: Space) -> Entry | None:
+def _instruction_entry(spec: GymnasiumEnvironment, space: Space) -> Entry | None:
     """Return the entry of ``space`` that is the instruction, if there is one."""
     if spec.instruction is None:
         return None

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SIDE = 84  # Mnih et al. 2015, doi:10.1038/nature14236, Methods: frames are rescaled to 84 x 84
-_FLOAT32_INTEGERS = 2**24  # float32 holds every integer up to here
+_FLOAT32_INTEGERS = 2**24  # float32 represents every integer up to this one
 
 
 class AreaResize:

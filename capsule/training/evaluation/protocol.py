@@ -59,7 +59,7 @@ QValues = Callable[[NDArray[Any]], NDArray[np.float32]]
 """A function from observations, ``[rows, …]``, to Q-values, float32 ``[rows, actions]``."""
 
 
-class Seen(NamedTuple):
+class ObservationBatch(NamedTuple):
     """The observations of a batch of agents, one row each; rows that are not active are zero.
 
     Attributes:
@@ -88,10 +88,10 @@ class EvaluatedPolicy(Protocol):
 
     recurrent: bool
 
-    def __call__(self, seen: Seen) -> NDArray[np.float32]:
+    def __call__(self, seen: ObservationBatch) -> NDArray[np.float32]:
         """Return Q-values or logits, float32 ``[rows, actions]``; inactive rows mean nothing."""
 
-    def promise(self, seen: Seen) -> NDArray[np.float32]:
+    def state_values(self, seen: ObservationBatch) -> NDArray[np.float32]:
         """Return the value of the state of each row, float32 ``[rows]``."""
 
 
@@ -103,11 +103,11 @@ class Reactive:
     def __init__(self, q_values: QValues) -> None:
         self._q_values = q_values
 
-    def __call__(self, seen: Seen) -> NDArray[np.float32]:
+    def __call__(self, seen: ObservationBatch) -> NDArray[np.float32]:
         """Return the Q-values of the observations."""
         return self._q_values(seen.observations)
 
-    def promise(self, seen: Seen) -> NDArray[np.float32]:
+    def state_values(self, seen: ObservationBatch) -> NDArray[np.float32]:
         """Return the largest Q-value of each observation."""
         largest: NDArray[np.float32] = self(seen).max(axis=1)
         return largest
@@ -214,9 +214,9 @@ def generate_starts(
     for first in range(0, len(candidates), spec.starts):
         chunk = candidates[first : first + spec.starts]
         players = [_Player(make_env(first + row), start) for row, start in enumerate(chunk)]
-        _rehearse(players, policy, spec.starts)
+        _play_starts(players, policy, spec.starts)
         alive = [row for row, player in enumerate(players) if not player.ended]
-        values = policy.promise(_seen(players, alive, spec.starts))
+        values = policy.state_values(_seen(players, alive, spec.starts))
         reached += [(float(values[row]), chunk[row]) for row in alive]
     if len(reached) < spec.starts:
         raise CapsuleError(
@@ -268,7 +268,7 @@ def evaluate(
     players = [_Player(make_env(index), start) for index, start in enumerate(starts)]
     most = [int(spec.max_minutes * FRAMES_PER_MINUTE) // player.frame_skip for player in players]
     scores, lengths = [0.0] * rows, [0] * rows
-    _rehearse(players, policy, rows)
+    _play_starts(players, policy, rows)
     # ``max_minutes`` may be shorter than one step, and a stochastic start may have ended the game.
     playing = [row for row, player in enumerate(players) if most[row] > 0 and not player.ended]
     if watch:
@@ -324,7 +324,7 @@ class _Player:
         """Whether the rest of the start leads to a further observation."""
         return len(self.script) >= self.frame_skip
 
-    def rehearse(self) -> None:
+    def continue_start(self) -> None:
         """Take the next actions of the start, as many as a step has emulator frames.
 
         If fewer are left, the agent does not see their result: it chooses its first action by the
@@ -364,20 +364,20 @@ class _Player:
         self.observation = np.concatenate([self.observation[1:], frame[None]])
 
 
-def _rehearse(players: Sequence[_Player], policy: EvaluatedPolicy, rows: int) -> None:
+def _play_starts(players: Sequence[_Player], policy: EvaluatedPolicy, rows: int) -> None:
     """Play every start to its end, or to the end of its game."""
     while acting := [row for row, player in enumerate(players) if player.script]:
         seeing = [row for row in acting if players[row].sees_more]
         if policy.recurrent and seeing:
             policy(_seen(players, seeing, rows))
         for row in acting:
-            players[row].rehearse()
+            players[row].continue_start()
 
 
-def _seen(players: Sequence[_Player], active: Sequence[int], rows: int) -> Seen:
+def _seen(players: Sequence[_Player], active: Sequence[int], rows: int) -> ObservationBatch:
     """Return the observations of the active players, in ``rows`` rows."""
     observation = players[0].observation
-    seen = Seen(
+    seen = ObservationBatch(
         observations=np.zeros((rows, *observation.shape), observation.dtype),
         previous_actions=np.full(rows, -1),
         previous_rewards=np.zeros(rows, np.float32),

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from capsule.experiment.spec import EnvironmentSpec
 from capsule.training.acting.batched_actors import Inputs
-from capsule.training.evaluation.protocol import Seen
+from capsule.training.evaluation.protocol import ObservationBatch
 from capsule.training.networks.language import NO_INSTRUCTIONS, Vocabulary
 from capsule.training.networks.recurrent import Architecture
 
@@ -52,7 +52,7 @@ class RecurrentPolicy:
         self._clips_rewards = getattr(environment, "clip_rewards", False)
         self._states: torch.Tensor | None = None
 
-    def __call__(self, seen: Seen) -> NDArray[np.float32]:
+    def __call__(self, seen: ObservationBatch) -> NDArray[np.float32]:
         """Return the values of each row, and update the recurrent states of active rows.
 
         Raises:
@@ -60,7 +60,7 @@ class RecurrentPolicy:
         """
         return self._step(seen, self._evaluate)
 
-    def promise(self, seen: Seen) -> NDArray[np.float32]:
+    def state_values(self, seen: ObservationBatch) -> NDArray[np.float32]:
         """Return the value of the state of each row, and update the states of active rows.
 
         Raises:
@@ -69,7 +69,7 @@ class RecurrentPolicy:
         largest: NDArray[np.float32] = self._step(seen, self._value).max(axis=1)
         return largest
 
-    def _step(self, seen: Seen, evaluate: Evaluate) -> NDArray[np.float32]:
+    def _step(self, seen: ObservationBatch, evaluate: Evaluate) -> NDArray[np.float32]:
         told = np.stack([self._vocabulary.encode(text) for text in seen.instructions])
         earned = np.sign(seen.previous_rewards) if self._clips_rewards else seen.previous_rewards
         observations, actions, rewards, instructions, begins, active = (

@@ -1,4 +1,4 @@
-"""Recording what the lines of a program compute, and the sources of nondeterminism that they use.
+"""Recording the values that the lines of a program assign, and their sources of nondeterminism.
 
 Two hooks of the interpreter do this. After each line of the user's code, the trace hook records a
 digest of every local variable that the line names and that has a new value, so that two runs can be

@@ -23,8 +23,8 @@ for a trajectory alone as in a batch. On a CPU, the exponential of the ratios is
 Capsule's own kernel in float64 (:func:`capsule.training.layers.kernels.exponentiate`), for which
 the same is true; on a GPU, torch computes it.
 
-``rlax`` and some others mix ``v_t+1`` and ``V(x_t+1)`` by ``lambda`` in the advantage. The paper,
-which has ``lambda`` only in a remark, does not, and neither does this module.
+``rlax`` and some other libraries mix ``v_t+1`` and ``V(x_t+1)`` by ``lambda`` in the advantage.
+Neither the paper, which has ``lambda`` only in a remark, nor this module does so.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def no_correction(
     )
 
 
-def one_step(plain: Targets, ratios: torch.Tensor, *, rho_bar: float = 1.0) -> Targets:
+def one_step(plain: Targets, ratios: torch.Tensor, *, rho_bar: float) -> Targets:
     """Return uncorrected values, and advantages multiplied by their clipped ratios.
 
     This is "1-step importance sampling" (section 5.2.2). ``ratios`` are ``[time, batch]``.
@@ -169,9 +169,7 @@ def one_step(plain: Targets, ratios: torch.Tensor, *, rho_bar: float = 1.0) -> T
     return plain._replace(advantages=ratios.detach().clamp(max=rho_bar) * plain.advantages)
 
 
-def epsilon_correction(
-    plain: Targets, log_target: torch.Tensor, *, epsilon: float = 1e-6
-) -> Targets:
+def epsilon_correction(plain: Targets, log_target: torch.Tensor, *, epsilon: float) -> Targets:
     """Return uncorrected values, and advantages for the policy gradient of ``log (pi + epsilon)``.
 
     This is the "epsilon-correction" (section 5.2.2). The gradient of ``log (pi + epsilon)`` is
@@ -182,7 +180,7 @@ def epsilon_correction(
     Args:
         plain: Uncorrected targets.
         log_target: ``ln pi(a_t|x_t)``, ``[time, batch]``.
-        epsilon: The default is that of the paper.
+        epsilon: The paper has 1e-6.
     """
     probabilities = _exponentiate(log_target.detach())
     return plain._replace(advantages=probabilities / (probabilities + epsilon) * plain.advantages)

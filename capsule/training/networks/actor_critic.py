@@ -88,7 +88,7 @@ class ActorCriticNetwork(Architecture):
         features = self.torso.features(parameters, seen.observations.flatten(0, 1))
         instructions, states = seen.instructions, seen.states
         if (0 if instructions is None else instructions.shape[2]) != self.words:
-            raise ValueError("instructions go with a network that has a vocabulary")
+            raise ValueError("instructions require a network with a vocabulary, and vice versa")
         if instructions is not None and self.language is not None:
             told = self.language.features(parameters, instructions.flatten(0, 1))
             features = torch.cat((features, told), 1)

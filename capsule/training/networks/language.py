@@ -115,7 +115,7 @@ def make_vocabulary(spec: LanguageSpec | None) -> Vocabulary:
     """Return the vocabulary that a spec's section ``trainer.language`` describes.
 
     Raises:
-        CapsuleError: CAP-T241, as :class:`Vocabulary` says.
+        CapsuleError: CAP-T241, as :class:`Vocabulary`.
     """
     if spec is None:
         return NO_INSTRUCTIONS

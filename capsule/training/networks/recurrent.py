@@ -20,8 +20,8 @@ reward, and the previous action as a one-hot vector, which is zero if there is n
 With ``recurrent_units`` 0 a rectified dense layer of ``hidden_units`` reads the same inputs: the
 paper's feed-forward variant (table 1).
 
-*Heads*. Advantages ``A`` and a value ``V`` are computed by a dense layer each, behind a rectified
-layer of ``hidden_units`` of its own: ``Q = V + (A - mean A)`` (Wang et al. 2016, arXiv:1511.06581,
+*Heads*. Advantages ``A`` and a value ``V`` are computed by two heads, each a rectified layer of
+``hidden_units`` and a dense layer: ``Q = V + (A - mean A)`` (Wang et al. 2016, arXiv:1511.06581,
 equation 9).
 
 *Initialization*. :func:`capsule.training.networks.feedforward.initialize` draws the weights and

@@ -141,8 +141,8 @@ def _check_source(workspace: Path, tree: Mapping[str, str]) -> None:
         if locked != here:
             raise CapsuleError(
                 "CAP-T305",
-                f"the source tree is not the locked one: {path!a} is {here}, the lock says "
-                f"{locked}",
+                f"the source tree is not the locked one: {path!a} is {here}, but in the "
+                f"lock it is {locked}",
                 fix="Remove the unpacked trees from Capsule's cache, or build the image again.",
             )
 

@@ -88,7 +88,7 @@ def run_program(directory: Path, job: Job, trainer: CommandTrainer) -> None:
     outputs = collect_outputs(directory, job.tree, trainer)
     write_document(directory / contract.OUTPUTS, outputs)
     files = len(outputs.files)
-    _tell(events, "finish", f"{files} {'file' if files == 1 else 'files'} written")
+    _report(events, "finish", f"{files} {'file' if files == 1 else 'files'} written")
     digest = sha256_hex(outputs.document())
     seconds = Ended.parse(ended.read_bytes()).seconds
     write_document(directory / contract.RESULT, ProgramResult(outputs=digest, seconds=seconds))
@@ -101,7 +101,7 @@ def _run_to_its_end(directory: Path, job: Job, trainer: CommandTrainer) -> None:
         _check_flags(directory, spec, resumed=is_resumed(directory, trainer))
         resumed = make_workspace(directory, job, trainer)
         command = shlex.join(_command(spec, trainer))
-        _tell(directory / contract.EVENTS, "resume" if resumed else "start", command)
+        _report(directory / contract.EVENTS, "resume" if resumed else "start", command)
         watch = Watch(directory, job.tree, trainer)
         begin_arrivals(directory, resumed=resumed)
         if not resumed:
@@ -319,7 +319,7 @@ def _children() -> Iterator[int]:
             yield int(folder.name)
 
 
-def _tell(events: Path, kind: Literal["start", "resume", "finish"], message: str) -> None:
+def _report(events: Path, kind: Literal["start", "resume", "finish"], message: str) -> None:
     append_event(events, Event(time=time.time(), kind=kind, step=0, message=message))
 
 

@@ -3,7 +3,7 @@
 The sources are Kapturowski et al. 2019, OpenReview r1lyTjAqYX, and Horgan et al. 2018,
 arXiv:1803.00933.
 
-An actor chooses actions epsilon-greedily, with an epsilon of its own, and returns its steps with
+An actor chooses actions epsilon-greedily, with its own epsilon, and returns its steps with
 the Q-values from which priorities are computed and the recurrent states with which sequences begin.
 
 An *episode* here is one of the agent: at its beginning, the recurrent state and the frame stack are
@@ -191,7 +191,7 @@ class SequenceWorker(ActorWorker[EpsilonGreedyActor, Experience]):
         self._network, self._batching = settings.network, settings.batching
         self._layout, self._resets = settings.layout, settings.life_loss == "reset"
 
-    def _together(self, rows: Sequence[int], version: int) -> Iterable[Experience]:
+    def _play_together(self, rows: Sequence[int], version: int) -> Iterable[Experience]:
         made = {row: Experience.blank(self._length, self._actors[row].environment) for row in rows}
         for step in range(self._length):
             self._advance(version, step, made)

@@ -71,7 +71,7 @@ class Actors:
         made: dict[int, Experience] = {}
         while len(made) < self.count:
             for played in self._transport.finished():
-                made[played.actor] = played.made
+                made[played.actor] = played.experience
                 self._snapshots[played.actor] = played.after
         return [made[actor] for actor in range(self.count)]
 

@@ -54,7 +54,7 @@ class SequenceLayout:
 
     def __post_init__(self) -> None:
         if self.burn_in < 0 or not 1 <= self.period <= self.trained or self.lookahead < 1:
-            raise ValueError(f"impossible {self}")
+            raise ValueError(f"these lengths do not fit one another: {self}")
 
     @property
     def rows(self) -> int:

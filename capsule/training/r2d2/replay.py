@@ -164,7 +164,9 @@ class SequenceReplay:
         self.layout, self.actors = layout, actors
         self._capacity = capacity // actors  # entries of an actor
         if self._capacity < layout.rows:
-            raise ValueError(f"{self._capacity} entries an actor hold no sequence of {layout.rows}")
+            raise ValueError(
+                f"{self._capacity} entries of an actor are too few for a sequence of {layout.rows}"
+            )
         self._history = frames.stack - 1
         # Entries needed before a sequence. At least one, because the entry before a sequence has
         # the previous action and reward of its first row.
@@ -331,7 +333,7 @@ class SequenceReplay:
         """
         numbers, actors = np.divmod(indices, self.actors)
         if not ((numbers >= 0) & (numbers < self._sequences.counts[actors])).all():
-            raise ValueError("an index of no sequence")
+            raise ValueError("an index does not belong to a sequence")
         if not (np.isfinite(priorities) & (priorities >= 0)).all():
             raise ValueError("a priority is negative or not finite")
         # The leaf of an evicted sequence may belong to a newer one.
@@ -375,16 +377,7 @@ class SequenceReplay:
             ValueError: A sequence is overwritten, or does not exist.
         """
         numbers, actors = np.divmod(indices, self.actors)
-        places_in_table = self._sequences.at(numbers, actors)
-        of = {name: array[places_in_table] for name, array in self._sequences.fields.items()}
-        finished, count = self._sequences.counts[actors], self._entries.counts[actors]
-        # The table is a ring as well: a later sequence may have taken the slot of this one.
-        known = (numbers >= 0) & (numbers < finished) & (of["numbers"] == numbers + 1)
-        # A ring overwrites its oldest entry first: if the earliest one that is needed is intact,
-        # all are.
-        whole = of["starts"] - self._reach >= count - self._entries.slots
-        if not (known & whole).all():
-            raise ValueError("a sequence that is not, or no longer, in the memory")
+        of = self._table(numbers, actors)
         # Everything below is [reach + rows, batch]: where in the sequence, and where in the ring.
         places = np.arange(-self._reach, self.layout.rows)[:, None] - of["fronts"]
         slots = self._entries.at(of["starts"] + places, actors)
@@ -414,6 +407,22 @@ class SequenceReplay:
             valid=taken[1:],
             values=np.where(seen[rows, :, None], entries["values"][slots[rows]], np.float32(0)),
         )
+
+    def _table(
+        self, numbers: NDArray[np.int64], actors: NDArray[np.int64]
+    ) -> dict[str, NDArray[Any]]:
+        """Return the fields of sequences by name, ``[batch, ...]``; see :meth:`gather`."""
+        slots = self._sequences.at(numbers, actors)
+        of = {name: array[slots] for name, array in self._sequences.fields.items()}
+        finished, count = self._sequences.counts[actors], self._entries.counts[actors]
+        # The table is a ring as well: a later sequence may have taken the slot of this one.
+        known = (numbers >= 0) & (numbers < finished) & (of["numbers"] == numbers + 1)
+        # A ring overwrites its oldest entry first: if the earliest entry of a sequence is intact,
+        # all of them are.
+        whole = of["starts"] - self._reach >= count - self._entries.slots
+        if not (known & whole).all():
+            raise ValueError("a sequence is not in the memory, or has been overwritten")
+        return of
 
     # Saving
 

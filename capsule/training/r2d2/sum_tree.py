@@ -107,7 +107,7 @@ class SumTree:
             ValueError: A number is outside of this range, or no leaf has a weight.
         """
         if self.total == 0 or not ((numbers >= 0) & (numbers <= self.total)).all():
-            raise ValueError(f"a number outside [0, {self.total}], or no weights at all")
+            raise ValueError(f"a number is not in [0, {self.total}], or all weights are 0")
         rest = numbers.copy()
         nodes = np.ones(len(numbers), np.int64)
         for _ in range(self._width.bit_length() - 1):
@@ -135,4 +135,4 @@ class SumTree:
     def _check(self, indices: NDArray[np.int64]) -> None:
         # A negative index would name an inner node.
         if len(indices) and not (indices.min() >= 0 and indices.max() < self.size):
-            raise IndexError(f"a leaf outside [0, {self.size})")
+            raise IndexError(f"a leaf is not in [0, {self.size})")

@@ -22,7 +22,7 @@ from capsule.experiment.canonical import canonical_json
 from capsule.experiment.contract import tensor_digest
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.states import RESUME, ResumeState
-from capsule.training.state.run_directory import write_file
+from capsule.training.state.run_directory import changed, write_file
 
 Tensors = Mapping[str, NDArray[Any]]
 _DTYPES = {"float32": "F32", "int64": "I64", "uint8": "U8"}  # as safetensors calls them
@@ -61,7 +61,7 @@ def load_tensors(path: Path, digests: Mapping[str, str]) -> dict[str, NDArray[An
     # Additional tensors are rejected as well as missing ones.
     for name in sorted(found.keys() | digests.keys()):
         if found.get(name) != digests.get(name):
-            raise damaged(path.name, f"holds another tensor {name!r} than was saved")
+            raise damaged(path.name, f"does not contain the tensor {name!r} as it was saved")
     return tensors
 
 
@@ -120,11 +120,7 @@ def _tensor_file(directory: Path, step: int) -> Path:
 
 def damaged(name: str, what: str) -> CapsuleError:
     """Return the error of a file of a saved state."""
-    return CapsuleError(
-        "CAP-T132",
-        f"{name} {what}",
-        fix="Start a new run directory: this one was changed or is incomplete.",
-    )
+    return changed("CAP-T132", f"{name} {what}")
 
 
 def array_document(array: NDArray[Any]) -> dict[str, Any]:

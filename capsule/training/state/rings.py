@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from capsule.experiment.errors import CapsuleError
+from capsule.training.state.run_directory import changed
 
 Field = tuple[DTypeLike, tuple[int, ...]]
 """Element type and shape of one field of an entry."""
@@ -159,8 +160,4 @@ def require_checkpoint(found: str, expected: str, what: str) -> None:
         CapsuleError: CAP-T223, they differ.
     """
     if found != expected:
-        raise CapsuleError(
-            "CAP-T223",
-            f"the replay files do not contain the {what}",
-            fix="Start a new run directory: this one was changed or is incomplete.",
-        )
+        raise changed("CAP-T223", f"the replay files do not contain the {what}")

@@ -130,6 +130,12 @@ def not_written(what: str, error: OSError) -> CapsuleError:
     )
 
 
+def changed(code: str, message: str) -> CapsuleError:
+    """Return the error of a run directory whose files do not belong together."""
+    fix = "Start a new run directory: this one was changed or is incomplete."
+    return CapsuleError(code, message, fix=fix)
+
+
 def append_event(path: Path, event: Event) -> None:
     """Append a line to ``events.jsonl`` in one write."""
     line = canonical_json(event.model_dump(mode="json", exclude_none=True)) + b"\n"

@@ -1,4 +1,4 @@
-"""Keeping the states that segments of a run begin with (:mod:`capsule.experiment.states`)."""
+"""Saving the states with which segments of a run begin (:mod:`capsule.experiment.states`)."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import RecordingSpec
 from capsule.experiment.trace import COMPONENTS, GENESIS, SEGMENT_RECORDS, extend, segment_line
+from capsule.training.state.run_directory import changed
 from capsule.training.state.streams import Stream
 
 _FLOWING = ("schedule", "observations", "actions", "rewards", "terminals", "indices", "loss")
@@ -126,11 +126,8 @@ class Trace:
         offset = state["offset"] if state else 0
         size = self._file.seek(0, os.SEEK_END)
         if size < offset:
-            raise CapsuleError(
-                "CAP-T121",
-                f"trace.jsonl holds {size} bytes, but the saved state ends at byte {offset}",
-                fix="Start a new run directory: this one was changed or is incomplete.",
-            )
+            what = f"trace.jsonl has {size} bytes, but the saved state ends at byte {offset}"
+            raise changed("CAP-T121", what)
         self._file.truncate(offset)
         self._file.seek(offset)
         if state:

@@ -30,7 +30,7 @@ def flat_of(settings, version):
 def play(worker, requests, versions=None, lag=9):
     """Let a worker play; return ``(actor, what it did)`` in the order of the answers."""
     played = worker.play([ActorRequest(*request) for request in requests], versions or {}, lag)
-    return [(each.actor, bits(each.made)) for each in played]
+    return [(each.actor, bits(each.experience)) for each in played]
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_actors_play_the_tasks_in_turn():
     settings = settings_of(actors=4, tasks=tasks, steps=15)
     worker = settings.make_worker([1, 2, 3])
     played = worker.play([ActorRequest(n, 0) for n in (1, 2, 3)], {0: flat_of(settings, 1)}, 0)
-    ends = {each.actor: np.flatnonzero(each.made.ended).tolist() for each in played}
+    ends = {each.actor: np.flatnonzero(each.experience.ended).tolist() for each in played}
     assert ends == {1: [4, 9, 14], 2: [2, 5, 8, 11, 14], 3: [4, 9, 14]}
 
 

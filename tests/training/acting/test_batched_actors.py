@@ -81,14 +81,14 @@ def test_inputs_are_copies_of_the_rows_that_were_asked_for():
     for row in range(3):
         rows.begin(row, frame(row))
         rows.advance(row, row, row / 2, frame(10 + row))
-        rows.tell(row, "go red")
+        rows.instruct(row, "go red")
     stacks, actions, rewards, states, instructions = rows.inputs([2, 0])
     assert stacks[:, 1, 0].tolist() == [12, 10]
     assert (actions.tolist(), rewards.tolist()) == ([2, 0], [1.0, 0.0])
     kept = [each.copy() for each in (stacks, actions, rewards, states, instructions)]
     rows.advance(2, 5, 5.0, frame(99))
     rows.states[:] = 1
-    rows.tell(2, "door")
+    rows.instruct(2, "door")
     for one, other in zip(kept, (stacks, actions, rewards, states, instructions), strict=True):
         np.testing.assert_array_equal(one, other)
     assert rows.inputs(range(3))[0].base is None
@@ -98,17 +98,17 @@ def test_an_actor_is_told_its_own_instruction_until_it_changes():
     rows = rows_of(vocabulary=VOCABULARY)
     nothing = [NO_WORD] * 4
     assert rows.instructions.tolist() == [nothing] * 3
-    rows.tell(0, "go red door")
-    rows.tell(1, "Door!")
+    rows.instruct(0, "go red door")
+    rows.instruct(1, "Door!")
     assert rows.instructions.tolist() == [[1, 2, 0, NO_WORD], [0, *nothing[1:]], nothing]
     rows.begin(0, frame(1))  # which ends no instruction: what is told next decides
-    rows.tell(0, "go red door")
+    rows.instruct(0, "go red door")
     assert rows.instructions[0].tolist() == [1, 2, 0, NO_WORD]
-    rows.tell(0, "")
+    rows.instruct(0, "")
     assert rows.instructions[0].tolist() == nothing
 
 
 def test_an_instruction_that_the_vocabulary_has_no_numbers_for_is_refused():
     rows = rows_of(vocabulary=VOCABULARY)
     with pytest.raises(CapsuleError, match=r"CAP-T242 .*blue"):
-        rows.tell(0, "go blue door")
+        rows.instruct(0, "go blue door")

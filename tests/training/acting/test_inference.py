@@ -16,7 +16,13 @@ from hypothesis import strategies as st
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import SeedsSpec
 from capsule.training.acting.batching import Batching
-from capsule.training.acting.inference import Asked, InferenceReplica, Requests, counted, replica_of
+from capsule.training.acting.inference import (
+    InferenceReplica,
+    RequestBatch,
+    RequestCounts,
+    counted,
+    replica_of,
+)
 from capsule.training.state.streams import RequestWords, Stream, uniform_of
 from tests.training.acting.conftest import ACTIONS, FEATURES, STRICT, network_of, relaxed
 from tests.training.conftest import CARTPOLE, ROOT, make_spec, start_variables
@@ -47,7 +53,7 @@ def requests_of(name, steps=1):
     _, draw = network_of(name)
     batch = [tensor.numpy() for tensor in draw(ACTORS * steps)]
     return [
-        Asked(
+        RequestBatch(
             version=row % ACTORS % 2,
             actors=np.array([row % ACTORS]),
             numbers=np.array([row // ACTORS]),
@@ -162,7 +168,7 @@ def test_equal_observations_still_lead_to_different_actions():
     zeros = np.zeros((ACTORS, 1, FEATURES), np.float32)
     replica, actions, logarithms = replica_for("mlp"), [], set()
     for number in range(steps):
-        asked = Asked(0, np.arange(ACTORS), np.full(ACTORS, number), (zeros,))
+        asked = RequestBatch(0, np.arange(ACTORS), np.full(ACTORS, number), (zeros,))
         found = replica.answer(asked)
         actions.append(found.actions)
         logarithms |= set(zip(found.actions.tolist(), found.logarithms.tolist(), strict=True))
@@ -196,7 +202,7 @@ def test_a_replica_that_begins_with_a_later_version_does_not_draw_the_same_again
     """So a run that is resumed without request seeds does not repeat its luck."""
     zeros = (np.zeros((1, 1, FEATURES), np.float32),)
     words = [
-        int(replica.answer(Asked(version, np.array([0]), np.array([0]), zeros)).words[0])
+        int(replica.answer(RequestBatch(version, np.array([0]), np.array([0]), zeros)).words[0])
         for version in (0, 3)
         for replica in [replica_for("mlp", determinism=relaxed(request_seeds=False))]
     ]
@@ -238,7 +244,7 @@ def test_a_replica_works_in_the_order_of_version_actor_and_number_unless_told_ot
 
     determinism = relaxed(deterministic_routing=routed)
     asked = [
-        Asked(actor % 3, np.array([actor]), np.array([0]), (np.array([actor], np.float32),))
+        RequestBatch(actor % 3, np.array([actor]), np.array([0]), (np.array([actor], np.float32),))
         for actor in order
     ]
     found = InferenceReplica(0, policy, FREE, determinism, SEEDS).answer_all(asked)
@@ -252,11 +258,11 @@ def test_a_replica_works_in_the_order_of_version_actor_and_number_unless_told_ot
 
 def count(found, asked, *, actor, batching=FIXED, replicas=0):
     """Let an actor enter its answers; return what it counted."""
-    requests = Requests(SEEDS, actor, batching, replicas)
+    requests = RequestCounts(SEEDS, actor, batching, replicas)
     origins = found.words, found.replicas, found.sizes, found.places
     for origin in zip(*(array.tolist() for array in origins), strict=True):
         requests.enter(*origin)
-    again = Requests(SEEDS, actor, batching, replicas)
+    again = RequestCounts(SEEDS, actor, batching, replicas)
     again.restore(requests.state())
     assert again.state() == requests.state()
     return counted([requests.state()])
@@ -264,7 +270,7 @@ def count(found, asked, *, actor, batching=FIXED, replicas=0):
 
 def asked_by(actor, requests=8):
     zeros = (np.zeros((requests, 1, FEATURES), np.float32),)
-    return Asked(0, np.full(requests, actor), np.arange(requests), zeros)
+    return RequestBatch(0, np.full(requests, actor), np.arange(requests), zeros)
 
 
 def test_an_actor_counts_what_was_drawn_from_its_own_stream_in_its_own_row():
@@ -298,7 +304,7 @@ def test_a_replica_without_request_seeds_is_noticed():
 
 def test_requests_go_on_only_from_those_of_the_same_actor():
     with pytest.raises(CapsuleError, match="CAP-T201"):
-        Requests(SEEDS, 1, FIXED, 0).restore(Requests(SEEDS, 2, FIXED, 0).state())
+        RequestCounts(SEEDS, 1, FIXED, 0).restore(RequestCounts(SEEDS, 2, FIXED, 0).state())
 
 
 def test_a_uniform_is_below_one():

@@ -61,7 +61,7 @@ def finish(transport, count):
 
 
 def made_by(played):
-    return {actor: bits(each.made) for actor, each in sorted(played.items())}
+    return {actor: bits(each.experience) for actor, each in sorted(played.items())}
 
 
 # --- in this process ------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def test_without_other_processes_actors_play_in_this_one(start):
     worker = settings.make_worker(range(3))
     requests = [ActorRequest(actor, 1) for actor in range(3)]
     expected = worker.play(requests, versions_of(settings, 1), 0)
-    assert played == {each.actor: bits(each.made) for each in expected}
+    assert played == {each.actor: bits(each.experience) for each in expected}
 
 
 def test_what_was_begun_in_parts_is_finished_once(start):

@@ -93,7 +93,7 @@ def test_candidates_are_ranked_by_what_their_states_promise():
     """Not by the largest number for an action, which is no value where it is a logit."""
 
     class Promising(Reactive):
-        def promise(self, seen):
+        def state_values(self, seen):
             return -seen.observations[:, -1, 0].astype(np.float32)
 
     spec = protocol(starts=1, shortlist=1, candidates=60)
@@ -229,7 +229,7 @@ class Remembering:
             self.shown.append((*(int(value) for value in row), bool(seen.begins[0])))
         return np.tile(np.array([1, 0, 0], np.float32), (len(seen.begins), 1))
 
-    def promise(self, seen):
+    def state_values(self, seen):
         return self(seen).max(axis=1)
 
 

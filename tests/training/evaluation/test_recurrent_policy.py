@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from capsule.experiment.errors import CapsuleError
-from capsule.training.evaluation.protocol import Seen
+from capsule.training.evaluation.protocol import ObservationBatch
 from capsule.training.evaluation.recurrent_policy import RecurrentPolicy
 from capsule.training.networks.language import Vocabulary
 from tests.training.conftest import BREAKOUT, CARTPOLE, make_spec
@@ -32,7 +32,7 @@ class Adding:
 def seen(*observations, begins=None, active=None, actions=None, rewards=None, instructions=None):
     """Return what a row for each observation sees; all of them go on by default."""
     rows = len(observations)
-    return Seen(
+    return ObservationBatch(
         observations=np.array(observations, np.float32).reshape(rows, 1),
         previous_actions=np.array(actions or [-1] * rows),
         previous_rewards=np.array(rewards or [0.0] * rows, np.float32),
@@ -57,14 +57,14 @@ def test_each_row_remembers_what_it_saw_alone():
 
 
 def test_states_are_valued_by_the_networks_value_or_by_the_largest_number_of_an_action():
-    assert policy().promise(seen(1, 10)).tolist() == [1, 10]
+    assert policy().state_values(seen(1, 10)).tolist() == [1, 10]
 
     def value(inputs):
         _, after = Adding()(inputs)
         return -after[:, 0, :1], after
 
     valued = policy(value=value)
-    assert valued.promise(seen(1, 10)).tolist() == [-1, -10]
+    assert valued.state_values(seen(1, 10)).tolist() == [-1, -10]
     assert valued(seen(2, 20)).tolist() == [[3, 3], [30, 30]]  # it remembers what it valued
 
 

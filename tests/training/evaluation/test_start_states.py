@@ -27,7 +27,7 @@ class Watching:
         self.lives += [self.environments[row].lives for row in np.flatnonzero(seen.active)]
         return np.zeros((len(seen.active), 1), np.float32)
 
-    def promise(self, seen):
+    def state_values(self, seen):
         return self(seen)[:, 0]
 
 

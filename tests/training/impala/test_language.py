@@ -205,7 +205,7 @@ def test_every_row_of_an_unroll_has_the_mission_of_its_episode():
     worker = UnrollWorker(settings, range(2))
     times = unrolls(worker, parameters, range(2), 4)
     for actor in range(2):
-        played = [each[actor].made for each in times]
+        played = [each[actor].experience for each in times]
         actions = np.concatenate([unroll.actions[unroll.acted] for unroll in played])
         missions = missions_of(actor, actions.tolist())
         assert len(set(missions)) > 2
@@ -222,8 +222,8 @@ def test_an_instruction_that_changes_within_an_episode_is_heard_at_once():
     task = gymnasium.make(NAME, disable_env_checker=True)
     observation, _ = task.reset(seed=Stream("environment", 0, 3).integer(2**32))
     orders = [observation["order"]]
-    orders += [task.step(action)[0]["order"] for action in played.made.actions]
-    found = [text_of(row, ("go", "left", "right")) for row in played.made.instructions]
+    orders += [task.step(action)[0]["order"] for action in played.experience.actions]
+    found = [text_of(row, ("go", "left", "right")) for row in played.experience.instructions]
     assert found == [{"Go left!": "go left", "go, right": "go right"}[order] for order in orders]
     assert len(set(found)) == 2
 
@@ -270,9 +270,9 @@ def test_one_update_moves_the_embeddings_of_the_words_that_were_told_and_of_no_o
 def test_a_digest_covers_what_was_told():
     settings, parameters = settings_of()
     [[played]] = unrolls(UnrollWorker(settings, [0]), parameters, [0], 1)
-    other = played.made.instructions.copy()
+    other = played.experience.instructions.copy()
     other[-1, 0] ^= 1
-    assert played.made._replace(instructions=other).digest() != played.made.digest()
+    assert played.experience._replace(instructions=other).digest() != played.experience.digest()
 
 
 def test_without_instructions_an_unroll_has_none_and_its_digest_is_of_all_the_rest():
@@ -280,12 +280,12 @@ def test_without_instructions_an_unroll_has_none_and_its_digest_is_of_all_the_re
     settings, parameters = settings_of(**changes)
     assert not any("language" in name for name in settings.network.shapes)
     [[played]] = unrolls(UnrollWorker(settings, [0]), parameters, [0], 1)
-    assert played.made.instructions.shape == (6, 0)
+    assert played.experience.instructions.shape == (6, 0)
     digest = xxhash.xxh3_64()
     for name in Unroll._fields:
         if name != "instructions":
-            digest.update(np.ascontiguousarray(getattr(played.made, name)).data)
-    assert digest.hexdigest() == played.made.digest()
+            digest.update(np.ascontiguousarray(getattr(played.experience, name)).data)
+    assert digest.hexdigest() == played.experience.digest()
 
 
 # --- the same bits --------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def test_actors_do_the_same_alone_and_together(numerics):
     for actor in (0, 3):
         alone = unrolls(UnrollWorker(settings, [actor]), parameters, [actor], 3)
         for [mine], everyone in zip(alone, together, strict=True):
-            assert mine.made.digest() == everyone[actor].made.digest()
+            assert mine.experience.digest() == everyone[actor].experience.digest()
 
 
 def test_what_an_actor_is_told_reaches_what_it_does():
@@ -307,7 +307,7 @@ def test_what_an_actor_is_told_reaches_what_it_does():
     words = settings.vocabulary.words
     settings.vocabulary._numbers = {word: 31 - number for number, word in enumerate(words)}
     [[otherwise]] = unrolls(UnrollWorker(settings, [0]), parameters, [0], 1)
-    assert not np.array_equal(told.made.log_behaviour, otherwise.made.log_behaviour)
+    assert not np.array_equal(told.experience.log_behaviour, otherwise.experience.log_behaviour)
 
 
 def test_an_actor_goes_on_elsewhere_from_its_snapshot_with_its_mission():
@@ -322,8 +322,8 @@ def test_an_actor_goes_on_elsewhere_from_its_snapshot_with_its_mission():
     other.restore(snapshots)
     [again] = unrolls(other, parameters, [1, 4], 1)
     for mine, theirs in zip(again, second, strict=True):
-        assert text_of(mine.made.instructions[0]).startswith("go to ")
-        assert mine.made.digest() == theirs.made.digest()
+        assert text_of(mine.experience.instructions[0]).startswith("go to ")
+        assert mine.experience.digest() == theirs.experience.digest()
 
 
 def test_an_environment_returns_to_its_instruction_or_says_that_it_does_not():

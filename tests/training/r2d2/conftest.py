@@ -83,7 +83,7 @@ def play(settings, steps, parameters, played=None):
     played = range(settings.actors) if played is None else played
     worker = replace(settings, steps=steps).make_worker(played)
     requests = [ActorRequest(actor, 0) for actor in played]
-    return [each.made for each in worker.play(requests, {0: parameters.flat.numpy()}, 0)]
+    return [each.experience for each in worker.play(requests, {0: parameters.flat.numpy()}, 0)]
 
 
 def bits(value):

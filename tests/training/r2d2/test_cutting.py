@@ -12,7 +12,7 @@ SMALL = SequenceLayout(burn_in=2, trained=4, period=2)
     "numbers", [(-1, 4, 2, 1), (2, 0, 0, 1), (2, 4, 5, 1), (2, 4, 0, 1), (2, 4, 2, 0)]
 )
 def test_impossible_layouts_are_refused(numbers):
-    with pytest.raises(ValueError, match="impossible SequenceLayout"):
+    with pytest.raises(ValueError, match="do not fit one another: SequenceLayout"):
         SequenceLayout(*numbers)
 
 

@@ -17,7 +17,13 @@ from capsule.experiment.trainers import Truncation
 from capsule.training.acting.actor_worker import Actor, ActorWorker, WorkerSettings
 from capsule.training.acting.batched_actors import Inputs
 from capsule.training.acting.batching import Tensors
-from capsule.training.acting.inference import Answers, Asked, InferenceReplica, Requests, Service
+from capsule.training.acting.inference import (
+    Answers,
+    InferenceReplica,
+    RequestBatch,
+    RequestCounts,
+    Service,
+)
 from capsule.training.impala.actors.unrolls import Unroll
 from capsule.training.layers import kernels
 from capsule.training.networks.actor_critic import ActorCriticNetwork
@@ -56,7 +62,7 @@ class RequestingActor(Actor):
             replicas: Number of inference replicas; 0 if its own process answers.
         """
         super().__init__(settings, number)
-        self.requests = Requests(settings.seeds, number, settings.batching, replicas)
+        self.requests = RequestCounts(settings.seeds, number, settings.batching, replicas)
 
     def document(self) -> dict[str, Any]:
         """See :meth:`Actor.document`."""
@@ -84,7 +90,7 @@ class UnrollWorker(ActorWorker[RequestingActor, Unroll]):
         actors = [RequestingActor(settings, number, replicas) for number in played]
         super().__init__(settings, played, actors)
 
-    def _together(self, rows: Sequence[int], version: int) -> Iterable[Unroll]:
+    def _play_together(self, rows: Sequence[int], version: int) -> Iterable[Unroll]:
         made = {row: self._blank(row) for row in rows}
         for step in range(self._length):
             self._advance(version, step, made)
@@ -120,7 +126,8 @@ class UnrollWorker(ActorWorker[RequestingActor, Unroll]):
         # Each answered request draws one word, so the number of words drawn is the number of the
         # next request, also after a resumption.
         numbers = np.array([each.account.draws for each in requests])
-        answers = self._service.answer(Asked(version, actors, numbers, self._rows.inputs(rows)))
+        batch = RequestBatch(version, actors, numbers, self._rows.inputs(rows))
+        answers = self._service.answer(batch)
         origins = answers.words, answers.replicas, answers.sizes, answers.places
         for each, *origin in zip(requests, *(array.tolist() for array in origins), strict=True):
             each.enter(*origin)

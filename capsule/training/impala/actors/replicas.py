@@ -32,7 +32,7 @@ from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import Numerics
 from capsule.training.acting.batched_actors import Inputs
 from capsule.training.acting.batching import Tensors, require_independent_rows
-from capsule.training.acting.inference import Answers, Asked, InferenceReplica, replica_of
+from capsule.training.acting.inference import Answers, InferenceReplica, RequestBatch, replica_of
 from capsule.training.acting.worker_process import Role, WorkerProcess, stop
 from capsule.training.impala.actors.actor_worker import UnrollSettings, act
 from capsule.training.impala.actors.probes import probe
@@ -68,12 +68,12 @@ class Client:
         self.replicas = len(pipes)
         self._pipes, self._arrivals = pipes, arrivals
 
-    def answer(self, asked: Asked) -> Answers:
+    def answer(self, batch: RequestBatch) -> Answers:
         """Send one request each of some actors, and wait for the answers; see :class:`Service`."""
-        ranks = self._route(asked.actors)
+        ranks = self._route(batch.actors)
         shares = {rank: np.flatnonzero(ranks == rank) for rank in np.unique(ranks).tolist()}
         try:
-            answers = self._exchange({rank: _part(asked, rows) for rank, rows in shares.items()})
+            answers = self._exchange({rank: _part(batch, rows) for rank, rows in shares.items()})
         except (EOFError, OSError):
             raise CapsuleError(
                 REPLICA.death,
@@ -101,7 +101,7 @@ class Client:
             self._arrivals.value += len(actors)
         return (first + np.arange(len(actors))) % self.replicas
 
-    def _exchange(self, shares: Mapping[int, Asked]) -> dict[int, Answers]:
+    def _exchange(self, shares: Mapping[int, RequestBatch]) -> dict[int, Answers]:
         """Send requests to replicas and return the answers of each.
 
         Workers send in the order of ranks, and receive answers in the order of arrival. Otherwise
@@ -118,7 +118,7 @@ class Client:
 
 
 class Server:
-    """A replica in a process of its own."""
+    """The object in the process of a replica."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class Server:
             if not self._take_news():
                 return
             self._answer(
-                [each for pipe in ready if pipe in self._workers for each in self._hear(pipe)]
+                [each for pipe in ready if pipe in self._workers for each in self._receive(pipe)]
             )
 
     def _take_news(self) -> bool:
@@ -170,18 +170,18 @@ class Server:
             self._versions = {v: each for v, each in self._versions.items() if v in news.kept}
         return True
 
-    def _hear(self, worker: Any) -> Iterator[tuple[Connection[Any, Any], Asked]]:
+    def _receive(self, worker: Any) -> Iterator[tuple[Connection[Any, Any], RequestBatch]]:
         """Yield the requests of a worker, unless it has ended, which the run notices by itself."""
         try:
             yield worker, worker.recv()
         except (EOFError, OSError):
             self._workers.remove(worker)
 
-    def _answer(self, heard: Sequence[tuple[Connection[Any, Any], Asked]]) -> None:
-        if not heard:
+    def _answer(self, received: Sequence[tuple[Connection[Any, Any], RequestBatch]]) -> None:
+        if not received:
             return
-        workers, asked = zip(*heard, strict=True)
-        for worker, answers in zip(workers, self._replica.answer_all(asked), strict=True):
+        workers, batches = zip(*received, strict=True)
+        for worker, answers in zip(workers, self._replica.answer_all(batches), strict=True):
             with contextlib.suppress(OSError):  # the worker has ended
                 worker.send(answers)
 
@@ -190,7 +190,7 @@ class Server:
 
 
 class Replicas:
-    """The replicas of a run, as the run's own process sees them.
+    """The replicas of a run, seen from the run's own process.
 
     Attributes:
         count: Number of replicas.
@@ -300,7 +300,7 @@ def require_batch_invariance(settings: UnrollSettings) -> int:
     return require_independent_rows(policy, inputs, settings.batching)
 
 
-def _part(asked: Asked, rows: NDArray[np.int64]) -> Asked:
+def _part(batch: RequestBatch, rows: NDArray[np.int64]) -> RequestBatch:
     """Return some of the requests."""
-    inputs = tuple(each[rows] for each in asked.inputs)
-    return Asked(asked.version, asked.actors[rows], asked.numbers[rows], inputs)
+    inputs = tuple(each[rows] for each in batch.inputs)
+    return RequestBatch(batch.version, batch.actors[rows], batch.numbers[rows], inputs)

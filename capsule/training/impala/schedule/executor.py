@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from capsule.training.acting.actor_worker import ActorRequest, Played, Snapshot
+from capsule.training.acting.actor_worker import ActorRequest, ActorResult, Snapshot
 from capsule.training.acting.transports import Transport
 from capsule.training.impala.actors.unrolls import Unroll
 from capsule.training.impala.schedule.sources import Schedule
@@ -54,7 +54,7 @@ class Executor:
         self.replicas = transport.replicas
         self._schedule, self._transport = schedule, transport
         self._outstanding: dict[int, int] = {}
-        self._arrived: dict[int, Played[Unroll]] = {}
+        self._arrived: dict[int, ActorResult[Unroll]] = {}
 
     def publish(self, version: int, parameters: NDArray[np.float32]) -> None:
         """Give actors a version of the policy, and let idle ones begin unrolls with it.
@@ -78,9 +78,10 @@ class Executor:
             CapsuleError: As :meth:`Schedule.choose` and :meth:`Transport.finished`.
             RuntimeError: The schedule names an unroll that no actor plays.
         """
-        while (actors := self._choose(update)) is None:
+        outstanding = self._outstanding
+        while (actors := self._schedule.choose(update, outstanding, list(self._arrived))) is None:
             # If no actor is playing, the wait would never end.
-            if len(self._arrived) == len(self._outstanding):
+            if len(self._arrived) == len(outstanding):
                 raise RuntimeError(f"update {update} waits for an unroll that no actor plays")
             self._arrived |= {played.actor: played for played in self._transport.finished()}
         items = [self._take(actor) for actor in actors]
@@ -109,12 +110,9 @@ class Executor:
         """Close the transport."""
         self._transport.close()
 
-    def _choose(self, update: int) -> list[int] | None:
-        return self._schedule.choose(update, self._outstanding, list(self._arrived))
-
     def _take(self, actor: int) -> Item:
         played, version = self._arrived.pop(actor), self._outstanding.pop(actor)
-        item = Item(actor, self.trained[actor], version, played.made)
+        item = Item(actor, self.trained[actor], version, played.experience)
         self.trained[actor] += 1
         self.snapshots[actor] = played.after
         return item

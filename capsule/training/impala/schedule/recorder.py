@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capsule.experiment.errors import CapsuleError
 from capsule.experiment.schedule_log import ScheduleLog
+from capsule.training.state.run_directory import changed
 
 _TYPE = np.dtype("<u2")
 
@@ -69,11 +69,8 @@ class ScheduleRecorder:
         size = updates * self._batch * 2 * _TYPE.itemsize
         found = self._file.seek(0, os.SEEK_END)
         if found < size:
-            raise CapsuleError(
-                "CAP-T342",
-                f"the schedule recorded so far has {found} bytes, but the saved state needs {size}",
-                fix="Start a new run directory: this one was changed or is incomplete.",
-            )
+            what = f"the recorded schedule has {found} bytes, but the saved state needs {size}"
+            raise changed("CAP-T342", what)
         self._file.truncate(size)
 
     def log(self) -> ScheduleLog:

@@ -20,7 +20,7 @@ Kind = Literal["lockstep", "replayed", "live"]
 
 
 class Schedule(Protocol):
-    """The questions that the executor asks a schedule.
+    """The interface of schedules, which the executor uses.
 
     Attributes:
         kind: ``lockstep``: a rule; ``replayed``: a log; ``live``: the order of arrival.
@@ -129,7 +129,7 @@ class Recorded:
             raise CapsuleError(
                 "CAP-T343",
                 f"the schedule log ends after {self._log.updates} updates, the run does not",
-                fix="Take the log of the whole run.",
+                fix="Use the log of the whole run.",
             )
         actors = [actor for actor, _ in self._log.slots(update)]
         return actors if set(actors) <= set(arrived) else None

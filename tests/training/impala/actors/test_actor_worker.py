@@ -143,7 +143,7 @@ def test_an_unroll_is_what_the_actor_alone_does_step_by_step(name, length, units
     versions = [0, 1, 1, 2, 5, 6] + ([6] * 4 if name == "sticky" else [])
     made = play(UnrollWorker(settings, actors), actors, versions, settings)
     for actor in actors:
-        unrolls = [played[actor].made for played in made]
+        unrolls = [played[actor].experience for played in made]
         for unroll, expected in zip(unrolls, textbook(settings, actor, versions), strict=True):
             check(unroll, expected)
         assert sum(len(unroll.returns) for unroll in unrolls) > 0
@@ -212,9 +212,9 @@ def test_who_unrolls_together_changes_no_bit(products, units):
     some = play(UnrollWorker(settings, [1, 7, 16, 18]), [18, 7], versions, settings)
     for version in range(len(versions)):
         for actor, made in alone.items():
-            assert same(made[version][0].made, expected[version][actor].made)
+            assert same(made[version][0].experience, expected[version][actor].experience)
         for played in some[version]:
-            assert same(played.made, expected[version][played.actor].made)
+            assert same(played.experience, expected[version][played.actor].experience)
 
 
 def test_versions_of_one_call_are_each_their_own():
@@ -223,10 +223,10 @@ def test_versions_of_one_call_are_each_their_own():
     worker = UnrollWorker(settings, range(4))
     flats = {version: parameters_of(settings, version).flat.numpy() for version in (3, 4)}
     requests = [ActorRequest(2, 4), ActorRequest(0, 3), ActorRequest(3, 3), ActorRequest(1, 4)]
-    made = {played.actor: played.made for played in worker.play(requests, flats, 1)}
+    made = {played.actor: played.experience for played in worker.play(requests, flats, 1)}
     for actor, version in requests:
         ((alone,),) = play(UnrollWorker(settings, [actor]), [actor], [version], settings)
-        assert same(made[actor], alone.made)
+        assert same(made[actor], alone.experience)
 
 
 def test_parameters_are_copied_and_kept_as_long_as_the_lag_asks_for():
@@ -238,7 +238,7 @@ def test_parameters_are_copied_and_kept_as_long_as_the_lag_asks_for():
     worker.play([], {2: flat}, 2)
     (played,) = worker.play([ActorRequest(0, 0)], {}, 2)
     ((expected,),) = play(UnrollWorker(settings, [0]), [0], [0], settings)
-    assert same(played.made, expected.made)
+    assert same(played.experience, expected.experience)
     worker.play([], {3: flat}, 2)
     with pytest.raises(KeyError):
         worker.play([ActorRequest(0, 0)], {}, 2)
@@ -259,21 +259,21 @@ def test_a_snapshot_goes_on_elsewhere_to_the_same_bits(name, length):
     for version in range(3):
         before += play(worker, actors, [version], settings, given=given)
     expected = play(worker, actors, [3, 3, 4], settings, given=given)
-    assert any(played.made.ages[-1] for played in before[-1])
+    assert any(played.experience.ages[-1] for played in before[-1])
     if name == "cartpole":  # a snapshot between a truncated episode and the next one
-        assert not all(played.made.acted[0] for played in expected[0])
+        assert not all(played.experience.acted[0] for played in expected[0])
     if name == "counting":  # a zero that JSON has no sign for
-        last = [played.made.previous_rewards[-1] for played in before[-1]]
+        last = [played.experience.previous_rewards[-1] for played in before[-1]]
         assert any(reward == 0 and np.signbit(reward) for reward in last)
     other = UnrollWorker(settings, actors)
     other.restore({played.actor: saved(played.after) for played in before[-1]})
     found = play(other, actors, [3, 3, 4], settings)
     for ours, theirs in zip(itertools.chain(*found), itertools.chain(*expected), strict=True):
-        assert same(ours.made, theirs.made)
+        assert same(ours.experience, theirs.experience)
         assert canonical_json(ours.after.saved()) == canonical_json(theirs.after.saved())
     alone = UnrollWorker(settings, [0])
     alone.restore({0: saved(before[1][0].after)})
-    assert same(play(alone, [0], [2], settings)[0][0].made, before[2][0].made)
+    assert same(play(alone, [0], [2], settings)[0][0].experience, before[2][0].experience)
 
 
 def test_a_snapshot_is_of_one_actor():
@@ -288,9 +288,9 @@ def test_a_snapshot_is_not_written_to_as_its_actor_goes_on():
     settings = settings_of("cartpole")
     worker = UnrollWorker(settings, [0])
     ((first,),) = play(worker, [0], [0], settings)
-    kept = canonical_json(first.after.saved()), first.made.digest()
+    kept = canonical_json(first.after.saved()), first.experience.digest()
     play(worker, [0], [1], settings)
-    assert (canonical_json(first.after.saved()), first.made.digest()) == kept
+    assert (canonical_json(first.after.saved()), first.experience.digest()) == kept
 
 
 # --- the parts ------------------------------------------------------------------------------------
@@ -373,7 +373,7 @@ def test_a_worker_answers_its_own_actors_and_counts_every_request():
     (made,) = play(worker, [0, 2], [0], settings)
     for played in made:
         requests = played.after.document["requests"]
-        assert requests["draws"] == requests["own_stream"] == played.made.acted.sum() > 0
+        assert requests["draws"] == requests["own_stream"] == played.experience.acted.sum() > 0
 
 
 def test_an_unroll_has_rewards_of_training_and_ends_of_returns():
@@ -388,6 +388,6 @@ def test_an_unroll_has_rewards_of_training_and_ends_of_returns():
 
     worker._actors[0].environment.step = altered
     ((played,),) = play(worker, [0], [0], settings)
-    assert set(played.made.rewards.tolist()) == {7.0}
-    assert played.made.terminals[2]
+    assert set(played.experience.rewards.tolist()) == {7.0}
+    assert played.experience.terminals[2]
     assert not taken[2].terminal

@@ -121,7 +121,7 @@ def play(settings, versions, actors, client, found):
         given = versions if client is None and turn == 0 else {}
         for each in worker.play(requests, given, VERSIONS):
             digests, _ = found.get(each.actor, ([], None))
-            found[each.actor] = [*digests, each.made.digest()], each.after
+            found[each.actor] = [*digests, each.experience.digest()], each.after
 
 
 def played(settings, versions, shares, clients):

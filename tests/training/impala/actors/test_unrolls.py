@@ -27,13 +27,13 @@ def test_streams_belong_to_one_actor_each_and_an_action_takes_one_draw():
     }
     assert len({profile.key for profile in profiles.values()}) == 9
     for actor in range(3):
-        unroll = made[actor].made
+        unroll = made[actor].experience
         assert profiles[f"exploration/{actor}"].draws == unroll.acted.sum()
         assert profiles[f"environment/{actor}"].draws == (unroll.ages == 0).sum()
         assert profiles[f"no-op/{actor}"].seed == 5
     another = replace(settings, seeds=SeedsSpec(root=4))
     ((other,),) = play(UnrollWorker(another, [0]), [0], [0], another)
-    assert other.made.digest() != made[0].made.digest()
+    assert other.experience.digest() != made[0].experience.digest()
 
 
 def test_a_digest_is_of_every_part():

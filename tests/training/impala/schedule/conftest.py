@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from capsule.experiment.schedule_log import ScheduleLog
-from capsule.training.acting.actor_worker import Played, Snapshot
+from capsule.training.acting.actor_worker import ActorResult, Snapshot
 from capsule.training.impala.schedule.executor import Executor
 
 SPEC = "5" * 64
@@ -46,7 +46,7 @@ class Play:
             self.outstanding.pop(self.order(len(self.outstanding)))
             for _ in range(min(count, len(self.outstanding)))
         ]
-        return [Played(each[0], each, after(each)) for each in done]
+        return [ActorResult(each[0], each, after(each)) for each in done]
 
     def restore(self, snapshots):
         self.snapshots = dict(snapshots)

@@ -32,7 +32,7 @@ from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import DeterminismSpec, Numerics, Spec
 from capsule.experiment.variables import environment_variables
 from capsule.native import native_part
-from capsule.training.acting.actor_worker import ActorRequest, Played, Snapshot
+from capsule.training.acting.actor_worker import ActorRequest, ActorResult, Snapshot
 from capsule.training.acting.transports import Versions, new_versions
 from capsule.training.acting.worker_process import settle, which
 from capsule.training.determinism import cpu, self_test
@@ -141,7 +141,7 @@ class RayTransport:
                 worker.requests |= {each.actor: each for each in theirs}
                 self._call(worker, theirs)
 
-    def finished(self) -> list[Played[Unroll]]:
+    def finished(self) -> list[ActorResult[Unroll]]:
         """See :class:`Transport`.
 
         Raises:
@@ -150,7 +150,7 @@ class RayTransport:
         """
         with self._cluster.reached():
             while True:
-                played: list[Played[Unroll]] = []
+                played: list[ActorResult[Unroll]] = []
                 for call in self._cluster.wait(list(self._calls)):
                     if call in self._calls:  # otherwise its worker was replaced
                         played += self._take(call)
@@ -198,7 +198,7 @@ class RayTransport:
                 "CAP-T351",
                 f"{self._name(worker)} computes other bits: a pass of the run's network has the "
                 f"digest {digest[:16]} there and {self._digest[:16]} here",
-                fix="Take the node out of the cluster, or use the same image on every node; nodes "
+                fix="Remove the node from the cluster, or use the same image on every node; nodes "
                 "with other processors need a portable profile in accelerator.numerics.",
             )
 
@@ -249,11 +249,11 @@ class RayTransport:
         call = worker.handle.play.remote(requests, self._lag, list(new), *stored)
         self._calls[call] = worker
 
-    def _take(self, call: Any) -> list[Played[Unroll]]:
+    def _take(self, call: Any) -> list[ActorResult[Unroll]]:
         """Return the result of a finished call; nothing if its worker is lost."""
         worker = self._calls.pop(call)
         try:
-            played: list[Played[Unroll]] = self._answer(worker, call)
+            played: list[ActorResult[Unroll]] = self._answer(worker, call)
         except _WorkerLostError as loss:
             self._replace(worker, loss)
             return []
@@ -363,7 +363,7 @@ class NodeWorker:
         lag: int,
         numbers: Sequence[int],
         *parameters: NDArray[np.float32],
-    ) -> list[Played[Unroll]] | CapsuleError:
+    ) -> list[ActorResult[Unroll]] | CapsuleError:
         """See :meth:`ActorWorker.play`; ``numbers`` are the policy versions of ``parameters``."""
         try:
             # Copies, because torch warns of arrays that cannot be written to, as Ray's are.

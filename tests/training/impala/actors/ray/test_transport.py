@@ -193,7 +193,7 @@ def test_a_live_schedule_takes_what_arrives_first_and_has_its_bits(cluster):
             [ActorRequest(actor, version)], {} if version in given else {version: flat}, 99
         )
         given.add(version)
-        assert played.made.digest() == digest
+        assert played.experience.digest() == digest
 
 
 def test_a_policy_version_is_stored_once_and_only_where_it_is_played_with(cluster):
@@ -246,7 +246,7 @@ def test_a_run_continues_from_snapshots_though_a_worker_is_lost_meanwhile(cluste
     whole.begin(requests)
     snapshots = {played.actor: played.after for played in whole.finished()}
     whole.begin(requests)
-    expected = {played.actor: played.made.digest() for played in whole.finished()}
+    expected = {played.actor: played.experience.digest() for played in whole.finished()}
     transport = start(settings)
     cluster.loses = lambda number, _: number == 1
     transport.restore(snapshots)
@@ -254,7 +254,7 @@ def test_a_run_continues_from_snapshots_though_a_worker_is_lost_meanwhile(cluste
     transport.begin(requests)
     found = {}
     while len(found) < ACTORS:
-        found |= {played.actor: played.made.digest() for played in transport.finished()}
+        found |= {played.actor: played.experience.digest() for played in transport.finished()}
     assert found == expected
 
 
