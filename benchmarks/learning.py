@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from capsule.experiment.canonical import write_atomic
+from capsule.experiment.files import write_atomic
 from capsule.experiment.spec import Spec, TrainingSpec
 from capsule.experiment.trainers.impala import ImpalaTrainer
 from capsule.experiment.variables import environment_variables

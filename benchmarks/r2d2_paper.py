@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from capsule.experiment.canonical import write_atomic
+from capsule.experiment.files import write_atomic
 from capsule.experiment.spec import Spec
 from capsule.experiment.trainers.r2d2 import R2d2Trainer
 from capsule.experiment.variables import environment_variables

@@ -25,8 +25,8 @@ from capsule.entropy.evidence import Evidence
 from capsule.entropy.ledger import compute_ledger
 from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
-from capsule.experiment.canonical import write_atomic
 from capsule.experiment.fields import Model, PositiveInt
+from capsule.experiment.files import write_atomic
 from capsule.experiment.lock import Lock, LockedData, LockedDebianPackage
 from capsule.experiment.mechanisms import Mechanisms
 from capsule.experiment.spec import LimitsSpec, SourcesSpec, Spec

@@ -16,8 +16,8 @@ from capsule.engine.interface import Exit
 from capsule.engine.supervise import RESERVE_BYTES, last_lines, spoilt
 from capsule.experiment import contract
 from capsule.experiment.beneath import FolderEntry, UnboundedError, entries_beneath
-from capsule.experiment.canonical import open_regular
 from capsule.experiment.fields import Model
+from capsule.experiment.files import open_regular
 from capsule.experiment.spec import Spec
 from capsule.experiment.trainers import CommandTrainer
 from capsule.host.errors import IMAGE_CODES, CapsuleError

@@ -12,8 +12,8 @@ from capsule.engine.connection import CONTAINER_ENGINES
 from capsule.engine.interface import Engine, Progress
 from capsule.engine.select import EngineChoice, open_engine
 from capsule.engine.supervise import exclusive
-from capsule.experiment.canonical import write_atomic
 from capsule.experiment.contract import LEDGER, RESULT
+from capsule.experiment.files import write_atomic
 from capsule.experiment.lock import Lock
 from capsule.experiment.trainers import CommandTrainer
 from capsule.host.errors import CapsuleError

@@ -12,8 +12,8 @@ from capsule.engine.interface import ChangedEngine, Exit
 from capsule.entropy.report import FAILURE, REPORT
 from capsule.execution import VariedSurroundings, look
 from capsule.experiment import contract
-from capsule.experiment.canonical import write_atomic
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.files import write_atomic
 from capsule.experiment.spec import SourcesSpec
 from capsule.machine.devices import Device
 from capsule.report.progress import SilentReporter

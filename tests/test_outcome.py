@@ -10,8 +10,8 @@ import pytest
 from capsule.engine.interface import Exit
 from capsule.experiment import beneath, contract
 from capsule.experiment.beneath import MAX_DEPTH
-from capsule.experiment.canonical import write_atomic
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.files import write_atomic
 from capsule.machine.devices import Device
 from capsule.outcome import (
     MAX_READ_BYTES,

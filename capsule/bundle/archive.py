@@ -19,8 +19,14 @@ from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
-from capsule.experiment.canonical import NotRegularError, open_regular
-from capsule.experiment.files import CREATE, UnusableNameError, open_file, open_folder
+from capsule.experiment.files import (
+    CREATE,
+    NotRegularError,
+    UnusableNameError,
+    open_file,
+    open_folder,
+    open_regular,
+)
 from capsule.host.errors import CapsuleError
 
 BLOCK = 512

@@ -35,8 +35,9 @@ from capsule.bundle.manifest import (
 )
 from capsule.bundle.members import Member, Members
 from capsule.bundle.trust import KeySignature, Signer, TrustPolicy
-from capsule.experiment.canonical import MAX_DOCUMENT_BYTES, open_regular, sha256_hex
+from capsule.experiment.canonical import MAX_DOCUMENT_BYTES, sha256_hex
 from capsule.experiment.fields import Model
+from capsule.experiment.files import open_regular
 from capsule.host.errors import CapsuleError, coded
 from capsule.host.outputs import open_output
 from capsule.host.owner import temporary_folder

@@ -14,13 +14,9 @@ from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
 from capsule.experiment.arrival_log import MAX_LOG_BYTES, ArrivalLog, parse_arrivals
 from capsule.experiment.beneath import open_beneath
-from capsule.experiment.canonical import (
-    MAX_DOCUMENT_BYTES,
-    open_regular,
-    sha256_file,
-    sha256_hex,
-)
+from capsule.experiment.canonical import MAX_DOCUMENT_BYTES, sha256_file, sha256_hex
 from capsule.experiment.fields import MAX_FACTS, Facts, Model, Name, added
+from capsule.experiment.files import open_regular
 from capsule.experiment.lock import Lock, Sha256
 from capsule.experiment.mechanisms import Mechanisms
 from capsule.experiment.schedule_log import ScheduleLog, parse_schedule

@@ -24,8 +24,7 @@ from capsule.bundle.algorithms import (
     P256_ORDER,
     Algorithm,
 )
-from capsule.experiment.canonical import open_regular
-from capsule.experiment.files import HAVE_OWNERS
+from capsule.experiment.files import HAVE_OWNERS, open_regular
 from capsule.host.errors import CapsuleError, coded
 from capsule.host.outputs import write_new
 

@@ -25,8 +25,9 @@ from capsule.bundle.keys import PublicKey
 from capsule.bundle.manifest import parse_document
 from capsule.bundle.receipts import LEVELS, MAX_RECEIPT, TIME_FORMAT, ReceiptStatement, Verdict
 from capsule.bundle.trust import KeySignature, TrustPolicy, UntrustedSignersError
-from capsule.experiment.canonical import open_regular, sha256_hex
+from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.fields import Model
+from capsule.experiment.files import open_regular
 from capsule.experiment.lock import Sha256
 from capsule.host.errors import CapsuleError, ExitCode
 from capsule.host.wording import counted

@@ -20,8 +20,8 @@ from capsule.bundle import keyless, sshsig
 from capsule.bundle.allowed_signers import AllowedSigner, parse_allowed_signers
 from capsule.bundle.archive import UntrustedError
 from capsule.bundle.keys import PublicKey, fingerprint, load_public, openssh_blob
-from capsule.experiment.canonical import open_regular
 from capsule.experiment.fields import Model
+from capsule.experiment.files import open_regular
 from capsule.host.errors import CapsuleError
 
 MAX_FILE = 1 << 20  # bytes of a trust file, a revocation list or a signature

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from capsule.diagnosis.findings import Finding, Setting
-from capsule.experiment.canonical import write_atomic
+from capsule.experiment.files import write_atomic
 from capsule.host.errors import CapsuleError, coded
 from capsule.host.spec_file import spec_of
 from capsule.host.yaml_document import YamlDocument

@@ -15,7 +15,7 @@ from capsule.entropy.evidence import is_own
 from capsule.entropy.journal import FILE_NAME, read_journal
 from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
-from capsule.experiment.canonical import open_regular
+from capsule.experiment.files import open_regular
 from capsule.host.wording import agreeing, counted
 
 Draws = Mapping[tuple[str, str], int]  # process path and thread path to requests

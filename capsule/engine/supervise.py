@@ -16,8 +16,7 @@ from typing import Protocol
 
 from capsule.engine.interface import Exit, Task
 from capsule.experiment.beneath import UnboundedError, entries_beneath
-from capsule.experiment.canonical import write_atomic
-from capsule.experiment.files import LOCK
+from capsule.experiment.files import LOCK, write_atomic
 from capsule.experiment.spec import LimitsSpec
 from capsule.host.errors import CapsuleError, refusal_of
 from capsule.host.folders import occupied_bytes

@@ -21,7 +21,7 @@ from capsule.entropy.report import (
 )
 from capsule.experiment import contract
 from capsule.experiment.beneath import remove_folder
-from capsule.experiment.canonical import write_atomic
+from capsule.experiment.files import write_atomic
 from capsule.experiment.spec import Spec
 from capsule.host.errors import CapsuleError
 

@@ -16,8 +16,9 @@ from typing import Any, Literal, NamedTuple, NoReturn
 
 from pydantic import Field
 
-from capsule.experiment.canonical import MAX_SAFE_INTEGER, open_regular
+from capsule.experiment.canonical import MAX_SAFE_INTEGER
 from capsule.experiment.fields import Model, NonNegativeInt
+from capsule.experiment.files import open_regular
 from capsule.host.errors import CapsuleError
 from capsule.host.wording import counted
 

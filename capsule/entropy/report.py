@@ -14,14 +14,10 @@ from typing import Literal, TypeVar
 from pydantic import Field, ValidationError
 
 from capsule.entropy.journal import FILE_NAME, MAX_COUNTS, Journal, ToldReport, read_journal
-from capsule.experiment.canonical import (
-    MAX_DOCUMENT_BYTES,
-    MAX_VALUES,
-    count_values,
-    open_regular,
-)
+from capsule.experiment.canonical import MAX_DOCUMENT_BYTES, MAX_VALUES, count_values
 from capsule.experiment.contract import FIRST_PROCESS
 from capsule.experiment.fields import Model, NonNegativeInt, PositiveInt
+from capsule.experiment.files import open_regular
 from capsule.host.errors import CapsuleError
 from capsule.host.wording import counted
 

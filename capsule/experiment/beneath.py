@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 
-from capsule.experiment.canonical import NotRegularError
 from capsule.experiment.files import (
     FOLDERS_OPEN,
     READ,
+    NotRegularError,
     Place,
     descriptor_of,
     open_file,

@@ -1,4 +1,4 @@
-"""Canonical documents: RFC 8785 JSON, strict parsing, SHA-256, atomic files.
+"""Canonical documents: RFC 8785 JSON, strict parsing, SHA-256.
 
 Every signed or hashed JSON document of Capsule goes through this module, so that equal facts are
 equal bytes.
@@ -6,22 +6,12 @@ equal bytes.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
-import re
-import stat
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import rfc8785
-
-from capsule.experiment.files import READ, open_file
 
 MAX_SAFE_INTEGER = 2**53 - 1
 MAX_DOCUMENT_BYTES = 64 << 20  # of a document that a run writes and a bundle contains
@@ -74,64 +64,3 @@ def sha256_file(path: Path) -> str:
     """Return the lower-case hexadecimal SHA-256 of a file's content."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-_UNFINISHED = re.compile(r"\..+\.[a-z0-9_]{8}")  # mkstemp's eight characters
-
-
-class NotRegularError(OSError):
-    """A directory, pipe, socket or device has the path of what must be a regular file."""
-
-
-def open_regular(path: Path, *, follow: bool = True) -> BufferedReader:
-    """Open a regular file for reading, without waiting for a pipe or starting a device.
-
-    Args:
-        path: The file.
-        follow: Whether it may be a link to one.
-
-    Raises:
-        NotRegularError: ``path`` is another kind of file.
-        OSError: The file cannot be opened.
-    """
-    descriptor = os.open(path, READ) if follow else open_file(path, READ)
-    # The descriptor is checked, because the file at a path can change between check and opening.
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise NotRegularError(errno.EINVAL, "not a regular file", str(path))
-    return os.fdopen(descriptor, "rb")
-
-
-def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Write ``data`` to ``path``, or leave the file unchanged: write, sync, rename."""
-    with appearing(path, mode) as stream:
-        stream.write(data)
-
-
-@contextmanager
-def appearing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
-    """Yield a stream whose content replaces the file at the end; an error leaves it unchanged."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # In the same folder, because a rename is atomic within one file system only.
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            yield stream
-            stream.flush()
-            # Before the rename: after a crash the name must not lead to an incomplete file.
-            os.fsync(stream.fileno())
-        # mkstemp() makes a file for its owner alone. The umask has no effect on this mode: the user
-        # of a container may be another one, and no other user may write to a file of the cache.
-        temporary.chmod(mode)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Remove the temporary files of processes that were killed inside of :func:`appearing`."""
-    for path in folder.glob(".*"):
-        if _UNFINISHED.fullmatch(path.name):
-            path.unlink()

@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from capsule.experiment.canonical import open_regular
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.fields import Model
+from capsule.experiment.files import open_regular
 from capsule.experiment.lock import Sha256
 from capsule.experiment.trace import Record
 

@@ -1,4 +1,4 @@
-"""Operations on files that differ between operating systems: opening, links, positions and locks.
+"""Operations on files: opening, links, atomic writing, positions and locks.
 
 Linux and macOS reject a link in the moment of opening (``O_NOFOLLOW``), and open a name relative to
 an open folder (``openat(2)``), so that a later change of the path does not matter. Python offers
@@ -14,12 +14,15 @@ import os
 import re
 import stat
 import sys
+import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import reduce
+from io import BufferedReader
 from operator import or_
 from pathlib import Path
+from typing import BinaryIO
 
 FOLDERS_OPEN = os.open in os.supports_dir_fd  # folders have descriptors, and names relative to them
 HAVE_OWNERS = hasattr(os, "geteuid")  # files have owners, and modes restrict other users
@@ -33,6 +36,7 @@ _NOT_ON_WINDOWS = re.compile(
     r'|.*[<>:"/\\|?*\x00-\x1f].*|.*[. ]',
     re.IGNORECASE | re.DOTALL,
 )
+_UNFINISHED = re.compile(r"\..+\.[a-z0-9_]{8}")  # open_atomic(): the last 8 are mkstemp()'s
 _POSITION = threading.Lock()  # of every descriptor, while read_at moves one
 
 
@@ -110,6 +114,64 @@ def open_folder(
         yield place
     finally:
         _close(place)
+
+
+class NotRegularError(OSError):
+    """A directory, pipe, socket or device has the path of what must be a regular file."""
+
+
+def open_regular(path: Path, *, follow: bool = True) -> BufferedReader:
+    """Open a regular file for reading, without waiting for a pipe or starting a device.
+
+    Args:
+        path: The file.
+        follow: Whether it may be a link to one.
+
+    Raises:
+        NotRegularError: ``path`` is another kind of file.
+        OSError: The file cannot be opened.
+    """
+    descriptor = os.open(path, READ) if follow else open_file(path, READ)
+    # The descriptor is checked, because the file at a path can change between check and opening.
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotRegularError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Write ``data`` to ``path``, or leave the file unchanged: write, sync, rename."""
+    with open_atomic(path, mode) as stream:
+        stream.write(data)
+
+
+@contextmanager
+def open_atomic(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
+    """Yield a stream whose content replaces the file at the end; an error leaves it unchanged."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder, because a rename is atomic within one file system only.
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            yield stream
+            stream.flush()
+            # Before the rename: after a crash the name must not lead to an incomplete file.
+            os.fsync(stream.fileno())
+        # mkstemp() makes a file for its owner alone. The umask has no effect on this mode: the user
+        # of a container may be another one, and no other user may write to a file of the cache.
+        temporary.chmod(mode)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove the temporary files of processes that were killed inside of :func:`open_atomic`."""
+    for path in folder.glob(".*"):
+        if _UNFINISHED.fullmatch(path.name):
+            path.unlink()
 
 
 def is_link(facts: os.stat_result) -> bool:

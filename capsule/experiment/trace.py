@@ -20,8 +20,8 @@ from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from capsule.experiment.canonical import open_regular
 from capsule.experiment.errors import CapsuleError
+from capsule.experiment.files import open_regular
 
 GENESIS = bytes(32)
 SEGMENT_RECORDS = 1024

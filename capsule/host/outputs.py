@@ -16,8 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from capsule.experiment.canonical import NotRegularError
-from capsule.experiment.files import CREATE
+from capsule.experiment.files import CREATE, NotRegularError
 from capsule.host.errors import CapsuleError, refusal_of
 from capsule.host.folders import existing_folder
 from capsule.host.locks import lock

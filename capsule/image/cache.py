@@ -25,8 +25,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from capsule.experiment.canonical import appearing, sha256_file, sha256_hex, write_atomic
-from capsule.experiment.files import HAVE_OWNERS, LOCK, READ
+from capsule.experiment.canonical import sha256_file, sha256_hex
+from capsule.experiment.files import HAVE_OWNERS, LOCK, READ, open_atomic, write_atomic
 from capsule.experiment.lock import LockedDebianPackage, LockedWheel
 from capsule.host.code import package_digest
 from capsule.host.errors import CapsuleError
@@ -128,7 +128,7 @@ class Cache:
         target = self.path(sha256)
         self.folder("objects")
         target.parent.mkdir(mode=_MODE, exist_ok=True)
-        with appearing(target) as stream:
+        with open_atomic(target) as stream:
             found = _copy_hashed(source, stream)
             if found != sha256:
                 raise HashMismatchError(

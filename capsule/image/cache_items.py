@@ -155,7 +155,7 @@ def _together(folder: Path, suffixes: Sequence[str]) -> Iterator[list[Path]]:
 def _named(folder: Path, name: re.Pattern[str]) -> list[Path]:
     """Return the entries of a folder with a name of a form, and what a killed process left of them.
 
-    :func:`appearing` writes into a file with a point before the name and a suffix.
+    :func:`open_atomic` writes into a file with a point before the name and a suffix.
     """
     form = re.compile(rf"{name.pattern}|\.({name.pattern})\.\w{{8}}")
     entries = sorted(folder.iterdir()) if folder.is_dir() else []

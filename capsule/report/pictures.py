@@ -10,7 +10,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from capsule.experiment.canonical import open_regular
+from capsule.experiment.files import open_regular
 from capsule.host.errors import CapsuleError
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from capsule.bundle.claims import read_document
 from capsule.engine.supervise import is_held
 from capsule.experiment import contract
 from capsule.experiment.beneath import UnboundedError, entries_beneath
-from capsule.experiment.canonical import open_regular
+from capsule.experiment.files import open_regular
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
 from capsule.host.folders import occupied_bytes

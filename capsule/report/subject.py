@@ -29,12 +29,8 @@ from capsule.bundle.run_bundle import RecordedRun
 from capsule.bundle.tally import Original, Receipts, read_receipts
 from capsule.entropy.ledger import Ledger
 from capsule.experiment import contract
-from capsule.experiment.canonical import (
-    canonical_json,
-    open_regular,
-    parse_canonical_json,
-    sha256_hex,
-)
+from capsule.experiment.canonical import canonical_json, parse_canonical_json, sha256_hex
+from capsule.experiment.files import open_regular
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
 from capsule.verification.integrity.consistency import check_consistency

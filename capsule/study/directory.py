@@ -24,8 +24,8 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field, ValidationError, model_validator
 
 from capsule.experiment import contract, files
-from capsule.experiment.canonical import write_atomic
 from capsule.experiment.fields import Model
+from capsule.experiment.files import write_atomic
 from capsule.experiment.lock import Sha256
 from capsule.host.errors import CapsuleError
 from capsule.host.locks import PATIENCE_SECONDS, is_locked, lock

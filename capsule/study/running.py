@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from capsule.experiment.canonical import write_atomic
+from capsule.experiment.files import write_atomic
 from capsule.experiment.spec import Spec
 from capsule.host.errors import ExitCode
 from capsule.host.locks import PATIENCE_SECONDS

@@ -17,8 +17,8 @@ from typing import Literal
 from pydantic import ValidationError
 
 from capsule.experiment import contract
-from capsule.experiment.canonical import open_regular
 from capsule.experiment.fields import Model
+from capsule.experiment.files import open_regular
 from capsule.experiment.mechanisms import (
     Interpreters,
     Mechanisms,

@@ -13,10 +13,10 @@ from threading import Event as Flag
 from typing import TYPE_CHECKING
 
 from capsule.experiment import contract
-from capsule.experiment.canonical import remove_unfinished
 from capsule.experiment.contract import Job, Result, StreamProfiles
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.fields import Model
+from capsule.experiment.files import remove_unfinished
 from capsule.experiment.spec import SeedsSpec, TrainingSpec
 from capsule.experiment.trainers import CommandTrainer
 from capsule.training.accounts import accounted, record_mechanisms

@@ -22,9 +22,9 @@ from capsule.engine.interface import NATIVE, RUN_DIRECTORY, Task
 from capsule.engine.process import ProcessEngine, RunningProcess, Start, descendants, started
 from capsule.entropy.launch import launch_arguments
 from capsule.entropy.report import collect
-from capsule.experiment.canonical import write_atomic
 from capsule.experiment.contract import FIRST_PROCESS
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.files import write_atomic
 from capsule.experiment.spec import CodeSpec
 from capsule.experiment.variables import environment_variables
 from capsule.image.cache import Cache

@@ -13,7 +13,7 @@ from capsule.experiment.beneath import (
     open_beneath,
     remove_folder,
 )
-from capsule.experiment.canonical import NotRegularError
+from capsule.experiment.files import NotRegularError
 
 
 @pytest.fixture

@@ -1,19 +1,12 @@
-"""Canonical JSON and atomic files."""
+"""Canonical JSON."""
 
 import json
-import os
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capsule.experiment.canonical import (
-    canonical_json,
-    parse_canonical_json,
-    sha256_file,
-    sha256_hex,
-    write_atomic,
-)
+from capsule.experiment.canonical import canonical_json, parse_canonical_json
 
 SCALARS = (
     st.none()
@@ -77,18 +70,3 @@ def test_what_has_no_canonical_form_is_refused(value):
 
 def test_canonical_json_is_json():
     assert json.loads(canonical_json({"é": [1.5]})) == {"é": [1.5]}
-
-
-def test_an_atomic_write_replaces_or_leaves_alone(tmp_path, monkeypatch):
-    path = tmp_path / "folder" / "file"
-    write_atomic(path, b"one")
-    assert sha256_file(path) == sha256_hex(b"one")
-
-    def full(_descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        write_atomic(path, b"two")
-    assert path.read_bytes() == b"one"
-    assert [item.name for item in path.parent.iterdir()] == ["file"]

@@ -1,4 +1,4 @@
-"""Files as systems open them that have no descriptors of folders and no reads at offsets."""
+"""Atomic writes; and files on systems without descriptors of folders and reads at offsets."""
 
 import os
 
@@ -7,7 +7,8 @@ import pytest
 from capsule.bundle.archive import create_file
 from capsule.experiment import beneath, files
 from capsule.experiment.beneath import entries_beneath, open_beneath, remove_folder
-from capsule.experiment.canonical import open_regular
+from capsule.experiment.canonical import sha256_file, sha256_hex
+from capsule.experiment.files import open_regular, write_atomic
 from capsule.host.errors import CapsuleError
 
 NOT_ON_WINDOWS = (
@@ -133,3 +134,18 @@ def test_flags_that_a_system_lacks_are_left_out(monkeypatch):
     monkeypatch.setattr(os, "O_BINARY", 1 << 29, raising=False)
     monkeypatch.delattr(os, "O_CLOEXEC")
     assert files.flags_of("RDONLY CLOEXEC BINARY") == os.O_RDONLY | 1 << 29
+
+
+def test_an_atomic_write_replaces_or_leaves_alone(tmp_path, monkeypatch):
+    path = tmp_path / "folder" / "file"
+    write_atomic(path, b"one")
+    assert sha256_file(path) == sha256_hex(b"one")
+
+    def full(_descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_atomic(path, b"two")
+    assert path.read_bytes() == b"one"
+    assert [item.name for item in path.parent.iterdir()] == ["file"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from capsule.experiment.canonical import NotRegularError
+from capsule.experiment.files import NotRegularError
 from capsule.export.folders import new_folder
 from capsule.host.errors import CapsuleError, ExitCode
 from capsule.host.outputs import (

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex, write_atomic
+from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex
+from capsule.experiment.files import write_atomic
 from capsule.image.archives.layers import TarEntry, rejected, write_tar
 from capsule.image.cache import Cache, file_state
 

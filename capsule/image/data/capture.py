@@ -12,7 +12,8 @@ import requests
 import urllib3
 
 from capsule import __version__
-from capsule.experiment.canonical import sha256_file, sha256_hex, write_atomic
+from capsule.experiment.canonical import sha256_file, sha256_hex
+from capsule.experiment.files import write_atomic
 from capsule.experiment.lock import Lock, LockedData
 from capsule.experiment.spec import DataSpec
 from capsule.host.errors import CapsuleError, innermost_reason

@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from capsule.experiment.canonical import sha256_hex, write_atomic
+from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.fields import Model
+from capsule.experiment.files import write_atomic
 from capsule.experiment.lock import Lock, LockedData
 from capsule.host.encoding import is_utf8
 from capsule.host.errors import CapsuleError

@@ -17,7 +17,8 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
-from capsule.experiment.canonical import sha256_hex, write_atomic
+from capsule.experiment.canonical import sha256_hex
+from capsule.experiment.files import write_atomic
 from capsule.host.errors import CapsuleError
 from capsule.image.archives.deb import control_fields
 from capsule.image.distribution import Distribution, Vendor

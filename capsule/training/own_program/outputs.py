@@ -23,9 +23,10 @@ from capsule.experiment.beneath import (
     entries_beneath,
     open_beneath,
 )
-from capsule.experiment.canonical import open_regular, sha256_hex
+from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.contract import MAX_OUTPUTS, Job, Output, Outputs
 from capsule.experiment.errors import CapsuleError
+from capsule.experiment.files import open_regular
 from capsule.experiment.patterns import chosen
 from capsule.experiment.trainers import CommandTrainer
 from capsule.training.state.source_tree import project_folder

@@ -12,10 +12,11 @@ from types import FrameType
 from typing import Any
 
 from capsule.experiment import contract
-from capsule.experiment.canonical import canonical_json, write_atomic
+from capsule.experiment.canonical import canonical_json
 from capsule.experiment.contract import Event, Failure, Job, Runtime
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.fields import Model
+from capsule.experiment.files import write_atomic
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from capsule.experiment import contract
-from capsule.experiment.canonical import appearing, remove_unfinished
 from capsule.experiment.errors import CapsuleError
+from capsule.experiment.files import open_atomic, remove_unfinished
 from capsule.experiment.states import BLOCK_BYTES, StateFile, StateIndex
 from capsule.training.state.run_directory import write_document
 
@@ -48,7 +48,7 @@ def _pack(state: Path, folder: Path, step: int) -> StateIndex:
     known = _known_blocks(folder)
     packed: list[str] = []
     files: dict[str, StateFile] = {}
-    with appearing(folder / f"{contract.checkpoint_name(step)}.blocks") as pack:
+    with open_atomic(folder / f"{contract.checkpoint_name(step)}.blocks") as pack:
         for path in _files(state):
             with path.open("rb") as stream:
                 digests = list(_add(stream, pack, known, packed))

@@ -17,8 +17,8 @@ from capsule.bundle.claims import read_document
 from capsule.bundle.run_bundle import RecordedRun, claimed_outputs
 from capsule.experiment import contract
 from capsule.experiment.beneath import open_beneath
-from capsule.experiment.canonical import open_regular
 from capsule.experiment.contract import Output
+from capsule.experiment.files import open_regular
 from capsule.host.wording import counted
 from capsule.verification.analysis.comparison import MAX_DIFFERENCES
 from capsule.verification.content.formats import compare_content

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from capsule.experiment.canonical import open_regular
+from capsule.experiment.files import open_regular
 from capsule.host.errors import coded
 from capsule.verification.content.ulp import Distance, Width
 from capsule.verification.integrity.tensors import tensors_of

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from capsule.experiment import contract
-from capsule.experiment.canonical import MAX_SAFE_INTEGER, open_regular
+from capsule.experiment.canonical import MAX_SAFE_INTEGER
+from capsule.experiment.files import open_regular
 from capsule.host.errors import CapsuleError
 from capsule.host.wording import counted
 
