@@ -511,9 +511,9 @@ def test_evicted_sequences_are_never_drawn_or_changed():
 @pytest.mark.parametrize("index", [-1, 4])
 def test_an_index_never_given_out_is_refused(index):
     replay = ready()
-    with pytest.raises(ValueError, match="no sequence"):
+    with pytest.raises(ValueError, match="does not belong to a sequence"):
         replay.update_priorities(np.array([0, index]), np.array([7.0, 7.0]))
-    with pytest.raises(ValueError, match="no longer, in the memory"):
+    with pytest.raises(ValueError, match="is not in the memory"):
         gather(replay, 0, index)
     assert probabilities(replay)[0] == 0.1
 
@@ -534,7 +534,7 @@ def test_a_batch_drawn_earlier_outlives_slack_further_entries():
     for old, new in zip(oldest, gather(replay, 17, 20), strict=True):
         np.testing.assert_array_equal(old, new)
     add(replay, ".." * 8, first=70)
-    with pytest.raises(ValueError, match="no longer, in the memory"):
+    with pytest.raises(ValueError, match="is not in the memory"):
         gather(replay, 17)
 
 
@@ -542,7 +542,7 @@ def test_a_sequence_whose_place_is_taken_is_not_gathered():
     """Its entries are still there, but short episodes have filled the table."""
     replay = memory(slack=0)
     add(replay, "T" * 30)
-    with pytest.raises(ValueError, match="no longer, in the memory"):
+    with pytest.raises(ValueError, match="is not in the memory"):
         gather(replay, 0)
     assert gather(replay, 29).actions[2].tolist() == [30]
 
