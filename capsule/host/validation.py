@@ -153,7 +153,7 @@ def rejected(document: YamlDocument, findings: Iterable[Wrong]) -> CapsuleError:
             document.marks[place] for place in _upwards(wrong.path) if place in document.marks
         )
         field = dotted(wrong.path) or f"the {document.kind}"
-        lines.append(f"{document.name}:{where}: {field}{wrong.message}")
+        lines.append(f"{where}: {field}{wrong.message}")
         fixes.append(wrong.fix)
     return CapsuleError("CAP-S003", "\n".join(lines), fix="\n".join(dict.fromkeys(fixes)))
 
