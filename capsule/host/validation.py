@@ -296,7 +296,12 @@ def _between_fields(
         return Wrong(path, f": {message}", f"Add {named[0]}.")
     # The message names a line, and only a field that was given has one.
     first = (given or named)[0]
-    fix = f"Change {' or '.join(named)}."
+    # The others have their defaults.
+    others = [field for field in named if field not in given]
+    fixes = [f"change {' or '.join(given)}"] * bool(given)
+    fixes += [f"add {' or '.join(others)}"] * bool(others)
+    fix = ", or ".join(fixes)
+    fix = f"{fix[0].upper()}{fix[1:]}."
     if "remove it" in message:
         others = [field for field in named if field != first]
         fix = f"Remove {first}" + f", or change {' or '.join(others)}" * bool(others) + "."
@@ -326,7 +331,13 @@ def _fields_in(
 
 
 def _given(field: str, document: YamlDocument) -> bool:
-    return tuple(field.split(".")) in document.marks
+    # Fields of a section that a study sets as a whole have no marks of their own.
+    tree = document.tree
+    for key in field.split("."):
+        if not (isinstance(tree, dict) and key in tree):
+            return False
+        tree = tree[key]
+    return True
 
 
 def _upwards(path: FieldPath) -> Iterator[FieldPath]:
