@@ -263,6 +263,8 @@ def _instead(path: FieldPath, field: str, finding: ErrorDetails) -> str:
     if kind == "bool_type" and isinstance(given, str) and given.lower() in _BOOLEANS:
         return f"Write {_BOOLEANS[given.lower()]}, since YAML 1.2 has no other word for it."
     if kind in ("list_type", "tuple_type") and isinstance(given, str):
+        if field == "packages" and given.endswith(".txt"):
+            return FIX_OF_PACKAGES
         try:
             words = shlex.split(given)
         except ValueError:  # an unclosed quotation mark

@@ -222,6 +222,11 @@ PROGRAM = "name: x\ntrainer: {command: [python, train.py]}\n"
             "Put trainer.command.2 into quotation marks, without which YAML reads a number.",
         ),
         (
+            f"{PROGRAM}image: {{packages: requirements.txt}}\n",
+            "3:9: image.packages: must be a list, not 'requirements.txt'",
+            "Write requirements of Python packages: numpy==2.4.6. Copy the lines of a requirements",
+        ),
+        (
             f"{PROGRAM}image: {{python: 3.11}}\n",
             "3:9: image.python: must be '3.11', '3.12' or '3.13', not 3.11",
             "Put image.python into quotation marks, without which YAML reads a number.",
