@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
@@ -201,10 +202,11 @@ def outcome(
     """Read what the training side left, or say why there is nothing."""
     if ended.reason == "interrupted":
         restarts = isinstance(spec.trainer, CommandTrainer) and not spec.trainer.resumable
+        folder = run_directory.parent  # which 'capsule run' made
         raise CapsuleError(
             "CAP-E012",
-            f"the run was interrupted; its state is kept in {run_directory}",
-            fix="Resume it with 'capsule run --resume'"
+            f"the run was interrupted; its state is kept in {folder}",
+            fix=f"Resume it with 'capsule run --resume {shlex.quote(str(folder))}'"
             + ("; the program starts over, as trainer.resumable is false." if restarts else "."),
         )
     if (failure := reported_failure(run_directory)) is not None:
