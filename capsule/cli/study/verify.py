@@ -102,7 +102,8 @@ def command(
             "no key was given to check the signature with"
             if policy.trusts_nobody
             else "--allow-untrusted contradicts --key and --allowed-signers",
-            fix="Pass --key with the signer's public key, or else --allow-untrusted.",
+            fix="Name the signer's public key with --key or --allowed-signers, or else pass "
+            "--allow-untrusted.",
         )
     with (
         open_reporter(quiet=quiet) as reporter,

@@ -49,6 +49,12 @@ def test_a_co_signature_counts_for_the_study_and_not_for_its_members(tmp_path):
     assert {each["agreement"] for each in document["bundles"]} == {"intact"}
 
 
+def test_without_a_trusted_key_both_options_that_name_one_are_shown():
+    done = capsule("study", "verify", CORPUS / "study.capsule-study.tar")
+    assert (done.exit_code, done.stderr.partition(":")[0]) == (3, "CAP-V002")
+    assert "--key or --allowed-signers" in done.stderr
+
+
 def test_an_engine_without_anything_to_execute_is_rejected():
     words = ("--key", CORPUS / "author.pub", "--engine", "process")
     done = capsule("study", "verify", CORPUS / "study.capsule-study.tar", *words)
