@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from capsule.bundle.claims import read_document
+from capsule.bundle.claims import read_document, result_model
 from capsule.bundle.reproducing import what_ran
 from capsule.engine.connection import answering_engines, engine_errors
 from capsule.experiment import contract
@@ -360,15 +360,8 @@ def _measured(runs: Path, lock: Lock | None) -> Iterator[tuple[str, MeasuredRun]
             path = run.path / WORK / contract.RESULT
             # A finished run is kept as its bundle, and its working folder may have been deleted.
             with suppress(CapsuleError, FileNotFoundError):
-                program = isinstance(lock.spec.trainer, CommandTrainer)
-                seconds = _seconds(path, program=program)
+                seconds = read_document(path, result_model(lock)).seconds
                 yield str(run.path), MeasuredRun(seconds, run.bundle.stat().st_size)
-
-
-def _seconds(path: Path, *, program: bool) -> float:
-    if program:
-        return read_document(path, contract.ProgramResult).seconds
-    return read_document(path, contract.Result).seconds
 
 
 def steps_text(spec: Spec) -> str:

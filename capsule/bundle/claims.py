@@ -156,6 +156,12 @@ def claims_model(lock: Lock) -> type[TrainingClaims | ProgramClaims]:
     return ProgramClaims if isinstance(lock.spec.trainer, CommandTrainer) else TrainingClaims
 
 
+def result_model(lock: Lock) -> type[contract.Result | contract.ProgramResult]:
+    """Return the model of the result that a run of ``lock`` writes."""
+    program = isinstance(lock.spec.trainer, CommandTrainer)
+    return contract.ProgramResult if program else contract.Result
+
+
 class Observations(Model):
     """Facts about this one execution: signed, never compared."""
 

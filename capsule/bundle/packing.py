@@ -23,6 +23,7 @@ from capsule.bundle.claims import (
     collect_claims,
     open_run_file,
     read_document,
+    result_model,
     steps_per_second,
 )
 from capsule.bundle.derived import derived_members
@@ -146,10 +147,7 @@ def pack_run(
 
 
 def _observations(run: FinishedRun, claims: TrainingClaims | ProgramClaims) -> Observations:
-    model: type[contract.Result | contract.ProgramResult] = contract.ProgramResult
-    if isinstance(claims, TrainingClaims):
-        model = contract.Result
-    seconds = read_document(run.directory / contract.RESULT, model).seconds
+    seconds = read_document(run.directory / contract.RESULT, result_model(run.lock)).seconds
     runtime = read_document(run.directory / contract.RUNTIME, contract.Runtime)
     return Observations(
         capsule=__version__,

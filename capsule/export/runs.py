@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +20,7 @@ from capsule.bundle.events import sound_events
 from capsule.bundle.run_bundle import RecordedRun
 from capsule.bundle.trust import TrustPolicy
 from capsule.experiment import contract
-from capsule.experiment.beneath import UnboundedError, entries_beneath, open_beneath
+from capsule.experiment.beneath import UnboundedError, open_beneath
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.lock import Lock
 from capsule.experiment.trainers import CommandTrainer
@@ -29,17 +28,14 @@ from capsule.host.encoding import is_utf8
 from capsule.host.errors import CapsuleError
 from capsule.host.run_directory import LOCK, MEMBERS, WORK, run_directories
 from capsule.image.lockfile import read_lock
-from capsule.report.runs import RunState, evaluated, read_run
+from capsule.report.runs import RunState, evaluated, read_run, workspace_lines
 from capsule.report.scores import by_task
 from capsule.report.subject import (
-    EVALUATIONS,
     MAX_STEP,
     METRICS,
     JsonLines,
     NetworkReturns,
-    claimed_points,
-    evaluations_of,
-    first_named,
+    claimed_evaluation,
     recorded_lines,
 )
 from capsule.report.text import printable
@@ -190,10 +186,9 @@ def _of_bundle(bundle: OpenedBundle) -> ExportedRun:
     if isinstance(claims, TrainingClaims):
         events = bundle.member(run_bundle.RUN + contract.EVENTS)
         logged = _logged(lambda: events.open("rb"))
-        evaluations = _by_game(lock, claimed_points(claims))
     else:
         logged = _recorded(recorded_lines(bundle, claims, METRICS))
-        evaluations = {EVALUATION: evaluations_of(recorded_lines(bundle, claims, EVALUATIONS))}
+    evaluations = _by_game(lock, claimed_evaluation(bundle, claims))
     return ExportedRun(
         name=f"{lock.spec.name}-{claims.claim_id()[:8]}",
         lock=lock,
@@ -258,14 +253,12 @@ def read_directory(path: Path) -> ExportedRun:
         CapsuleError: CAP-P202, a file of it is malformed.
     """
     found, lock, work = read_run(path), read_lock(path / LOCK), path / WORK
-    evaluations: Mapping[str, Sequence[NetworkReturns]]
     try:
         if isinstance(lock.spec.trainer, CommandTrainer):
-            logged = _recorded(_workspace_lines(work, METRICS))
-            evaluations = {EVALUATION: evaluations_of(_workspace_lines(work, EVALUATIONS))}
+            logged = _recorded(workspace_lines(work, METRICS))
         else:
             logged = _logged(partial(open_beneath, work, contract.EVENTS))
-            evaluations = _by_game(lock, evaluated(work / contract.EVALUATION))
+        evaluations = _by_game(lock, evaluated(lock, work))
     except (OSError, ValueError, UnboundedError) as error:
         raise CapsuleError(
             "CAP-P202",
@@ -282,14 +275,6 @@ def read_directory(path: Path) -> ExportedRun:
         logged=logged,
         evaluations=evaluations,
     )
-
-
-def _workspace_lines(work: Path, name: str) -> JsonLines:
-    """Return the lines of a file that the recorder wrote anywhere in the working folder."""
-    workspace = work / contract.WORKSPACE
-    files = (each.path for each in entries_beneath(workspace) if stat.S_ISREG(each.facts.st_mode))
-    found = first_named(files, name)
-    return JsonLines(None if found is None else partial(open_beneath, workspace, found))
 
 
 def _logged(open_file: Callable[[], BinaryIO]) -> tuple[Metric, ...]:

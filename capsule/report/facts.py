@@ -12,7 +12,7 @@ from capsule.host.wording import counted
 from capsule.report.markdown import code, plain
 from capsule.report.scores import by_task
 from capsule.report.story import machine_of, tell
-from capsule.report.subject import NOT_ASSERTED, NetworkReturns, ReportedRun, claimed_points
+from capsule.report.subject import NOT_ASSERTED, NetworkReturns, ReportedRun
 from capsule.report.text import bytes_text
 
 MAX_FILES = 5
@@ -93,22 +93,19 @@ def starts(subject: ReportedRun) -> str | None:
 
 def results(subject: ReportedRun) -> str:
     """Describe the results: returns, or the number of outputs."""
-    last = last_returns(subject.lock, subject.evaluation)
     claims = subject.claims
-    if last is not None or isinstance(claims, TrainingClaims):
-        return last or NO_EVALUATION
-    return claims.described + ("" if claims.nothing else "; each file is claimed by its SHA-256")
+    text = claimed_results(subject.lock, claims, subject.evaluation)
+    if isinstance(claims, ProgramClaims) and text == claims.described and not claims.nothing:
+        return f"{text}; each file is claimed by its SHA-256"
+    return text
 
 
-def claimed_results(lock: Lock, claims: TrainingClaims | ProgramClaims) -> str:
-    """Describe the results that a run claims.
-
-    Raises:
-        CapsuleError: CAP-P103, a claimed return is not a number.
-    """
-    if isinstance(claims, ProgramClaims):
-        return claims.described
-    return last_returns(lock, claimed_points(claims)) or NO_EVALUATION
+def claimed_results(
+    lock: Lock, claims: TrainingClaims | ProgramClaims, evaluation: tuple[NetworkReturns, ...]
+) -> str:
+    """Describe the results that a run claims: returns, or the number of outputs."""
+    without = claims.described if isinstance(claims, ProgramClaims) else NO_EVALUATION
+    return last_returns(lock, evaluation) or without
 
 
 def last_returns(lock: Lock, evaluation: tuple[NetworkReturns, ...]) -> str | None:

@@ -27,6 +27,7 @@ from capsule.image.data.listing import size_text
 from capsule.report.facts import claimed_results, lasted
 from capsule.report.runs import FoundRun
 from capsule.report.story import machine_of
+from capsule.report.subject import claimed_evaluation
 from capsule.report.text import bytes_text, print_line, printable
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def inspect_run(opened: OpenedBundle) -> Inspected:
     rows = (
         *bundle_rows(opened, run.lock.spec.name),
         ("run", what_ran(run.lock.spec)),
-        ("result", claimed_results(run.lock, claims)),
+        ("result", claimed_results(run.lock, claims, claimed_evaluation(opened, claims))),
         ("claims", _claimed(claims)),
         ("relaxed", ", ".join(claims.relaxations) or "none"),
         ("sources", _randomness(treatments)),

@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import os
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -20,15 +22,24 @@ from pydantic import ValidationError
 from capsule.bundle.claims import read_document
 from capsule.engine.supervise import is_held
 from capsule.experiment import contract
-from capsule.experiment.beneath import UnboundedError, entries_beneath
+from capsule.experiment.beneath import UnboundedError, entries_beneath, open_beneath
 from capsule.experiment.canonical import open_regular
 from capsule.experiment.lock import Lock
+from capsule.experiment.trainers import CommandTrainer
 from capsule.host.errors import CapsuleError
 from capsule.host.folders import occupied_bytes
 from capsule.host.run_directory import BUNDLES, LOCK, WORK, run_directories, started
 from capsule.image.lockfile import read_lock
 from capsule.report.scores import tasks
-from capsule.report.subject import MAX_STEP, NetworkReturns, evaluation_points
+from capsule.report.subject import (
+    EVALUATIONS,
+    MAX_STEP,
+    JsonLines,
+    NetworkReturns,
+    evaluation_points,
+    evaluations_of,
+    first_named,
+)
 from capsule.report.text import bytes_text, printable
 
 if TYPE_CHECKING:
@@ -159,7 +170,7 @@ def _read_run(path: Path) -> FoundRun:
         lock=lock,
         step=None if event is None else event.step,
         total_steps=None if event is None else event.total_steps,
-        evaluation_return=_evaluation_return(work / contract.EVALUATION) if one_task else None,
+        evaluation_return=_evaluation_return(lock, work) if one_task else None,
         episode_return=_episode_return(work / contract.EVENTS) if one_task else None,
         bundle=bundles[-1] if bundles else None,
         problem=None if failure is None else f"{failure.code}: {failure.message}",
@@ -197,22 +208,40 @@ def _episode_return(path: Path) -> float | None:
     return next((value for value in returns if value is not None), None)
 
 
-def evaluated(path: Path) -> tuple[NetworkReturns, ...]:
+def evaluated(lock: Lock, work: Path) -> tuple[NetworkReturns, ...]:
     """Return the evaluations that a run has written; none if it has not come so far.
 
     Raises:
         CapsuleError: The file is malformed.
+        UnboundedError: A program made too many files.
         ValueError: A return is not a C99 hexadecimal float.
     """
+    if isinstance(lock.spec.trainer, CommandTrainer):
+        return evaluations_of(workspace_lines(work, EVALUATIONS))
+    path = work / contract.EVALUATION
     if not path.exists():
         return ()
     return evaluation_points(read_document(path, contract.Evaluation))
 
 
-def _evaluation_return(path: Path) -> float | None:
+def _evaluation_return(lock: Lock, work: Path) -> float | None:
     """Return the mean return of the last network that was evaluated."""
-    scored = [point for point in evaluated(path) if point.returns]
+    scored = [point for point in evaluated(lock, work) if point.returns]
     return scored[-1].mean if scored else None
+
+
+def workspace_lines(work: Path, name: str) -> JsonLines:
+    """Return the lines of a file that a program's recorder wrote anywhere in the working folder.
+
+    Raises:
+        UnboundedError: The program made too many files.
+    """
+    workspace = work / contract.WORKSPACE
+    if not workspace.is_dir():
+        return JsonLines(None)
+    files = (each.path for each in entries_beneath(workspace) if stat.S_ISREG(each.facts.st_mode))
+    found = first_named(files, name)
+    return JsonLines(None if found is None else partial(open_beneath, workspace, found))
 
 
 # --- a table ------------------------------------------------------------------------------------

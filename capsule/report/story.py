@@ -96,9 +96,12 @@ def _verdict(good: list[str], executed: int, subject: ReportedRun) -> tuple[str,
 
 def _shown(subject: ReportedRun) -> tuple[str, ...]:
     ran = what_ran(subject.lock.spec)
+    agreeing = "its documents"
+    if subject.unchecked:
+        agreeing = "those of its documents that were checked"
     facts = [
         f"{ran[:1].upper()}{ran[1:]}, on {machine_of(subject.observations)}.",
-        f"The {_unchanged(subject)}, and {_agreeing(subject)} agree with each other.",
+        f"The {_unchanged(subject)}, and {agreeing} agree with each other.",
     ]
     if subject.signers:
         facts.append(f"It was signed with a trusted key: {', '.join(subject.signers)}.")
@@ -113,10 +116,6 @@ def _unchanged(subject: ReportedRun) -> str:
     if subject.signers:
         return "file is unchanged since it was signed"
     return "files are those that the bundle lists"
-
-
-def _agreeing(subject: ReportedRun) -> str:
-    return "those of its documents that were checked" if subject.unchecked else "its documents"
 
 
 def _of_report(name: str, report: Report) -> str:

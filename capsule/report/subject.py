@@ -321,6 +321,19 @@ def claimed_points(claims: TrainingClaims) -> tuple[NetworkReturns, ...]:
         ) from error
 
 
+def claimed_evaluation(
+    bundle: OpenedBundle, claims: TrainingClaims | ProgramClaims
+) -> tuple[NetworkReturns, ...]:
+    """Return the claimed evaluations; for a program, those in its ``evaluation.jsonl``.
+
+    Raises:
+        CapsuleError: CAP-P103, a return of a training is not a C99 hexadecimal float.
+    """
+    if isinstance(claims, TrainingClaims):
+        return claimed_points(claims)
+    return evaluations_of(recorded_lines(bundle, claims, EVALUATIONS))
+
+
 def _curves(
     bundle: OpenedBundle, claims: TrainingClaims | ProgramClaims
 ) -> tuple[tuple[NetworkReturns, ...], tuple[Series, ...], int]:

@@ -9,11 +9,12 @@ each array, so that a later command finds its jobs again::
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -125,6 +126,7 @@ class Programs:
     on: str
     absent: str
     failed: str
+    hidden: tuple[str, ...] = ()
 
     def call(
         self,
@@ -132,7 +134,6 @@ class Programs:
         given: str = "",
         *,
         accepted: str | None = None,
-        environment: Mapping[str, str] | None = None,
         interruptible: bool = True,
         inherited: Sequence[int] = (),
     ) -> str:
@@ -155,7 +156,7 @@ class Programs:
                 input=given,
                 capture_output=True,
                 text=True,
-                env=environment,
+                env={k: v for k, v in os.environ.items() if not k.startswith(self.hidden)},
                 process_group=None if interruptible else 0,
                 pass_fds=inherited,
                 check=False,

@@ -13,14 +13,13 @@ from capsule.bundle.run_bundle import RecordedRun
 from capsule.bundle.trust import TrustPolicy
 from capsule.engine.select import EngineChoice
 from capsule.experiment.canonical import sha256_file
-from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
 from capsule.host.reporter import Reporter
 from capsule.host.wording import counted
 from capsule.image.cache import Cache
 from capsule.study.results import MemberIdentity, StudyResults
 from capsule.study.sampling import VerifiedMember
-from capsule.verification.request import Expectation, Mode, VerifyRequest
+from capsule.verification.request import Expectation, Mode, VerifyRequest, segments_of
 from capsule.verification.verify import verify
 
 # The folder of a study has the bundles of its members in members/NAME. Folders below are not
@@ -143,8 +142,10 @@ def count_segments(results: StudyResults, names: Mapping[str, Path]) -> dict[str
     segments = {}
     refusal: CapsuleError | None = None
     for name in names:
+        lock = results.lock.lock_of(members[name])
         try:
-            segments[name] = _segments(results.lock.lock_of(members[name]))
+            Mode("segments").check(lock)
+            segments[name] = segments_of(lock)
         except CapsuleError as error:
             refusal = CapsuleError(
                 error.code,
@@ -154,13 +155,6 @@ def count_segments(results: StudyResults, names: Mapping[str, Path]) -> dict[str
     if refusal is not None and not segments:
         raise refusal
     return segments
-
-
-def _segments(lock: Lock) -> int:
-    Mode("segments").check(lock)
-    training = lock.spec.training()
-    # The last segment may be shorter than the others.
-    return -(-training.trainer.total_steps // training.recording.checkpoint_interval)
 
 
 def choose_segments(segments: Mapping[str, int], number: int) -> dict[str, int]:

@@ -49,6 +49,7 @@ PROGRAMS = Programs(
     failed="Correct what the message names, then add --resume. Partition, account and the like are "
     "set by SBATCH_PARTITION, SBATCH_ACCOUNT, ...; 'resources' of the study states what each "
     "member needs.",
+    hidden=("SQUEUE_",),  # such as SQUEUE_PARTITION, for the user's view of the queue
 )
 
 # The states from which a job does not return by itself; a requeued job is pending.
@@ -106,7 +107,7 @@ class SlurmArray(JobArray):
         # Without --array, squeue shows all pending elements of an array in one line. --states=all
         # adds those that ended within MinJobAge of the cluster.
         command = ["squeue", *self._cluster, f"--job={self.name}", "--array", "--noheader"]
-        found = _call([*command, "--states=all", "--format=%K|%T|%r"], accepted=_FORGOTTEN)
+        found = PROGRAMS.call([*command, "--states=all", "--format=%K|%T|%r"], accepted=_FORGOTTEN)
         matches = map(_ELEMENT.fullmatch, map(str.strip, found.splitlines()))
         states = {int(match[1]): _element(match[2], match[3]) for match in matches if match}
         return {name: states[n] for n, name in enumerate(self.members) if n in states}
@@ -167,7 +168,7 @@ class Slurm(Scheduler):
             with _locked(submission, part.names) as lock:
                 # An array that Slurm has accepted can only be cancelled by its number, so an
                 # interruption waits for sbatch to print it.
-                job = _call(command, script, interruptible=False, inherited=[lock]).strip()
+                job = PROGRAMS.call(command, script, interruptible=False, inherited=[lock]).strip()
                 if not _JOB.fullmatch(job):
                     raise CapsuleError(
                         "CAP-Y022",
@@ -209,7 +210,7 @@ def _element(state: str, reason: str) -> Element:
 
 def _largest_array() -> int:
     """Return how many elements an array may have on this cluster."""
-    found = _MAX_ARRAY_SIZE.search(_call(["scontrol", "show", "config"]))
+    found = _MAX_ARRAY_SIZE.search(PROGRAMS.call(["scontrol", "show", "config"]))
     if found is None or int(found[1]) == 0:
         raise CapsuleError(
             "CAP-Y022",
@@ -227,7 +228,7 @@ def _jobs_named(name: str) -> Iterator[str]:
     chosen = os.environ.get("SBATCH_CLUSTERS") or os.environ.get("SLURM_CLUSTERS") or ""
     for cluster in chosen.split(","):
         of = [f"--clusters={cluster}"] if cluster else []
-        found = set(_call([*command, *of], accepted=_FORGOTTEN).split())
+        found = set(PROGRAMS.call([*command, *of], accepted=_FORGOTTEN).split())
         yield from (f"{job};{cluster}" if cluster else job for job in found if job.isdecimal())
 
 
@@ -264,25 +265,4 @@ def _script(batch: MemberBatch) -> str:
         members=shlex.join(batch.names),
         command=shlex.join(command),
         options=shlex.join(batch.options.arguments()),
-    )
-
-
-def _call(
-    command: Sequence[str],
-    given: str = "",
-    *,
-    accepted: str | None = None,
-    interruptible: bool = True,
-    inherited: Sequence[int] = (),
-) -> str:
-    """Return what one of Slurm's programs prints; see :meth:`Programs.call`."""
-    # SQUEUE_PARTITION and the like are for the user's view of the queue.
-    environment = {name: os.environ[name] for name in os.environ if name[:7] != "SQUEUE_"}
-    return PROGRAMS.call(
-        command,
-        given,
-        accepted=accepted,
-        environment=environment,
-        interruptible=interruptible,
-        inherited=inherited,
     )

@@ -155,9 +155,7 @@ def _check_challengeable(lock: Lock, mode: Mode) -> None:
             "begins is not known",
             fix=f"{fix}entropy.mode: virtual.",
         )
-    training = lock.spec.training()
-    # Rounded up: the last segment may be a shorter one.
-    total = -(-training.trainer.total_steps // training.recording.checkpoint_interval)
+    total = segments_of(lock)
     if mode.segments is not None and mode.segments > total:
         raise CapsuleError(
             "CAP-V063",
@@ -165,6 +163,12 @@ def _check_challengeable(lock: Lock, mode: Mode) -> None:
             "checkpoints",
             fix=f"Give a number up to {total}, or 'all'.",
         )
+
+
+def segments_of(lock: Lock) -> int:
+    """Return how many segments a training has between its checkpoints; the last may be short."""
+    training = lock.spec.training()
+    return -(-training.trainer.total_steps // training.recording.checkpoint_interval)
 
 
 def _not_challengeable(reason: str, fix: str) -> CapsuleError:

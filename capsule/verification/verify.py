@@ -89,20 +89,18 @@ def verify(request: VerifyRequest, cache: Cache, reporter: Reporter) -> Report:
 
 
 def _failed(error: CapsuleError, found: VerificationFindings) -> Judgement:
-    """Judge by what ended the verification early."""
-    unclaimed = found.image is not None and found.image.unclaimed
-    if error.exit_code == ExitCode.DIFFERS and unclaimed:
-        return Judgement("inconclusive", WITHOUT_IMAGE + error.message)
-    return Judgement(_verdict_of(error), error.message)
+    """Judge by what ended the verification early.
 
-
-def _verdict_of(error: CapsuleError) -> Grade:
-    """A failed check of the bundle is its fault; most failed executions decide nothing."""
-    if error.exit_code == ExitCode.DIFFERS:  # a replay that asks for other randomness
-        return "not-reproduced"
-    if error.exit_code != ExitCode.TAMPERED:
-        return "inconclusive"
-    return "untrusted" if isinstance(error, UntrustedError) else "tampered"
+    A failed check of the bundle is its fault; most failed executions decide nothing.
+    """
+    verdict: Grade = "inconclusive"
+    if error.exit_code == ExitCode.TAMPERED:
+        verdict = "untrusted" if isinstance(error, UntrustedError) else "tampered"
+    elif error.exit_code == ExitCode.DIFFERS:  # a replay that asks for other randomness
+        if found.image is not None and found.image.unclaimed:
+            return Judgement(verdict, WITHOUT_IMAGE + error.message)
+        verdict = "not-reproduced"
+    return Judgement(verdict, error.message)
 
 
 def _verify(
@@ -176,7 +174,7 @@ def _execute(
     lock, mode, note = run.lock, request.mode, reporter.note
 
     # Image: the claimed one, if the verifier accepts what it is made of.
-    # The code is checked before the image is prepared: _taken() of admission.py relies on it.
+    # The code is checked before the image is prepared: prepare_image() relies on it.
     found.own_code = check_code(lock, request.code)
     executor, image = prepare_executor(request, run, engine, cache, reporter)
     found.image = image

@@ -97,7 +97,6 @@ PROGRAM = {
 
 
 SYSTEM_CLOCK = {"entropy": {"clock": "system"}}
-PRINTED = "import time\nprint(time.time())\n"
 
 
 def locked(spec, project):

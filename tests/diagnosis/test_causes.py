@@ -5,7 +5,7 @@ import re
 import pytest
 
 from capsule.diagnosis.findings import CATALOGUE
-from tests.diagnosis.conftest import PRINTED, SYSTEM_CLOCK
+from tests.diagnosis.conftest import SYSTEM_CLOCK
 
 # Few tasks take most of the time, so that workers do different numbers of tasks in each run.
 POOL = """\
@@ -103,7 +103,7 @@ def test_a_process_number_is_named_and_the_clock_that_is_fixed_is_not(diagnosed)
 
 @pytest.mark.slow
 def test_a_time_that_is_only_printed_is_named(diagnosed):
-    found = diagnosed(PRINTED, torch=False, **SYSTEM_CLOCK)
+    found = diagnosed("import time\nprint(time.time())\n", torch=False, **SYSTEM_CLOCK)
     assert not found.equal
     assert codes(found) == {"CAP-D108", "CAP-D110"}
     assert patch(found) == {"entropy.clock": "virtual"}

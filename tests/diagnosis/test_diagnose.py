@@ -42,9 +42,9 @@ R2D2 = {
         "actors": 8,
         "update_interval": 5,
         "actor_update_interval": 20,
-        "burn_in": 10,
-        "sequence_length": 20,
-        "sequence_stride": 10,
+        "burn_in": 3,
+        "sequence_length": 12,
+        "sequence_stride": 6,
         "replay_capacity": 4000,
         "replay_start": 2000,
         "batch_size": 8,
@@ -84,7 +84,7 @@ def test_deep_q_learning_gives_no_finding(diagnosed):
 def test_r2d2_learns_in_as_few_steps_as_fit_it(diagnosed):
     diagnosis = diagnosed(spec=R2D2, steps=None)
     assert diagnosis.equal
-    assert diagnosis.steps == 560  # twice 8 actors times the 35 steps of a sequence
+    assert diagnosis.steps == 320  # twice 8 actors times the 20 steps of a sequence
 
 
 @pytest.mark.slow
@@ -286,7 +286,7 @@ def test_no_more_steps_are_stated_than_the_run_has(total, steps):
 
 @pytest.mark.parametrize(
     ("spec", "batch", "steps"),
-    [(DQN, 32, 256), (DQN, 200, 400), (R2D2, 8, 560), (IMPALA, 32, 1280)],
+    [(DQN, 32, 256), (DQN, 200, 400), (R2D2, 8, 320), (IMPALA, 32, 1280)],
 )
 def test_without_a_number_as_few_steps_are_run_as_fit_the_trainer(
     tmp_path, monkeypatch, spec, batch, steps

@@ -5,17 +5,13 @@ from typing import get_args
 
 import pytest
 
-from capsule.diagnosis.apply import patch_of
-from capsule.diagnosis.attribution import _REASONS
 from capsule.diagnosis.diagnose import Diagnosis, OperatorCensus
 from capsule.diagnosis.findings import CATALOGUE, finding
-from capsule.diagnosis.settings import tailored
 from capsule.diagnosis.trial import Trial
 from capsule.entropy.evidence import Treatment
 from capsule.entropy.ledger import Ledger, LedgerRow
 from capsule.report.diagnosis import show_diagnosis, show_ledger, show_trial
 from capsule.training.instruments.report import Location
-from tests.diagnosis.conftest import PROGRAM, parsed
 from tests.report.terminals import printed
 
 
@@ -139,58 +135,3 @@ def test_a_trial_is_shown_with_its_settings_and_its_outcome(equal, applied, outc
         f"           {outcome}",
     ]
     assert ("CAP-D107  a number" in text) == (not equal)
-
-
-# --- the example of docs/diagnose.md -------------------------------------------------------------
-
-ROOT = Path(__file__).parents[2]
-LAX = {
-    "determinism": {"hash_seed": None, "algorithms": "off", "threads": 4},
-    "entropy": {"mode": "system", "clock": "system"},
-}
-ORDERS = (
-    "['angle', 'drag', 'mass', 'height', 'lift', 'speed'] and "
-    "['drag', 'lift', 'mass', 'height', 'speed', 'angle']"
-)
-FIRST = "first at operator call 8 in 7 of 7 elements, with 4 threads"
-EXAMPLE = (
-    ("CAP-D101", None, "", "/dev/stdout differs in line 1: … / …"),
-    (
-        *("CAP-D102", 9, "torch.manual_seed(int(time.time() * 1000))"),
-        "a generator is seeded from time.time",
-    ),
-    (
-        *("CAP-D105", 10, "order = list(FEATURES)"),
-        f"variable 'order' differs ({ORDERS}): {_REASONS['hash']}",
-    ),
-    (
-        *("CAP-D201", 16, "counts = torch.zeros(7).index_put_((index,), values, accumulate=True)"),
-        f"aten::index_put_ on cpu gave other bits in 10 of 10 repetitions, {FIRST}",
-    ),
-    ("CAP-D301", None, "", "entropy.mode is system, so the program used the system's entropy"),
-)
-CENSUS = {
-    "calls": 968,
-    "repeated": 658,
-    "statuses": {"deterministic": 28, "seeded": 3, "uninitialized": 1, "with-flag": 1},
-}
-
-
-def example():
-    """Return the text of the section, without its line breaks."""
-    page = (ROOT / "docs" / "diagnose.md").read_text(encoding="utf-8")
-    return " ".join(page.partition("## Example")[2].split())
-
-
-def test_the_page_shows_what_is_printed():
-    spec = parsed(PROGRAM, **LAX)
-    found = []
-    for code, line, text, message in EXAMPLE:
-        where = line and Location(file="train.py", line=line, function="<module>")
-        found.append(tailored(finding(code, message, where=where, text=text), spec))
-    before = diagnosis(*found, differing=20, **CENSUS)
-    after = diagnosis(equal=True, **CENSUS)
-    trial = Trial(settings=patch_of(found), diagnosis=after, applied=True)
-    shown = text_of(show_diagnosis, before) + text_of(show_trial, trial, Path("own.yaml"))
-    assert " ".join(shown.split()) in example()
-    assert " ".join(text_of(show_diagnosis, after).split()) in example()

@@ -27,7 +27,7 @@ from capsule.report.facts import (
     starts,
     what,
 )
-from capsule.report.subject import NetworkReturns
+from capsule.report.subject import NetworkReturns, claimed_points
 from tests.report import runs
 from tests.report.conftest import make_report, read
 
@@ -179,10 +179,10 @@ def test_described_returns_are_those_of_the_evaluation(values, step):
 def test_results_are_returns_or_the_files_of_a_program(subjects):
     dqn, own = subjects["dqn"], subjects["own"]
     returns = "at step 400, mean return 26 over 4 starts (lowest 10, highest 44)"
-    assert results(dqn) == claimed_results(dqn.lock, dqn.claims) == returns
+    assert results(dqn) == claimed_results(dqn.lock, dqn.claims, dqn.evaluation) == returns
     assert results(replace(dqn, evaluation=())) == "no evaluation"
     claimed = "2 files, 5 bytes of standard output"
-    assert claimed_results(own.lock, own.claims) == claimed
+    assert claimed_results(own.lock, own.claims, ()) == claimed
     assert results(own) == f"{claimed}; each file is claimed by its SHA-256"
     scored = replace(own, evaluation=(NetworkReturns(1, (3.0, 5.0)),))
     assert results(scored) == "at step 1, mean return 4 over 2 starts (lowest 3, highest 5)"
@@ -197,16 +197,15 @@ def test_a_program_that_left_nothing_is_not_said_to_claim_files(subjects):
 
 def test_training_without_an_evaluation_claims_none(subjects):
     lock, claims = subjects["dqn"].lock, subjects["dqn"].claims
-    empty = claims.evaluation.model_copy(update={"points": ()})
-    assert claimed_results(lock, claims.model_copy(update={"evaluation": empty})) == "no evaluation"
+    assert claimed_results(lock, claims, ()) == "no evaluation"
 
 
 def test_a_claimed_return_that_is_not_a_number_is_refused(subjects):
-    lock, claims = subjects["dqn"].lock, subjects["dqn"].claims
+    claims = subjects["dqn"].claims
     points = (claims.evaluation.points[0].model_copy(update={"returns": ("one",)}),)
     bad = claims.evaluation.model_copy(update={"points": points})
     with pytest.raises(CapsuleError) as caught:
-        claimed_results(lock, claims.model_copy(update={"evaluation": bad}))
+        claimed_points(claims.model_copy(update={"evaluation": bad}))
     assert (caught.value.code, caught.value.exit_code) == ("CAP-P103", ExitCode.TAMPERED)
 
 

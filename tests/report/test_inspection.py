@@ -63,6 +63,13 @@ def test_a_program_shows_what_it_claims(bundles):
     assert "2 files, 5 bytes of standard output" in show(bundles["own"])
 
 
+def test_the_evaluations_of_a_program_are_its_result(tmp_path):
+    line = '{"step": 9, "returns": [3.0, 5.0]}\n'
+    text = show(runs.pack(tmp_path, runs.PROGRAM, outputs={"evaluation.jsonl": line}))
+    assert "result   at step 9, mean return 4 over 2 starts (lowest 3, highest 5)" in text
+    assert "claims   1 file, 5 bytes of standard output" in text
+
+
 def test_text_of_a_bundle_cannot_move_the_cursor(tmp_path):
     processor = runs.MACHINE.cpu.model_copy(update={"name": "\x1b[2Jfast"})
     machine = runs.MACHINE.model_copy(update={"cpu": processor})

@@ -206,7 +206,7 @@ def test_returns_without_a_mean_have_a_report(tmp_path, returns):
     shown = (
         printed(show_subject, subject, width=120),
         model_card(subject),
-        claimed_results(subject.lock, subject.claims),
+        claimed_results(subject.lock, subject.claims, subject.evaluation),
     )
     assert all("nan" in text for text in (report_page(subject), *shown))
 

@@ -231,3 +231,13 @@ def test_the_table_fits_80_columns_and_loses_nothing(tmp_path):
     assert first[1:] == ["interrupted", "1.23M/50M", "(-1235)", "-", "0", "s", *first[-2:]]
     assert "".join(line.split()[0] for line in lines[1:-1]) == name
     assert lines[-1].split()[:7] == ["short", "not", "started", "-", "-", "-", "2"]
+
+
+def test_the_return_of_a_program_is_that_of_its_last_evaluation(tmp_path):
+    directory = make_run(tmp_path, "one", runs.PROGRAM)
+    assert read_run(directory).evaluation_return is None  # it has no working folder yet
+    outputs = directory / WORK / contract.WORKSPACE / "outputs"
+    outputs.mkdir(parents=True)
+    lines = ('{"step": 5, "returns": [1.0, 2.0]}\n', '{"step": 9, "returns": [3.0, 5.0]}\n')
+    (outputs / "evaluation.jsonl").write_text("".join(lines))
+    assert read_run(directory).evaluation_return == 4

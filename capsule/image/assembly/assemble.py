@@ -148,7 +148,9 @@ def plan_layers(
         CapsuleError: CAP-I102 the lock needs another Capsule, CAP-I103 a wheel is not in the cache.
     """
     recipe = _matching_recipe(lock)
-    top = _plan_code(lock, _own_code(lock) if code is None else code)
+    entries = _code_entries(lock, _own_code(lock) if code is None else code)
+    inputs = {"code": lock.image.code.sha256, "python": lock.spec.image.python}
+    top = Plan("code", layer_key("code", inputs), lambda _: entries)
     base = plan_base(lock.image.debian, recipe, cache)
     # Engines find a layer by the chain of those below it. The training code is above the wheels, so
     # a change of it does not make an engine load them again.
@@ -317,12 +319,6 @@ def _plan_wheel_layer(name: str, wheels: list[LockedWheel], recipe: Recipe, cach
     # Of the distribution, only the version of Python affects the paths and the scripts of wheels.
     inputs = {"files": files, "python": distribution.python}
     return Plan(name, layer_key("wheels", inputs), entries)
-
-
-def _plan_code(lock: Lock, code: Mapping[str, bytes]) -> Plan:
-    entries = _code_entries(lock, code)
-    inputs = {"code": lock.image.code.sha256, "python": lock.spec.image.python}
-    return Plan("code", layer_key("code", inputs), lambda _: entries)
 
 
 def _code_entries(lock: Lock, code: Mapping[str, bytes]) -> list[TarEntry]:

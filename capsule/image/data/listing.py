@@ -193,27 +193,28 @@ def _facts(
     for_everyone: bool,
 ) -> Iterator[tuple[str, str]]:
     """Yield each path of a data set with its fact."""
+    reads, enters = (_EVERYONE_READS, _EVERYONE_ENTERS) if for_everyone else (0, 0)
     if not place.is_dir():
         facts = place.stat()
         if not stat.S_ISREG(facts.st_mode):
             raise _not_taken(name, str(place), "is a pipe, socket or device")
-        _check_mode(name, place, place, facts.st_mode, _EVERYONE_READS if for_everyone else 0)
+        _check_mode(name, place, place, facts.st_mode, reads)
         listed = _listed_path(name, called or place.name)
         # The place of a single file may be a link, and the files of a listing are opened without
         # following one.
         yield listed, f"file {facts.st_size} {sha256(place.resolve())}"
         return
-    _check_mode(name, place, place, place.stat().st_mode, _EVERYONE_ENTERS if for_everyone else 0)
+    _check_mode(name, place, place, place.stat().st_mode, enters)
     for entry in entries_beneath(place):
         path, mode = place / entry.path, entry.facts.st_mode
         listed = _listed_path(name, entry.path)
         if stat.S_ISDIR(mode):
-            _check_mode(name, place, path, mode, _EVERYONE_ENTERS if for_everyone else 0)
+            _check_mode(name, place, path, mode, enters)
             yield listed, FOLDER
         elif stat.S_ISLNK(mode):
             yield listed, f"symlink {_target(name, place, entry.path)}"
         elif stat.S_ISREG(mode):
-            _check_mode(name, place, path, mode, _EVERYONE_READS if for_everyone else 0)
+            _check_mode(name, place, path, mode, reads)
             yield listed, f"file {entry.facts.st_size} {sha256(path)}"
         else:
             raise _not_taken(name, entry.path, "is a pipe, socket or device")

@@ -103,7 +103,8 @@ def index_of(texts: Iterable[str]) -> Index:
 
     @functools.cache
     def candidate(name: str) -> Stanza | None:
-        found = [_stanza(block) for block in blocks.get(name, ())]
+        parsed = map(control_fields, blocks.get(name, ()))
+        found = [Stanza(fields["Package"], fields["Version"], fields) for fields in parsed]
         return max(found, key=lambda each: version_key(each.version), default=None)
 
     def providers_of(name: str) -> Iterable[str]:
@@ -218,8 +219,3 @@ def _index_digest(text: str, component: str) -> str:
     if match is None:
         raise RejectedIndexError(f"it does not list {name}")
     return match[1]
-
-
-def _stanza(block: str) -> Stanza:
-    found = control_fields(block)
-    return Stanza(found["Package"], found["Version"], found)

@@ -70,7 +70,8 @@ def check_tasks(
         wheel = next((each for each in wheels if each.name == package), None)
         if wheel is None:
             continue
-        with _opened(wheel, spec, cache, progress) as opened:
+        fetch_wheels(distribution_of(spec.image), [wheel], cache, spec.image.sources, progress)
+        with open_wheel(cache.package(wheel), wheel) as opened:
             if isinstance(task, AtariEnvironment):
                 _check("environment.game", task.game, wheel, set(_games(opened)))
             elif isinstance(task, GymnasiumEnvironment):
@@ -87,13 +88,6 @@ def _is_gymnasiums(task: GymnasiumEnvironment, spec: Spec) -> bool:
 
 def _names(image: ImageSpec) -> set[str]:
     return {canonicalize_name(Requirement(package).name) for package in image.packages}
-
-
-def _opened(
-    wheel: LockedWheel, spec: Spec, cache: Cache, progress: Callable[[str], None]
-) -> zipfile.ZipFile:
-    fetch_wheels(distribution_of(spec.image), [wheel], cache, spec.image.sources, progress)
-    return open_wheel(cache.package(wheel), wheel)
 
 
 def _games(wheel: zipfile.ZipFile) -> Iterator[str]:

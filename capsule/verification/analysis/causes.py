@@ -65,10 +65,12 @@ _CLOCK_FIXES: dict[CalendarClock, str] = {
     "fixed": "Under entropy.clock: fixed, times of files still differ, and so do dates that a "
     "program reads without the C library. Exclude the file with trainer.outputs.",
 }
-_RACES = (
-    "If threads or processes of the program race, as those that share a model do, its results "
-    "depend on the speed of the machine: exchange results through capsule.training.arrivals, which "
-    "records their order, or use one process."
+_NOT_REPEATED = (
+    "Durations that the program measures differ in every run: keep them out of its outputs, or "
+    "exclude these with trainer.outputs or trainer.standard_output. If threads or processes of the "
+    "program race, as those that share a model do, its results depend on the speed of the machine: "
+    "exchange results through capsule.training.arrivals, which records their order, or use one "
+    "process."
 )
 
 
@@ -288,7 +290,7 @@ def _unexplained(facts: Facts) -> Cause:
         name="unexplained",
         certainty=None,
         evidence=(_first(facts), hint),
-        fix=_RACES if of_program and not facts.changes else None,
+        fix=_NOT_REPEATED if of_program and not facts.changes else None,
     )
 
 

@@ -144,7 +144,9 @@ def prepare_executor(
             :func:`capsule.verification.integrity.data.supplied_data` raise.
     """
     limits = lowered(run.lock.spec.limits, request.limits)
-    source = _source(request, run.lock)
+    source: ImageSource = request.image
+    if source == "rebuilt" and request.base == "supplied" and not is_genuine(run.lock):
+        source = "supplied-base"
     if source != "rebuilt":
         check_gpu_host(run.lock, engine)
     data = supplied_data(run, cache, request.data, reporter.note)
@@ -157,13 +159,6 @@ def lowered(limits: LimitsSpec, wanted: Mapping[str, int]) -> LimitsSpec:
     return limits.model_copy(
         update={name: min(value, getattr(limits, name)) for name, value in wanted.items()}
     )
-
-
-def _source(request: VerifyRequest, lock: Lock) -> ImageSource:
-    """Return where the image that is going to be prepared is from."""
-    if request.image != "rebuilt":
-        return request.image
-    return "rebuilt" if request.base == "packages" or is_genuine(lock) else "supplied-base"
 
 
 def prepare_image(
@@ -182,16 +177,25 @@ def prepare_image(
     lock = run.lock
     # execution.prepare() makes this check itself, and the signer's images do not go through it.
     engine.check(lock)
-    if request.image == "embedded":
-        with embedded_image(run) as image:
+    if request.image != "rebuilt":
+        signers = (
+            embedded_image(run)
+            if request.registry is None
+            else registry_image(run, request.registry, reporter.note)
+        )
+        with signers as image:
             engine.prepare(lock, image, cache, progress=reporter.note)
             # By now the engine has its own copy of the layers, which are deleted with the block.
             return image
-    if request.image == "registry" and request.registry is not None:
-        with registry_image(run, request.registry, reporter.note) as image:
-            engine.prepare(lock, image, cache, progress=reporter.note)
-            return image
-    with supplied_layers(run, _taken(request, lock)) as (supplied, project):
+    # The layers to take from the bundle instead of building them here: those that the user accepts,
+    # and a base layer whose digest Capsule itself ships.
+    names: list[Name] = []
+    if request.base == "supplied" or is_genuine(lock):
+        names.append("base")
+    # By now check_code has let it pass: it is of a known release, or the user accepts the signer's.
+    if lock.image.code.sha256 != training_code_digest():
+        names.append("code")
+    with supplied_layers(run, names) as (supplied, project):
         try:
             return execution.prepare(
                 lock,
@@ -212,18 +216,6 @@ def prepare_image(
                 fix=f"Name {vendor.alternative}, in {vendor.variable}; or pass --base supplied to "
                 "execute the base layer that the signer put into the bundle.",
             ) from error
-
-
-def _taken(request: VerifyRequest, lock: Lock) -> list[Name]:
-    """Choose the layers to take from the bundle instead of building them here.
-
-    These are what the user accepts, and a base layer whose digest Capsule itself ships.
-    """
-    base = request.base == "supplied" or is_genuine(lock)
-    # By now check_code has let it pass: it is of a known release, or the user accepts the signer's.
-    code = lock.image.code.sha256 != training_code_digest()
-    names: dict[Name, bool] = {"base": base, "code": code}
-    return [name for name, taken in names.items() if taken]
 
 
 def identify_image(source: ImageSource, run: RecordedRun, image: Image | None) -> ImageFinding:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from capsule.report.progress import SilentReporter
 from capsule.verification.analysis.bisection import bisect, dense_record, window_of
 from capsule.verification.analysis.divergence import compare_sides
 from capsule.verification.analysis.runs import directory_side
+from tests.docs.pages import DOCS, matches
 from tests.verification.runs import IMPALA, Machine, make_lock, merged, train
 
 pytestmark = pytest.mark.xdist_group("verification")  # they share runs
@@ -70,9 +72,9 @@ def test_a_patched_constant_is_pinned_to_the_operator(honest, patched, sides, ex
     assert operator.ulp > 0
     report = comparison.report(found)
     assert report.causes[0].name == "changed-code-or-library"
-    text = "\n".join(line for _, line in divergence_lines(report))
-    assert "capsule::centred_rmsprop at capsule/training/optimizers/centred_rmsprop.py:" in text
-    assert "argument floor: 0.01 / 0.015" in text
+    printed = "\n".join(f"{label:16} {line}" for label, line in divergence_lines(report))
+    example = (DOCS / "diff.md").read_text().partition("\n## Example\n")[2]
+    assert matches("\n".join(re.findall("^    (.+)$", example, re.MULTILINE)), printed), printed
 
 
 @pytest.mark.slow
