@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -32,7 +32,7 @@ from capsule.experiment.mechanisms import Mechanisms
 from capsule.experiment.spec import LimitsSpec, SourcesSpec, Spec
 from capsule.experiment.trainers import CommandTrainer, ImpalaTrainer
 from capsule.experiment.variables import environment_variables
-from capsule.host.errors import CapsuleError
+from capsule.host.errors import CapsuleError, ExitCode
 from capsule.host.reporter import Reporter
 from capsule.image.assembly.assemble import Image, assemble
 from capsule.image.assembly.unpack import unpacked_root
@@ -361,7 +361,7 @@ def _execute(
         events.poll()
         gpu.poll()
 
-    with _only_on_its_gpu(run_directory):
+    with _reported(run_directory), _only_on_its_gpu(run_directory):
         exit_ = engine.run(task, on_poll=poll)
         # No process of the task is left. From here on, the host reads what the task wrote, and
         # checks all of it.
@@ -383,6 +383,20 @@ def _execute(
     _write_ledger(lock.spec, run_directory, report, described, exit_.image)
     clear(run_directory)
     return result
+
+
+@contextmanager
+def _reported(run_directory: Path) -> Iterator[None]:
+    """Leave the error of a task that could not report it itself, for 'capsule list'."""
+    try:
+        yield
+    except CapsuleError as error:
+        path = run_directory / contract.FAILURE
+        if error.exit_code != ExitCode.INTERRUPTED and not path.exists():
+            failure = contract.Failure(code=error.code, message=error.message, fix=error.fix)
+            with suppress(OSError):  # the disk may be full; the error itself is printed in any case
+                write_atomic(path, failure.document())
+        raise
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
@@ -33,13 +34,14 @@ MAX_LINE_CHARACTERS = 300  # of each
 MAX_SHOWN_EVENTS = 10  # of those that came since the last poll
 Document = TypeVar("Document", bound=Model)
 
+_REPLAY = "A lower trainer.replay_capacity makes the replay memory smaller, if there is one."
 # What to do about an execution that the engine ended, by its reason.
 FIXES = {
-    "out-of-memory": "Raise limits.memory_mb (and the memory of the batch job, if there is one), "
-    "or lower trainer.replay_capacity.",
+    "out-of-memory": "Raise limits.memory_mb (and the memory of the batch job, if there is one). "
+    f"{_REPLAY}",
     "timed-out": "Raise limits.minutes; the run can be resumed with 'capsule run --resume'.",
-    "disk-full": "Raise limits.disk_mb, lower trainer.replay_capacity, or free disk space: a run "
-    f"never uses the last {RESERVE_BYTES >> 20} MiB of a disk.",
+    "disk-full": "Raise limits.disk_mb, or free disk space: a run never uses the last "
+    f"{RESERVE_BYTES >> 20} MiB of a disk. {_REPLAY}",
 }
 
 
@@ -200,10 +202,11 @@ def outcome(
     """Read what the training side left, or say why there is nothing."""
     if ended.reason == "interrupted":
         restarts = isinstance(spec.trainer, CommandTrainer) and not spec.trainer.resumable
+        folder = run_directory.parent  # which 'capsule run' made
         raise CapsuleError(
             "CAP-E012",
-            f"the run was interrupted; its state is kept in {run_directory}",
-            fix="Resume it with 'capsule run --resume'"
+            f"the run was interrupted; its state is kept in {folder}",
+            fix=f"Resume it with 'capsule run --resume {shlex.quote(str(folder))}'"
             + ("; the program starts over, as trainer.resumable is false." if restarts else "."),
         )
     if (failure := reported_failure(run_directory)) is not None:

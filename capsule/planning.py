@@ -136,7 +136,10 @@ class RunPlan(NamedTuple):
         for name, has in self.engines.items():
             yield name, "has the image" if has else "would load the image"
         if not self.engines:
-            yield "engine", "no container engine answers; runs would be plain processes"
+            yield (
+                "engine",
+                "no container engine answers; without --engine, runs would be plain processes",
+            )
         yield "disk", self._disk()
         if (states := kept_states(self.spec)) is not None:
             yield "states", self._states(states)

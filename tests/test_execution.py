@@ -15,8 +15,11 @@ from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.files import write_atomic
 from capsule.experiment.spec import SourcesSpec
+from capsule.host.run_directory import LOCK, WORK
+from capsule.image.lockfile import write_lock
 from capsule.machine.devices import Device
 from capsule.report.progress import SilentReporter
+from capsule.report.runs import read_run
 from tests.diagnosis.conftest import PROGRAM, LocalEngine, locked, parsed
 from tests.verification.runs import CARTPOLE, IMPALA, make_lock, merged
 
@@ -96,6 +99,20 @@ class Reporting:
         self.task = task
         (task.run_directory / contract.LOG).write_text(f"a warning\n{self._line}\n")
         return Exit(1, self._reason)
+
+
+@pytest.mark.parametrize("reason", ["disk-full", "timed-out", "interrupted"])
+def test_an_error_that_the_task_cannot_report_is_left_for_those_who_look_later(tmp_path, reason):
+    directory = tmp_path / "run"
+    engine, lock = Reporting("Killed", reason), make_lock(CARTPOLE)
+    write_lock(directory / LOCK, lock)
+    with pytest.raises(CapsuleError) as caught:
+        execution.execute(lock, engine, directory / WORK, reporter=SilentReporter())
+    found = read_run(directory)
+    if reason == "interrupted":
+        assert (found.state, found.problem) == ("interrupted", None)
+    else:
+        assert (found.state, found.problem) == ("failed", f"CAP-E010: {caught.value.message}")
 
 
 SEEN = {"locale": "C", "timezone": "UTC", "hostname": "there", "processors": "0", "told": 4}

@@ -299,3 +299,10 @@ def test_a_failure_that_is_explained_by_the_memory_says_so(tmp_path):
     with pytest.raises(CapsuleError) as caught:
         outcome(ANY, tmp_path, Exit(1, "exited"))
     assert "memory" not in caught.value.message + caught.value.fix
+
+
+def test_an_interrupted_run_names_the_folder_with_which_it_is_resumed(tmp_path):
+    ended = Exit(130, "interrupted")
+    with pytest.raises(CapsuleError, match="CAP-E012") as caught:
+        outcome(ANY, tmp_path / "a run" / "work", ended)
+    assert caught.value.fix == f"Resume it with 'capsule run --resume '{tmp_path}/a run''."

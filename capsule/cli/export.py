@@ -82,6 +82,7 @@ def command(
     from capsule.export.runs import read_runs
     from capsule.host.errors import coded
     from capsule.host.outputs import require_other
+    from capsule.host.wording import counted
 
     metrics: dict[Format, MetricsWriter] = {
         "csv": table.export_table,
@@ -112,5 +113,7 @@ def command(
             details.require_none(form)
             runs = read_runs(path, policy)
             metrics[form](runs, output)
-            what = f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}"
+            what = counted(len(runs), "run")
+            if empty := sum(not run.metrics for run in runs):
+                what += f", {empty} of them without metrics,"
     typer.echo(f"wrote {what} to {output}", err=True)

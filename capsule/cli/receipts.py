@@ -83,6 +83,13 @@ def command(
         signatures=signatures or (),
     )
     original = read_original(bundle, policy)
+    for path in receipts or ():
+        if not path.is_file():
+            raise CapsuleError(
+                "CAP-B174",
+                f"the receipt {str(path)!a} is not a file",
+                fix="Name existing files, or none, to read those beside the bundle.",
+            )
     paths = receipts or receipts_beside(bundle)
     if not paths:
         raise CapsuleError(

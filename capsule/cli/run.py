@@ -156,17 +156,17 @@ def command(
     if not quiet:
         show_ledger(read_document(directory / WORK / LEDGER, Ledger), Console(stderr=True))
     trust = f" --key {shell_word(public_half(key_file))}" if key else ""
-    _show(bundle, claims, trust)
+    _show(bundle, claims, trust + _where(chosen.name))
 
 
-def _show(bundle: Path, claims: Claims, trust: str) -> None:
+def _show(bundle: Path, claims: Claims, options: str) -> None:
     from capsule.bundle.claims import ProgramClaims
 
     typer.echo(f"claim id  {claims.claim_id()}")
     if isinstance(claims, ProgramClaims):
         typer.echo(f"claimed   {claims.described}")
     typer.echo(f"bundle    {bundle}")
-    typer.echo(f"next: capsule verify {shell_word(bundle)}{trust}{_where(claims)}", err=True)
+    typer.echo(f"next: capsule verify {shell_word(bundle)}{options}", err=True)
 
 
 def _beginning(
@@ -196,9 +196,11 @@ def _places(data: list[str] | None, asked: Spec, *, embed_data: bool) -> dict[st
     return places
 
 
-def _where(claims: Claims) -> str:
-    """Return the option that a bundle without an image needs to be verified."""
-    return " --engine process" if claims.image is None else ""
+def _where(engine: str) -> str:
+    """Return the option without which 'capsule verify' does not use the engine of a run."""
+    from capsule.engine.connection import CONTAINER_ENGINES
+
+    return "" if engine in CONTAINER_ENGINES else f" --engine {engine}"
 
 
 def _document(bundle: Path, claims: Claims, directory: Path) -> dict[str, Any]:

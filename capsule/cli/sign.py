@@ -45,8 +45,9 @@ def command(
 ) -> None:
     """Add your signature to a bundle, in a file beside it.
 
-    The bundle is checked first, but its run is not executed. The signature is an SSH signature
-    of the bundle's manifest. Pass it to 'capsule verify --signature'.
+    The bundle of a run or a study is checked first, but nothing is executed. The signature is an
+    SSH signature of the bundle's manifest. Pass it to 'capsule verify --signature' or 'capsule
+    study verify --signature'.
 
     Examples:
         # Write run.capsule.tar.bob.sshsig.
@@ -92,4 +93,5 @@ def command(
     typer.echo(f"signature    {path}")
     typer.echo(f"fingerprint  {signed.fingerprint}")
     given = f"--key … --signature {shell_word(path)}"
-    typer.echo(f"next: capsule verify {shell_word(bundle)} {given}", err=True)
+    command = "study verify" if signed.kind == "study" else "verify"
+    typer.echo(f"next: capsule {command} {shell_word(bundle)} {given}", err=True)

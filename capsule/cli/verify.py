@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from capsule.cli import options
-from capsule.cli.common import guarded, print_json, use_gpu
+from capsule.cli.common import guarded, no_effect, print_json, use_gpu
 from capsule.cli.defaults import trusted_files
 from capsule.cli.passphrase import unlock
 from capsule.cli.reports import require_writable, tell, write_report
 
 if TYPE_CHECKING:
+    from capsule.verification.request import Mode
     from capsule.verification.vary import VaryReport
     from capsule.verification.verdict import Report
 
@@ -105,13 +106,29 @@ def command(
         issuer=issuer,
     )
     check_receipt(sign, receipt, vary, signatures or ())
+    if passphrase_file is not None and sign is None:
+        raise no_effect("--passphrase-file", "a verification without --sign", "It is for its key.")
+    chosen = Mode.of_options(mode, challenge, fresh_seed=fresh_seed)
+    _require_effect(
+        chosen,
+        machine={"--engine": engine != "auto", "--gpu": gpu is not None},
+        execution={
+            "--image": image != "rebuilt",
+            "--pull": pull is not None,
+            "--base": base != "packages",
+            "--code": code != "own",
+            "--data": bool(data),
+            "--limit": bool(limits),
+        },
+        whole={"--grade": grade != "bitwise"},
+    )
     use_gpu(gpu)
     wanted = None if vary is None else parse_names(vary)
     executed_image, registry = parse_image(image, pull)
     request = VerifyRequest(
         bundle=bundle,
         trust=policy,
-        mode=Mode.of_options(mode, challenge, fresh_seed=fresh_seed),
+        mode=chosen,
         engine=engine,
         allow_untrusted=allow_untrusted,
         expected=Expectation.parse(expect_spec, expect_lock, expect_claim),
@@ -155,6 +172,30 @@ def command(
             tell(error)
     _show(result, document, as_json=as_json)
     raise typer.Exit(result.exit_code)
+
+
+def _require_effect(
+    mode: Mode, *, machine: dict[str, bool], execution: dict[str, bool], whole: dict[str, bool]
+) -> None:
+    """Reject options that the mode would ignore.
+
+    Args:
+        mode: How far the verification goes.
+        machine: Options about the machine, and whether each was given; 'integrity' ignores them.
+        execution: Options about the execution; 'environment' ignores them, too.
+        whole: Options about its result, which only 'full' has.
+
+    Raises:
+        CapsuleError: CAP-X005.
+    """
+    ignored = {
+        "full": {},
+        "environment": execution | whole,
+        "integrity": machine | execution | whole,
+    }.get(mode.name, whole)
+    for name in (name for name, given in ignored.items() if given):
+        fix = f"It is for {'--mode full' if name in whole else 'a mode that executes the run'}."
+        raise no_effect(name, f"--mode {mode}", fix)
 
 
 def _require_apart(receipt: Path, report: Path) -> None:

@@ -105,7 +105,7 @@ class Exit:
         reason: ``exited`` unless the engine stopped the task or the kernel did for its memory.
         image: Identity of the image that its container had, as the engine reported it after the
             start; None without a container.
-        evidence: For ``out-of-memory``, what was observed.
+        evidence: For ``out-of-memory`` and ``disk-full``, what was observed.
     """
 
     status: int

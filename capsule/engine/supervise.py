@@ -168,8 +168,8 @@ def supervise(
         if running.exceeds_memory():
             evidence = "its processes used more than limits.memory_mb"
             return Exit(_kill(running), "out-of-memory", evidence=evidence)
-        if _disk_exceeded(task):
-            return Exit(_kill(running), "disk-full")
+        if exceeded := _disk_exceeded(task):
+            return Exit(_kill(running), "disk-full", evidence=exceeded)
     on_poll()
     # Schedulers and shutdowns send a signal to all processes at once, so the task may end before
     # this process stops it.
@@ -180,7 +180,8 @@ def supervise(
     if status != 0 and (observed := running.was_out_of_memory()) is not None:
         return Exit(status, "out-of-memory", evidence=observed)
     # A task that uses up the disk between two looks fails by itself, and this is the true reason.
-    return Exit(status, "disk-full" if _disk_exceeded(task) else "exited")
+    exceeded = _disk_exceeded(task)
+    return Exit(status, "disk-full" if exceeded else "exited", evidence=exceeded)
 
 
 def unattended_seconds(limits: LimitsSpec) -> int:
@@ -188,12 +189,15 @@ def unattended_seconds(limits: LimitsSpec) -> int:
     return math.ceil(limits.minutes * MINUTE + 2 * GRACE_SECONDS)
 
 
-def _disk_exceeded(task: Task) -> bool:
+def _disk_exceeded(task: Task) -> str:
+    """Return which limit of the disk a task exceeds; nothing if it exceeds none."""
     disk = os.statvfs(task.run_directory)
     # f_bfree would include what the file system reserves for root.
     if disk.f_bavail * disk.f_frsize < RESERVE_BYTES:
-        return True
-    return disk_usage(task.run_directory) > task.limits.disk_mb << 20
+        return f"less than {RESERVE_BYTES >> 20} MiB of its disk were free"
+    if disk_usage(task.run_directory) > task.limits.disk_mb << 20:
+        return "its run directory was larger than limits.disk_mb"
+    return ""
 
 
 def _stop(running: Running, interruptions: Interrupts) -> int:

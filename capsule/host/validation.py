@@ -153,7 +153,7 @@ def rejected(document: YamlDocument, findings: Iterable[Wrong]) -> CapsuleError:
             document.marks[place] for place in _upwards(wrong.path) if place in document.marks
         )
         field = dotted(wrong.path) or f"the {document.kind}"
-        lines.append(f"{document.name}:{where}: {field}{wrong.message}")
+        lines.append(f"{where}: {field}{wrong.message}")
         fixes.append(wrong.fix)
     return CapsuleError("CAP-S003", "\n".join(lines), fix="\n".join(dict.fromkeys(fixes)))
 
@@ -263,6 +263,8 @@ def _instead(path: FieldPath, field: str, finding: ErrorDetails) -> str:
     if kind == "bool_type" and isinstance(given, str) and given.lower() in _BOOLEANS:
         return f"Write {_BOOLEANS[given.lower()]}, since YAML 1.2 has no other word for it."
     if kind in ("list_type", "tuple_type") and isinstance(given, str):
+        if field == "packages" and given.endswith(".txt"):
+            return FIX_OF_PACKAGES
         try:
             words = shlex.split(given)
         except ValueError:  # an unclosed quotation mark
@@ -296,7 +298,12 @@ def _between_fields(
         return Wrong(path, f": {message}", f"Add {named[0]}.")
     # The message names a line, and only a field that was given has one.
     first = (given or named)[0]
-    fix = f"Change {' or '.join(named)}."
+    # The others have their defaults.
+    others = [field for field in named if field not in given]
+    fixes = [f"change {' or '.join(given)}"] * bool(given)
+    fixes += [f"add {' or '.join(others)}"] * bool(others)
+    fix = ", or ".join(fixes)
+    fix = f"{fix[0].upper()}{fix[1:]}."
     if "remove it" in message:
         others = [field for field in named if field != first]
         fix = f"Remove {first}" + f", or change {' or '.join(others)}" * bool(others) + "."
@@ -326,7 +333,13 @@ def _fields_in(
 
 
 def _given(field: str, document: YamlDocument) -> bool:
-    return tuple(field.split(".")) in document.marks
+    # Fields of a section that a study sets as a whole have no marks of their own.
+    tree = document.tree
+    for key in field.split("."):
+        if not (isinstance(tree, dict) and key in tree):
+            return False
+        tree = tree[key]
+    return True
 
 
 def _upwards(path: FieldPath) -> Iterator[FieldPath]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 
 def shown_value(value: object) -> str:
     """Return a value of a document as text, and "absent" for null or a missing value."""
+    if isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False)
     return "absent" if value is None else str(value)
 
 

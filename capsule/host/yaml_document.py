@@ -43,7 +43,8 @@ class YamlDocument:
         name: What error messages call the document.
         kind: What the document is, for messages: "spec", "study" or "template".
         tree: Its values, to be validated; callers may change them first.
-        marks: ``LINE:COLUMN`` of each value by its path, or other words for where it comes from.
+        marks: Where each value comes from, by its path: ``NAME:LINE:COLUMN``, or the words of
+            :meth:`set`.
     """
 
     def __init__(self, data: bytes, name: str, kind: str) -> None:
@@ -53,7 +54,8 @@ class YamlDocument:
             CapsuleError: CAP-S002, it is not YAML, or uses what a spec does not need.
         """
         self.name, self.kind = name, kind
-        self.tree, self.marks = _Reader(name, _EXAMPLES[kind]).read(data)
+        self.tree, places = _Reader(name, _EXAMPLES[kind]).read(data)
+        self.marks = {path: f"{name}:{place}" for path, place in places.items()}
 
     @classmethod
     def load(cls, path: Path, kind: str) -> YamlDocument:
@@ -117,7 +119,7 @@ class YamlDocument:
                     f"override {setting!r} is more than one value",
                     fix="Use one --set for each field.",
                 )
-            self.set(name, given.tree["value"], "set on the command line")
+            self.set(name, given.tree["value"], "--set")
 
     def set(self, field: str, value: Any, where: str) -> None:
         """Set a field of a section, and note where that was asked for.

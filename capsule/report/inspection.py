@@ -162,7 +162,7 @@ def inspect_directory(run: FoundRun) -> Inspected:
             ("made of", _made_of(run.lock)),
         ]
     rows += [("bundle", str(run.bundle))] if run.bundle is not None else []
-    if run.state in ("interrupted", "not started"):
+    if run.state in ("interrupted", "failed", "not started"):
         rows.append(("next", f"capsule run --resume {shlex.quote(str(run.path))}"))
     document = {"schema": "capsule/shown/v1", "kind": "run-directory", **run.document()}
     return Inspected(tuple(rows), document)

@@ -208,9 +208,11 @@ def _intact(report: Report) -> str:
 def _authenticity(report: Report) -> str | None:
     if report.authentic is None:
         return None
+    trusted = [str(signer) for signer in report.signers if signer.rejection_reason is None]
+    if not report.authentic and trusted:
+        return f"NOT enough trusted keys: {', '.join(dict.fromkeys(trusted))}"
     if not report.authentic:
         return f"NOT trusted: {report.signer}"
-    trusted = [str(signer) for signer in report.signers if signer.rejection_reason is None]
     others = [
         f"not counted: {s} {s.rejection_reason}"
         for s in report.signers

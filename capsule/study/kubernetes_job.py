@@ -187,6 +187,4 @@ def _no_template(document: YamlDocument, place: FieldPath, what: str, fix: str) 
 def _position(document: YamlDocument, place: FieldPath) -> str:
     """Return ``FILE:LINE:COLUMN`` of a field, or of the section that it would be in."""
     known = (place[:length] for length in range(len(place), -1, -1))
-    return (
-        f"{document.name}:{next(document.marks[each] for each in known if each in document.marks)}"
-    )
+    return next(document.marks[each] for each in known if each in document.marks)

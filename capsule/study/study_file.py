@@ -121,7 +121,7 @@ class StudyFile(NamedTuple):
         # Later ones replace earlier ones, so that a group can set evaluation.start_set itself.
         for place, pairs in (("starts", pinned), ("set", shared), (where, own)):
             for field, value in pairs:
-                document.set(field, value, f"set by {place} of {self.path.name}")
+                document.set(field, value, f"{place} of {self.path.name}")
         try:
             return spec_of(document, self.folder)
         except CapsuleError as error:

@@ -129,6 +129,8 @@ def _verify(
         found.trust = TrustFinding(bundle.authentic, bundle.signer.key, bundle.signers)
         request.require_trust(bundle)
         request.expected.check(lock, claims)
+        # A mode in which the run can never be verified is rejected on every machine.
+        request.mode.check(lock)
         if request.signs:
             check_clock(run.observations().finished, datetime.now(UTC))
         if request.mode.name == "integrity":
@@ -172,7 +174,6 @@ def _execute(
     lock, mode, note = run.lock, request.mode, reporter.note
 
     # Image: the claimed one, if the verifier accepts what it is made of.
-    mode.check(lock)
     # The code is checked before the image is prepared: prepare_image() relies on it.
     found.own_code = check_code(lock, request.code)
     executor, image = prepare_executor(request, run, engine, cache, reporter)

@@ -47,3 +47,11 @@ def test_a_deposit_takes_what_metrics_do_not(tmp_path):
     assert (done.exit_code, done.stderr) == (0, f"wrote the deposit to {tmp_path / 'deposit'}\n")
     done = export(TRAINING, "--to", "csv", "-o", tmp_path / "metrics.csv", *options)
     assert (done.exit_code, done.stderr[:8]) == (2, "CAP-P207")
+
+
+def test_runs_without_metrics_are_counted(tmp_path):
+    program = TRAINING.parent / "program.capsule.tar"
+    done = export(program, "--to", "csv", "-o", tmp_path / "metrics.csv")
+    assert done.exit_code == 0
+    written = f"wrote 1 run, 1 of them without metrics, to {tmp_path / 'metrics.csv'}\n"
+    assert done.stderr == written

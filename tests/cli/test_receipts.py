@@ -34,3 +34,10 @@ def test_a_bundle_by_a_revoked_key_needs_a_co_signature_as_for_verify(tmp_path):
     signed = capsule("receipts", bundle, *trust, "--signature", signature)
     assert signed.exit_code == 0, signed.output
     assert "reproduced bitwise by 1 signer" in signed.stdout
+
+
+def test_a_named_receipt_that_does_not_exist_is_a_mistake_of_the_user(tmp_path):
+    words = ("--key", CORPUS / "author.pub")
+    done = capsule("receipts", CORPUS / "dqn.capsule.tar", tmp_path / "missing.json", *words)
+    assert done.exit_code == 2
+    assert f"CAP-B174: the receipt '{tmp_path}/missing.json' is not a file" in done.stderr

@@ -1,7 +1,5 @@
 """'capsule run', as far as it comes without an engine."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from capsule.bundle.keys import generate
@@ -70,9 +68,12 @@ def test_a_place_of_metrics_that_cannot_be_written_is_found_before_anything_is_m
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_bundle_without_an_image_is_verified_without_a_container():
-    assert run._where(SimpleNamespace(image=None)) == " --engine process"
-    assert run._where(SimpleNamespace(image="sha256:…")) == ""
+def test_an_engine_that_verify_does_not_choose_itself_is_named_in_the_next_command():
+    assert [run._where(engine) for engine in ("docker", "podman")] == ["", ""]
+    assert [run._where(engine) for engine in ("bwrap", "process")] == [
+        " --engine bwrap",
+        " --engine process",
+    ]
 
 
 def test_a_file_in_the_place_of_the_folder_of_runs_is_found_before_anything_is_made(tmp_path):

@@ -291,6 +291,14 @@ def test_too_much_disk_ends_a_task(run):
     )
     ended, _ = run(code, disk_mb=8)
     assert (ended.status, ended.reason) == (137, "disk-full")
+    assert ended.evidence == "its run directory was larger than limits.disk_mb"
+
+
+def test_a_disk_with_little_space_ends_a_task(run, monkeypatch):
+    monkeypatch.setattr(supervise, "RESERVE_BYTES", 1 << 60)
+    ended, _ = run("import time; time.sleep(600)")
+    assert (ended.status, ended.reason) == (137, "disk-full")
+    assert ended.evidence.endswith(" MiB of its disk were free")
 
 
 def test_a_disk_that_is_too_full_for_the_output_does_not_hide_the_end(

@@ -171,19 +171,19 @@ trainer: {algorithm: dqn, network: small-conv}
             "dqn, network: small-conv",
             "r2d2, network: small-conv, sequence_length: 3",
             "4:49: trainer.sequence_length 3 is not a multiple of sequence_stride 40",
-            "Change trainer.sequence_length or trainer.sequence_stride.",
+            "Change trainer.sequence_length, or add trainer.sequence_stride.",
         ),
         (
             "name: tiny",
             "name: tiny\nevaluation: {starts: 5, shortlist: 3}",
             "3:14: evaluation.starts 5 <= shortlist 3 <= candidates 1000 does not hold",
-            "Change evaluation.starts or evaluation.shortlist or evaluation.candidates.",
+            "Change evaluation.starts or evaluation.shortlist, or add evaluation.candidates.",
         ),
         (
             "name: tiny",
             "name: tiny\nevaluation: {tolerance: {}}",
             "3:14: evaluation.tolerance.relative: give either relative or absolute",
-            "Change evaluation.tolerance.relative or evaluation.tolerance.absolute.",
+            "Add evaluation.tolerance.relative or evaluation.tolerance.absolute.",
         ),
     ],
 )
@@ -220,6 +220,11 @@ PROGRAM = "name: x\ntrainer: {command: [python, train.py]}\n"
             PROGRAM.replace("train.py", "train.py, 1"),
             "2:39: trainer.command.2: must be a valid string, not 1",
             "Put trainer.command.2 into quotation marks, without which YAML reads a number.",
+        ),
+        (
+            f"{PROGRAM}image: {{packages: requirements.txt}}\n",
+            "3:9: image.packages: must be a list, not 'requirements.txt'",
+            "Write requirements of Python packages: numpy==2.4.6. Copy the lines of a requirements",
         ),
         (
             f"{PROGRAM}image: {{python: 3.11}}\n",

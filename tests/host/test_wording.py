@@ -21,7 +21,16 @@ def test_things_are_counted_in_words(number, words, text):
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(None, "absent"), ("", ""), (0, "0"), (False, "False"), ("None", "None")]
+    ("value", "text"),
+    [
+        (None, "absent"),
+        ("", ""),
+        (0, "0"),
+        (False, "False"),
+        ("None", "None"),
+        ({"layers": ["é", None]}, '{"layers": ["é", null]}'),
+        (["a", 1], '["a", 1]'),
+    ],
 )
 def test_a_value_that_is_absent_has_a_word(value, text):
     assert shown_value(value) == text

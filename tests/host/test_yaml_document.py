@@ -36,7 +36,7 @@ def test_a_copy_is_independent():
     second = first.copy()
     second.set("first.size", "x", "the test")
     assert validate(first, Outer).first.size == 1
-    assert "x.yaml:the test: first.size" in refused(second)
+    assert "the test: first.size" in refused(second)
 
 
 def test_sections_that_do_not_exist_are_made():
@@ -48,7 +48,7 @@ def test_sections_that_do_not_exist_are_made():
 def test_a_section_replaces_what_it_had_and_where_that_was():
     found = document("first:\n  size: 1\n  names: [a]\n")
     found.set("first", {"size": "x"}, "the test")
-    assert refused(found).startswith("x.yaml:the test: first.size: ")
+    assert refused(found).startswith("the test: first.size: ")
     found.set("first.size", 3, "the test")
     assert validate(found, Outer).first == Inner(size=3)
 
@@ -64,7 +64,7 @@ def test_a_section_that_was_set_is_not_changed_by_its_fields():
 def test_a_value_deep_in_a_list_has_the_place_of_what_was_set():
     found = document()
     found.set("second", {"names": ["a", 7]}, "the test")
-    assert refused(found).startswith("x.yaml:the test: second.names.1: ")
+    assert refused(found).startswith("the test: second.names.1: ")
 
 
 def test_a_key_that_is_missing_has_the_place_of_its_section():

@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from capsule.bundle.bundle import open_bundle
 from capsule.cli import main
-from capsule.host.run_directory import LOCK
+from capsule.experiment import contract
+from capsule.host.run_directory import LOCK, WORK
 from capsule.image.lockfile import write_lock
 from capsule.report.inspection import show_rows
 from tests.report import runs
@@ -87,6 +88,16 @@ def test_a_run_directory_says_how_to_continue(tmp_path):
     assert "of a run, not started" in text
     assert f"capsule run --resume {tmp_path}" in text
     assert json.loads(show(tmp_path, "--json"))["state"] == "not started"
+
+
+def test_a_failed_run_says_why_and_how_to_continue(tmp_path):
+    write_lock(tmp_path / LOCK, runs.make_lock(runs.DQN))
+    (tmp_path / WORK).mkdir()
+    failure = contract.Failure(code="CAP-E010", message="the disk was full", fix="Free space.")
+    (tmp_path / WORK / contract.FAILURE).write_bytes(failure.document())
+    text = " ".join(show(tmp_path).split())
+    assert "problem CAP-E010: the disk was full" in text
+    assert f"next capsule run --resume {tmp_path}" in text
 
 
 def test_a_lock_shows_its_packages(tmp_path):

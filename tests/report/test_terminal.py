@@ -157,6 +157,22 @@ def test_integrity_and_authenticity_are_told_apart(authentic):
     assert ("NOT trusted: SHA256:abc" in text) == (not authentic)
 
 
+def test_a_trusted_key_that_is_not_enough_is_not_said_to_be_untrusted():
+    report = Report(
+        bundle="b.tar",
+        mode="integrity",
+        verdict="untrusted",
+        summary="s",
+        integrity=True,
+        authentic=False,
+        signer="SHA256:abc",
+        signers=(Signer(kind="dsse", key="SHA256:abc"),),
+    )
+    text = shown(report)
+    assert "NOT enough trusted keys: SHA256:abc\n" in text
+    assert "NOT trusted" not in text
+
+
 def test_a_verdict_stays_within_thirty_lines_whatever_differs():
     rows = tuple(
         FactComparison(field=f"gpu.{n}", recorded="x" * 900, here="y", effect=effect, reason="r")

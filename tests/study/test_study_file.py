@@ -49,33 +49,29 @@ def test_members_are_the_base_with_their_settings(tmp_path):
 
 def test_an_unknown_field_is_said_to_be_the_groups_and_is_suggested(tmp_path):
     error = refused(tmp_path, with_group("{set: {trainer.learningrate: 0.1}}"))
-    assert (
-        "set by groups.other of tiny.yaml: trainer.learningrate is not a known key" in error.message
-    )
+    assert "groups.other of tiny.yaml: trainer.learningrate is not a known key" in error.message
     assert error.fix == "Did you mean trainer.learning_rate?"
 
 
 def test_a_wrong_value_is_said_to_be_the_groups(tmp_path):
     error = refused(tmp_path, with_group("{settings: [{seeds.root: 1}, {seeds.root: x}]}"))
-    assert "set by groups.other of tiny.yaml: seeds.root: must be a valid integer" in error.message
+    assert "groups.other of tiny.yaml: seeds.root: must be a valid integer" in error.message
 
 
 def test_a_wrong_field_of_all_members_is_said_to_be_the_studys(tmp_path):
     error = refused(tmp_path, STUDY + "set: {trainer.learningrate: 0.1}\n")
-    assert "set by set of tiny.yaml: trainer.learningrate is not a known key" in error.message
+    assert "set of tiny.yaml: trainer.learningrate is not a known key" in error.message
 
 
 def test_a_wrong_field_of_a_section_is_said_to_be_the_groups(tmp_path):
     section = "{suite: gymnasium, id: 7}"  # 'id' has a line of its own in the base, too
     error = refused(tmp_path, with_group(f"{{set: {{environment: {section}}}}}"))
-    assert "set by groups.other of tiny.yaml: environment.id: must be a valid string" in (
-        error.message
-    )
+    assert "groups.other of tiny.yaml: environment.id: must be a valid string" in (error.message)
 
 
 def test_settings_that_do_not_fit_one_another_are_said_to_be_the_groups(tmp_path):
     error = refused(tmp_path, with_group("{set: {trainer.total_steps: 1_023}}"))
-    assert "set by groups.other of tiny.yaml: trainer.total_steps 1023 " in error.message
+    assert "groups.other of tiny.yaml: trainer.total_steps 1023 " in error.message
     error = refused(tmp_path, with_group("{set: {trainer.update_interval: 7}}"))
     assert "trainer.total_steps 1024 is not a multiple of update_interval 7" in error.message
     assert error.message.endswith("(with the settings of groups.other of tiny.yaml)")
@@ -90,7 +86,7 @@ def test_a_wrong_field_of_the_base_has_its_line(tmp_path):
 def test_a_setting_that_leads_into_a_value_is_refused(tmp_path):
     error = refused(tmp_path, with_group("{set: {name.first: x}}"), "CAP-S004")
     assert error.message == (
-        "set by groups.other of tiny.yaml: 'name.first' leads into a value that is not a section"
+        "groups.other of tiny.yaml: 'name.first' leads into a value that is not a section"
     )
 
 

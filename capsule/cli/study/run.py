@@ -82,7 +82,11 @@ def command(
     if names:
         with nullcontext(lambda: None) if quiet else _live_table(directory) as poll:
             batch = MemberBatch(directory, names, RunOptions(key_file, passphrase_file, engine))
-            backend.run(batch, poll)
+            try:
+                backend.run(batch, poll)
+            except KeyboardInterrupt:
+                typer.echo("next: the same command with --resume continues the study", err=True)
+                raise
     progress = progress_of(directory)
     if as_json:
         print_json(progress.document())

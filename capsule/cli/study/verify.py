@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from capsule.cli import options
-from capsule.cli.common import guarded, print_json
+from capsule.cli.common import guarded, no_effect, print_json
 from capsule.cli.defaults import trusted_files
 from capsule.cli.options import CHECKS, option
 from capsule.host.wording import agreeing, counted
@@ -28,6 +29,7 @@ def command(
     identity: options.IdentityOption = None,
     revoked: options.RevokedOption = None,
     threshold: options.ThresholdOption = 1,
+    signatures: options.SignatureOption = None,
     allow_untrusted: options.UntrustedOption = False,
     members: Annotated[
         Path | None,
@@ -88,7 +90,11 @@ def command(
         revoked=revoked or (),
         identities=identity or (),
         threshold=threshold,
+        signatures=signatures or (),
     )
+    if engine != "auto" and sample is None and challenge is None:
+        fix = "It is for --sample and --challenge."
+        raise no_effect("--engine", "a check that executes nothing", fix)
     # Exactly one must be given: a trusted key, or the consent to do without.
     if policy.trusts_nobody != allow_untrusted:
         raise CapsuleError(
@@ -96,20 +102,22 @@ def command(
             "no key was given to check the signature with"
             if policy.trusts_nobody
             else "--allow-untrusted contradicts --key and --allowed-signers",
-            fix="Pass --key with the signer's public key, or else --allow-untrusted.",
+            fix="Name the signer's public key with --key or --allowed-signers, or else pass "
+            "--allow-untrusted.",
         )
     with (
         open_reporter(quiet=quiet) as reporter,
         open_study(bundle, policy) as (opened, study),
     ):
-        verifier = MemberVerifier(policy, allow_untrusted, engine, Cache(), reporter)
+        # Co-signatures are of the study, and so is the number of them that is required.
+        of_members = replace(policy, threshold=1, detached=())
+        verifier = MemberVerifier(of_members, allow_untrusted, engine, Cache(), reporter)
         checked = check_study(study.results, members, sample, challenge, verifier)
         facts = {
             "schema": "capsule/study-verified/v1",
             "claim_id": study.claim_id,
             "authentic": opened.authentic,
-            "signers": [str(signer) for signer in opened.signers],
-            "rejection_reasons": [signer.rejection_reason for signer in opened.signers],
+            "signers": [signer.model_dump(mode="json") for signer in opened.signers],
         }
     document = facts | checked.document()
     if as_json:
@@ -121,12 +129,15 @@ def command(
 
 
 def _show(document: dict[str, Any]) -> None:
+    from capsule.bundle.trust import Signer
     from capsule.report.text import printable
 
     typer.echo(f"claim id  {document['claim_id']}")
-    for signer, reason in zip(document["signers"], document["rejection_reasons"], strict=True):
+    for facts in document["signers"]:
+        signer = Signer(**facts)
+        reason = signer.rejection_reason
         counts = "" if reason is None else f" {reason}; the signature does not count"
-        typer.echo(f"signer    {printable(signer + counts)}")
+        typer.echo(f"signer    {printable(f'{signer}{counts}')}")
     members = counted(document["members"], "member")
     typer.echo(f"intact    every table follows from the claims of the {members}")
     if (bundles := document["bundles"]) is not None:

@@ -7,6 +7,7 @@ import pytest
 from capsule.bundle.keys import ENCRYPTED
 from capsule.host.errors import ExitCode
 from capsule.host.run_directory import MEMBERS
+from capsule.study import running
 from tests.cli.conftest import capsule
 from tests.cli.study.conftest import plan, run
 
@@ -77,3 +78,15 @@ def test_run_does_not_ask_for_a_passphrase_that_its_members_could_not_ask_for(pl
     assert run("--key", "bob", *words).exit_code == 0
     given = json.loads((place / "studies/tiny" / MEMBERS / "exploration.1/arguments").read_text())
     assert given[-4:] == ["--passphrase-file", str(place / "passphrase"), "--json", "--quiet"]
+
+
+def test_an_interrupted_study_says_how_it_continues(place, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "wait", interrupt)
+    done = run()
+    assert done.exit_code == ExitCode.INTERRUPTED
+    assert done.stderr == (
+        "next: the same command with --resume continues the study\ninterrupted\n"
+    )

@@ -1,6 +1,7 @@
 """capsule study verify: what it shows."""
 
 import json
+import shutil
 from pathlib import Path
 
 from capsule.cli.study.verify import _show, _show_members
@@ -21,7 +22,44 @@ def test_a_signature_that_does_not_count_is_shown_as_such():
         for words in (["--allow-untrusted"], ["--key", CORPUS / "author.pub"])
     ]
     assert [each["authentic"] for each in documents] == [False, True]
-    assert [each["rejection_reasons"] for each in documents] == [["is not a trusted key"], [None]]
+    signers = [each["signers"] for each in documents]
+    assert [[each["kind"] for each in found] for found in signers] == [["dsse"], ["dsse"]]
+    assert [[each["rejection_reason"] for each in found] for found in signers] == [
+        ["is not a trusted key"],
+        [None],
+    ]
+
+
+def test_a_co_signature_counts_for_the_study_and_not_for_its_members(tmp_path):
+    study = shutil.copyfile(CORPUS / "study.capsule-study.tar", tmp_path / "a.capsule-study.tar")
+    assert capsule("keygen", tmp_path / "carol").exit_code == 0
+    signed = capsule("sign", study, "--key", tmp_path / "carol")
+    signature = f"{study}.carol.sshsig"
+    assert signed.stderr == (
+        f"next: capsule study verify {study} --key … --signature {signature}\n"
+    )
+    keys = ("--key", CORPUS / "author.pub", "--key", tmp_path / "carol.pub", "--threshold", 2)
+    alone = capsule("study", "verify", study, *keys)
+    assert (alone.exit_code, "CAP-B155" in alone.stderr) == (3, True)
+    words = (*keys, "--signature", signature, "--members", CORPUS / "study.members", "--json")
+    both = capsule("study", "verify", study, *words)
+    assert both.exit_code == 0, both.output
+    document = json.loads(both.stdout)
+    assert [each["kind"] for each in document["signers"]] == ["dsse", "detached"]
+    assert {each["agreement"] for each in document["bundles"]} == {"intact"}
+
+
+def test_without_a_trusted_key_both_options_that_name_one_are_shown():
+    done = capsule("study", "verify", CORPUS / "study.capsule-study.tar")
+    assert (done.exit_code, done.stderr.partition(":")[0]) == (3, "CAP-V002")
+    assert "--key or --allowed-signers" in done.stderr
+
+
+def test_an_engine_without_anything_to_execute_is_rejected():
+    words = ("--key", CORPUS / "author.pub", "--engine", "process")
+    done = capsule("study", "verify", CORPUS / "study.capsule-study.tar", *words)
+    assert done.exit_code == 2
+    assert "CAP-X005: --engine has no effect with a check that executes nothing" in done.stderr
 
 
 def test_reasons_from_bundles_do_not_control_the_terminal(capsys):
@@ -35,7 +73,6 @@ def test_one_member_is_written_in_the_singular(capsys):
     document = {
         "claim_id": "c",
         "signers": [],
-        "rejection_reasons": [],
         "members": 1,
         "bundles": [bundle],
         "sample": [],
@@ -58,7 +95,6 @@ def test_members_that_a_sample_cannot_decide_are_counted(capsys):
     document = {
         "claim_id": "c",
         "signers": [],
-        "rejection_reasons": [],
         "members": 4,
         "bundles": None,
         "sample": [member],

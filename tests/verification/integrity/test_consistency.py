@@ -182,7 +182,7 @@ def test_both_statements_are_shown_in_ascii_up_to_a_bound(check):
     with pytest.raises(CapsuleError) as caught:
         check(outside("training"), edited(RUNTIME, flags=evil))
     message = caught.value.message
-    assert "(claimed {'threads': '1'}, found {'threads': " in message
+    assert '(claimed {"threads": "1"}, found {"threads": ' in message
     assert message.isascii()
     assert message.isprintable()
     assert "x" * 101 not in message
