@@ -72,6 +72,10 @@ class _Messages(Generic[Item]):
         self._puts: dict[str, Attempts] = {}
         self._received: dict[str, int] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        # The wait belongs to the reader, and may contain a long recorded order.
+        return {**self.__dict__, "_wait": None}
+
     def numbered(self, item: Item, source: str) -> Any:
         """Return what is put into the queue for an item: itself, or with source and number.
 

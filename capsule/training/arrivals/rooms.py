@@ -29,6 +29,9 @@ from capsule.training.arrivals.attempts import arrival, cancelled_again
 
 ROOMS = "rooms"  # folder with a file for each source of a queue of processes
 
+# The rooms of each queue of threads, by source; all inboxes of the queue share them.
+_rooms: WeakKeyDictionary[queues.Queue[Any], dict[str, Semaphore]] = WeakKeyDictionary()
+
 
 def repeated(queue: Any, directory: Path) -> RepeatedQueue:
     """Return a queue as an inbox uses it in a replay."""
@@ -64,7 +67,6 @@ class _ThreadQueue(RepeatedQueue):
 
     def __init__(self, queue: queues.Queue[Any]) -> None:
         super().__init__(queue)
-        # Shared by all inboxes of the queue.
         self._rooms = _rooms.setdefault(queue, {})
 
     def put(self, message: tuple[str, int, Any]) -> None:
@@ -195,6 +197,3 @@ class _Limitless:
 
     def release(self) -> None:
         pass
-
-
-_rooms: WeakKeyDictionary[queues.Queue[Any], dict[str, Semaphore]] = WeakKeyDictionary()
