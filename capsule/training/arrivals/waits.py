@@ -267,8 +267,9 @@ def _misnamed(directory: Path, what: str) -> NoReturn:
         "CAP-T382",
         what,
         fix="Give each wait a name of its own (name=...), of letters, digits, spaces, '_', '.' and "
-        "'-'; let one thread or asyncio task read it; await one put of each source at a time; "
-        "start coroutines with arrivals.scoped().",
+        "'-'; let one thread or asyncio task read it; give each sender, such as a task of a pool, "
+        "a source of its own, and await one put of each source at a time; start coroutines with "
+        "arrivals.scoped().",
     )
     _reject(directory, error)
 
