@@ -22,9 +22,9 @@ MAX_ENTRIES = 1_900_000  # of a log; canonical documents have at most 2,000,000 
 ENTRIES_OF_WAIT = 5  # besides its arrivals and the sources of its messages, which are one each
 MAX_NAME = 500  # characters of a wait's or a source's name
 NOTHING = -1  # in Messages.order
-ATTEMPTS = re.compile(r"~[0-9]+ cancellations")  # in the name of a wait for them; see Messages
 LINES = "*.jsonl"  # what processes append their arrivals to, in contract.ARRIVALS_FOLDER
 
+_ATTEMPTS = re.compile(r"~[0-9]+ cancellations")  # in the name of a wait for them; see Messages
 _Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 
 
@@ -87,6 +87,23 @@ class ArrivalLog(DigestedModel):
     def arrivals(self) -> int:
         """The number of results and messages that arrived."""
         return sum(sum(place != NOTHING for place in wait.order) for wait in self.waits.values())
+
+    def repeats(self, recorded: ArrivalLog) -> bool:
+        """Return whether this order is the recorded one, except for attempts at its end.
+
+        A program that ends cancels what its tasks attempt at this moment. How far each of them is
+        then depends on time, so a repetition may make fewer attempts. What was received does not
+        depend on them: it is in the other waits, which must be equal.
+        """
+        made = {
+            name: self.waits[name].order if name in self.waits else () for name in recorded.waits
+        }
+        cut = {
+            name: wait
+            for name, wait in recorded.waits.items()
+            if _ATTEMPTS.search(name) and wait.order[: len(made[name])] == made[name]
+        }
+        return {**self.waits, **cut} == recorded.waits
 
 
 def parse_arrivals(data: bytes) -> ArrivalLog:

@@ -103,3 +103,38 @@ def test_other_writings_of_a_log_and_empty_ones_are_refused():
 def test_a_log_of_any_size_is_refused_before_it_is_parsed(monkeypatch):
     monkeypatch.setattr(arrival_log, "MAX_LOG_BYTES", 100)
     assert "more than 100 bytes" in refused(LOG.document())
+
+
+# --- a repetition that ends -----------------------------------------------------------------------
+
+MAIL = Messages(sources=("a",), order=(0, 0))
+PUTS = Messages(sources=("a",), order=(0, NOTHING, 0, NOTHING))
+RECORDED = ArrivalLog(waits={"mail~1": MAIL, "mail~1 cancellations of a": PUTS})
+
+
+@pytest.mark.parametrize("made", [(), (0,), (0, NOTHING), PUTS.order])
+def test_a_repetition_may_make_fewer_of_the_last_attempts(made):
+    waits = {"mail~1": MAIL}
+    if made:
+        waits["mail~1 cancellations of a"] = Messages(sources=("a",), order=made)
+    assert ArrivalLog(waits=waits).repeats(RECORDED)
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        {"mail~1 cancellations of a": PUTS},
+        {"mail~1": Messages(sources=("a",), order=(0,)), "mail~1 cancellations of a": PUTS},
+        {"mail~1": MAIL, "mail~1 cancellations of a": Messages(sources=("a",), order=(0, 0))},
+        {"mail~1": MAIL, "mail~1 cancellations of b": PUTS},
+        {"mail~1": MAIL, "mail~2": MAIL},
+    ],
+    ids=["no message", "fewer messages", "another attempt", "another source", "another wait"],
+)
+def test_everything_else_is_another_order(waits):
+    assert not ArrivalLog(waits=waits).repeats(RECORDED)
+
+
+def test_more_attempts_than_were_recorded_are_another_order():
+    waits = {"mail~1": MAIL, "mail~1 cancellations of a": Messages(sources=(), order=(NOTHING,))}
+    assert not RECORDED.repeats(ArrivalLog(waits=waits))

@@ -39,12 +39,18 @@ async def arrival(awaited: Callable[[], Coroutine[Any, Any, Result]], *, will_co
             _kept[task] = _kept.get(task, 0) + 1
 
 
-async def cancelled_again() -> NoReturn:
+async def cancelled_again(task: asyncio.Task[Any] | None = None) -> NoReturn:
     """Wait to be cancelled: the program did so when it was recorded, and will do so again.
 
     It may have done so already, while the replay awaited something before.
+
+    Args:
+        task: A task that the program cancels only once, when it ends. wait_for() of Python 3.11
+            loses this cancellation if what it awaited has just ended.
     """
     _raise_kept()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
     await asyncio.get_running_loop().create_future()
     raise AssertionError("a future without a result has ended")
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from capsule.experiment import contract
 from capsule.experiment.arrival_log import (
-    ATTEMPTS,
     ENTRIES_OF_WAIT,
     LINES,
     MAX_ENTRIES,
@@ -60,8 +59,8 @@ class ArrivalWatch:
         if not _failure(self._directory).exists():
             if self._standstill is None or not self._standstill.reached():
                 return False
-            waits = ", ".join(_unfinished(self._directory))
-            leave_error(self._directory, not_repeated(f"all of it waits, and {waits}"))
+            waits = ", ".join(_unfinished(self._directory)) or "it waits for more than was recorded"
+            leave_error(self._directory, not_repeated(f"none of its threads can continue: {waits}"))
         return True
 
 
@@ -84,7 +83,8 @@ def not_repeated(how: str) -> CapsuleError:
         "CAP-T381",
         f"the program does not repeat the recorded run: {how}",
         fix="Let what the program does depend only on its inputs, its randomness and the order of "
-        "arrivals; 'capsule diagnose' looks for other causes.",
+        "arrivals, and let each reader of an inbox end by itself, such as after a last message; "
+        "'capsule diagnose' looks for other causes.",
     )
 
 
@@ -106,9 +106,17 @@ def _unfinished(directory: Path) -> Iterator[str]:
     recorded = parse_arrivals((directory / contract.ARRIVALS_REPLAY).read_bytes()).waits
     begun, taken = _read_back(directory)
     for name in sorted(begun):
-        given, wanted = len(taken.get(name, [])), len(recorded[name].order)
-        if given < wanted:
-            yield f"{name!r} is given nothing after {given:,} of {wanted:,} arrivals"
+        wait, given = recorded[name], len(taken.get(name, []))
+        if given < len(wait.order):
+            wanted = _wanted(wait, wait.order[given])
+            yield f"{name!r} waits for {wanted} after {given:,} of {len(wait.order):,} arrivals"
+
+
+def _wanted(wait: Wait, place: int) -> str:
+    if isinstance(wait, Completions):
+        return f"the result of task {place}"
+    # Where nothing had come, a coroutine was cancelled.
+    return "its cancellation" if place == NOTHING else f"a message of {wait.sources[place]!r}"
 
 
 def too_many() -> CapsuleError:
@@ -144,7 +152,6 @@ def collect_arrivals(directory: Path) -> None:
     if not begun:
         return
     waits = {name: _wait(*facts, taken.get(name, [])) for name, facts in begun.items()}
-    waits |= _attempts_to_the_end(directory, waits)
     document = ArrivalLog(waits=waits).document()
     # Readers also limit the size of the log, and the number of all sources.
     try:
@@ -152,20 +159,6 @@ def collect_arrivals(directory: Path) -> None:
     except CapsuleError as error:
         raise too_many() from error
     write_file(directory / contract.ARRIVALS, document)
-
-
-def _attempts_to_the_end(directory: Path, waits: dict[str, Wait]) -> Iterator[tuple[str, Wait]]:
-    """Yield the recorded attempts of which a replay has made the first ones, and no others.
-
-    A program that ends cancels what its tasks attempt at this moment, which depends on time. What
-    was received before does not depend on such attempts, because the logs of the inboxes have it.
-    """
-    path = directory / contract.ARRIVALS_REPLAY
-    recorded = parse_arrivals(path.read_bytes()).waits if path.exists() else {}
-    for name, wait in recorded.items():
-        made = waits[name].order if name in waits else ()
-        if ATTEMPTS.search(name) and wait.order[: len(made)] == made:
-            yield name, wait
 
 
 def _read_back(directory: Path) -> tuple[dict[str, tuple[str, int | None]], dict[str, list[Any]]]:

@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from capsule.experiment.arrival_log import MAX_NAME
 from capsule.training.arrivals.attempts import Attempts, arrival, cancelled_again
-from capsule.training.arrivals.rooms import AsyncRooms, repeated
+from capsule.training.arrivals.rooms import AsyncRooms, async_rooms, repeated
 from capsule.training.arrivals.scopes import Scope, clock, next_place, waited_in_vain
 from capsule.training.arrivals.waits import (
     NothingCameError,
@@ -71,6 +71,10 @@ class _Messages(Generic[Item]):
         self._sent: dict[str, int] = {}
         self._puts: dict[str, Attempts] = {}
         self._received: dict[str, int] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The wait belongs to the reader, and may contain a long recorded order.
+        return {**self.__dict__, "_wait": None}
 
     def numbered(self, item: Item, source: str) -> Any:
         """Return what is put into the queue for an item: itself, or with source and number.
@@ -228,28 +232,36 @@ class AsyncInbox(Generic[Item]):
         self._messages: _Messages[Item] = _Messages(name)
         self._rooms: AsyncRooms | None = None
         if (directory := self._messages.repeats) is not None:
-            self._rooms = AsyncRooms(queue, recorded_messages(directory, self._messages.name))
+            self._rooms = async_rooms(queue, recorded_messages(directory, self._messages.name))
         self._queue = queue
         self._is_read = False
 
-    async def put(self, item: Item, *, source: str) -> None:
-        """Put an item; ``source`` is the name of the sender, which only one task may use.
+    def put(self, item: Item, *, source: str) -> Coroutine[Any, Any, None]:
+        """Return a coroutine that puts an item.
 
         The cancellation while the queue is full, for example by ``asyncio.wait_for`` or
         ``asyncio.timeout``, is recorded and repeated as well: a repetition waits for it.
+
+        Args:
+            item: Any object.
+            source: Name of the sender, which only one task may use.
 
         Raises:
             CapsuleError: As :meth:`Inbox.get`; CAP-T382 also if a put is cancelled while another
                 one of its source waits.
         """
-        puts, put = self._messages.puts(source), partial(self._put, item, source)
+        # The sender is the task that calls this method, as the reader is that which calls get().
+        return self._attempted(item, source, current_task())
+
+    async def _attempted(self, item: Item, source: str, sender: asyncio.Task[Any] | None) -> None:
+        puts, put = self._messages.puts(source), partial(self._put, item, source, sender)
         await (put() if puts is None else puts.make(put))
 
-    async def _put(self, item: Item, source: str) -> None:
+    async def _put(self, item: Item, source: str, sender: asyncio.Task[Any] | None) -> None:
         message = self._messages.numbered(item, source)
         try:
             if self._rooms is not None:
-                await self._rooms.enter(source, message[1])
+                await self._rooms.enter(source, message[1], sender)
             await self._queue.put(message)
         except asyncio.CancelledError:
             self._messages.withdraw(source)

@@ -29,6 +29,10 @@ from capsule.training.arrivals.attempts import arrival, cancelled_again
 
 ROOMS = "rooms"  # folder with a file for each source of a queue of processes
 
+# All inboxes of a queue share its rooms: by source, if it is a queue of threads.
+_rooms: WeakKeyDictionary[queues.Queue[Any], dict[str, Semaphore]] = WeakKeyDictionary()
+_async_rooms: WeakKeyDictionary[asyncio.Queue[Any], AsyncRooms] = WeakKeyDictionary()
+
 
 def repeated(queue: Any, directory: Path) -> RepeatedQueue:
     """Return a queue as an inbox uses it in a replay."""
@@ -64,7 +68,6 @@ class _ThreadQueue(RepeatedQueue):
 
     def __init__(self, queue: queues.Queue[Any]) -> None:
         super().__init__(queue)
-        # Shared by all inboxes of the queue.
         self._rooms = _rooms.setdefault(queue, {})
 
     def put(self, message: tuple[str, int, Any]) -> None:
@@ -145,31 +148,46 @@ class _ProcessQueue(RepeatedQueue):
         return self._folder / hashlib.sha256(source.encode()).hexdigest()
 
 
+def async_rooms(queue: asyncio.Queue[Any], taken: Counter[str]) -> AsyncRooms:
+    """Return the rooms of an asyncio queue, for one more inbox.
+
+    Args:
+        queue: The queue.
+        taken: How many messages of each source this inbox took when the run was recorded.
+    """
+    rooms = _async_rooms.setdefault(queue, AsyncRooms(queue))
+    rooms.taken += taken
+    return rooms
+
+
 class AsyncRooms:
     """The rooms of an asyncio queue.
 
     The program may cancel a put, so a replay must know which ones end.
+
+    Attributes:
+        taken: How many messages of each source were taken when the run was recorded.
     """
 
-    def __init__(self, queue: asyncio.Queue[Any], taken: Counter[str]) -> None:
-        """Make the rooms of a queue, of whose sources so many messages were taken when recorded."""
+    def __init__(self, queue: asyncio.Queue[Any]) -> None:
+        """Make the rooms of a queue."""
+        self.taken: Counter[str] = Counter()
         self._limit = queue.maxsize
         # The queue itself has room for everything that is let in.
         queue.full = lambda: False  # type: ignore[method-assign]
-        self._taken = taken
         self._rooms: dict[str, asyncio.Semaphore] = {}
 
-    async def enter(self, source: str, number: int) -> None:
-        """Wait until a message may be put."""
+    async def enter(self, source: str, number: int, sender: asyncio.Task[Any] | None) -> None:
+        """Wait until the message of a task may be put."""
         if self._limit <= 0:
             return
-        left = number - self._taken[source]  # messages before it that the reader leaves
+        left = number - self.taken[source]  # messages before it that the reader leaves
         if left < 0:
             # It was put when the run was recorded, perhaps in less time.
             await arrival(self._room(source).acquire, will_come=True)
         elif left >= self._limit:
             # There was no room for it when the run was recorded.
-            await cancelled_again()
+            await cancelled_again(sender)
 
     def leave(self, source: str) -> None:
         """Give the place of a message that was taken to the next one of its source."""
@@ -195,6 +213,3 @@ class _Limitless:
 
     def release(self) -> None:
         pass
-
-
-_rooms: WeakKeyDictionary[queues.Queue[Any], dict[str, Semaphore]] = WeakKeyDictionary()

@@ -96,7 +96,7 @@ class Wait(Generic[Item]):
         _claim(directory, name)
         # An inbox can be passed to other processes, so several of them could read it under the same
         # name. All other waits are used where they are named.
-        if kind == "messages" and not _taken(directory, name):
+        if kind == "messages" and not _reserved(directory, name):
             self.misused(_READERS)
         _lines(directory).append([name, kind, tasks], ENTRIES_OF_WAIT)
 
@@ -267,8 +267,9 @@ def _misnamed(directory: Path, what: str) -> NoReturn:
         "CAP-T382",
         what,
         fix="Give each wait a name of its own (name=...), of letters, digits, spaces, '_', '.' and "
-        "'-'; let one thread or asyncio task read it; await one put of each source at a time; "
-        "start coroutines with arrivals.scoped().",
+        "'-'; let one thread or asyncio task read it; give each sender, such as a task of a pool, "
+        "a source of its own, and await one put of each source at a time; start coroutines with "
+        "arrivals.scoped().",
     )
     _reject(directory, error)
 
@@ -351,10 +352,10 @@ def _claim(directory: Path, name: str) -> None:
 def _claimed(directory: Path, name: str, _process: int) -> bool:
     # The key of the cache includes the process id, because a forked child inherits the cache, and
     # its parent's reservations are not its own.
-    return _taken(directory, name)
+    return _reserved(directory, name)
 
 
-def _taken(directory: Path, name: str) -> bool:
+def _reserved(directory: Path, name: str) -> bool:
     """Reserve a name; return whether it was free in the whole run."""
     folder = directory / contract.ARRIVALS_FOLDER / NAMES
     folder.mkdir(parents=True, exist_ok=True)

@@ -13,8 +13,9 @@ from capsule.bundle.claims import (
     ProgramClaims,
     TrainingClaims,
     collect_claims,
+    read_arrivals,
 )
-from capsule.bundle.run_bundle import RecordedRun
+from capsule.bundle.run_bundle import ARRIVALS, RecordedRun
 from capsule.experiment import contract
 from capsule.experiment.spec import RecordingSpec, calendar_clock
 from capsule.host.errors import CapsuleError
@@ -195,7 +196,18 @@ def compare_results(
     found = found.model_copy(update={"flags": {**kept, **stated}})
     if isinstance(claims, ProgramClaims) and isinstance(found, ProgramClaims):
         outputs = compare_outputs(bundled_outputs(run), outputs_in(directory, executed.span))
+        if _repeats_arrivals(run, directory, claims, found):
+            found = found.model_copy(update={"arrivals": claims.arrivals})
     return ComparisonFinding(compare_claims(claims, found), outputs, found)
+
+
+def _repeats_arrivals(
+    run: RecordedRun, directory: Path, claims: ProgramClaims, found: ProgramClaims
+) -> bool:
+    if claims.arrivals is None or found.arrivals is None:
+        return False
+    recorded = read_arrivals(run.bundle.member(ARRIVALS))
+    return read_arrivals(directory / contract.ARRIVALS).repeats(recorded)
 
 
 def analyse(

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import pickle
 import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -151,6 +152,29 @@ def test_a_message_that_came_in_time_when_recorded_may_be_late_in_a_replay(in_ru
     with pytest.raises(queue.Empty):
         inbox.get(timeout=600)  # at once, as nothing had come
     assert only_wait(directory).order == (0, NOTHING)
+
+
+class Mail:
+    """A queue that can be passed to a process."""
+
+    def __init__(self):
+        self.items = []
+
+    def put(self, item):
+        self.items.append(item)
+
+    def get(self):
+        return self.items.pop(0)
+
+
+def test_a_copy_of_an_inbox_for_another_process_leaves_messages_with_the_reader(in_run):
+    name = next(NAMES)
+    in_run({f"{name}~1": Messages(sources=("a", "b"), order=(0, 1))})
+    inbox = Inbox(Mail(), name=name)
+    inbox.put(threading.Lock(), source="b")  # which cannot be passed on
+    inbox.put("first", source="a")
+    assert inbox.get() == "first"
+    pickle.dumps(inbox)
 
 
 DATES = """

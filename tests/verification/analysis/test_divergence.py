@@ -5,6 +5,7 @@ import json
 import shutil
 from array import array
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,21 +13,27 @@ from rich.console import Console
 from safetensors.numpy import save_file
 
 from capsule.bundle import run_bundle
+from capsule.bundle.bundle import open_bundle
+from capsule.bundle.keys import generate, load_private
+from capsule.bundle.packing import pack_run
 from capsule.experiment import contract
+from capsule.experiment.arrival_log import NOTHING, ArrivalLog, Messages
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.schedule_log import ScheduleLog
 from capsule.experiment.trace import read_trace, trace_heads
 from capsule.host.run_directory import FINGERPRINT
+from capsule.image.cache import Cache
 from capsule.machine.fingerprint import take_fingerprint
 from capsule.report.divergence import divergence_lines
 from capsule.report.terminal import show_report
-from capsule.verification.analysis.divergence import compare_sides
+from capsule.verification.analysis.divergence import compare_results, compare_sides
 from capsule.verification.analysis.outputs import ProgramOutputs
 from capsule.verification.analysis.runs import ComparedRun, Training, directory_side, open_side
 from capsule.verification.content.times import UNKNOWN
 from capsule.verification.verdict import Bisection, ComponentDifference
 from tests.bundle import locks
 from tests.hostile.genuine import edit_json
+from tests.report.runs import PROGRAM, finished
 from tests.verification.runs import (
     CARTPOLE,
     IMPALA,
@@ -482,3 +489,31 @@ def test_a_bisection_becomes_part_of_the_report(trained):
     report = compare_sides(trained("a"), trained("b", (0.5, 0.75))).report(bisection)
     assert report.bisection == bisection
     assert report.first.component == "loss"
+
+
+@pytest.mark.parametrize(
+    ("messages", "attempts", "equal"),
+    [((0, 0), (0, NOTHING), True), ((0, 0), None, True), ((0,), (0, NOTHING), False)],
+    ids=["fewer attempts", "none", "fewer messages"],
+)
+def test_a_program_that_ends_may_attempt_less_when_it_is_repeated(
+    tmp_path, messages, attempts, equal
+):
+    def write_log(directory, messages, attempts):
+        waits = {"mail~1": messages, "mail~1 cancellations of a": attempts}
+        waits = {
+            name: Messages(sources=("a",), order=order) for name, order in waits.items() if order
+        }
+        (directory / contract.ARRIVALS).write_bytes(ArrivalLog(waits=waits).document())
+
+    run = finished(tmp_path, PROGRAM)
+    write_log(run.directory, (0, 0), (0, NOTHING, 0, NOTHING))
+    generate(tmp_path / "alice")
+    key = load_private(tmp_path / "alice")
+    path, _ = pack_run(run, key, tmp_path, Cache(tmp_path / "cache"), embed_image=False)
+    write_log(run.directory, messages, attempts)
+    executed = SimpleNamespace(varied={}, span=UNKNOWN)
+    with open_bundle(path, []) as bundle:
+        recorded = run_bundle.RecordedRun.read(bundle)
+        found = compare_results(recorded, None, "process", run.directory, None, executed)
+    assert [each.component for each in found.differences] == ([] if equal else ["arrivals"])
