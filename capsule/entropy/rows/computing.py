@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from capsule.entropy.evidence import Evidence, Judgement, LedgerSource, Treatment
@@ -20,12 +21,13 @@ def _in_torch(
     if not evidence.torch:
         return None
     matches = True
-    texts = []
+    processes: Counter[str] = Counter()
     for group in evidence.torch:
         shown = ", ".join(f"{name}={group.flags.get(name, 'absent')}" for name in wanted)
-        texts.append(f"{shown} in {counted(group.processes, 'process', 'processes')}")
+        processes[shown] += group.processes
         matches &= all(group.flags.get(name) == value for name, value in wanted.items())
-    return (treatment if matches else otherwise), f"read back: {'; '.join(dict.fromkeys(texts))}"
+    texts = (f"{shown} in {counted(n, 'process', 'processes')}" for shown, n in processes.items())
+    return (treatment if matches else otherwise), f"read back: {'; '.join(texts)}"
 
 
 def _unwatched(evidence: Evidence) -> str | None:

@@ -163,6 +163,11 @@ def test_the_flags_of_each_group_of_processes_are_shown():
     )
 
 
+def test_processes_with_the_same_flags_of_a_row_are_counted_together():
+    found = groups({}, {"onednn.isa": "another"})  # a flag of another row
+    assert evidence_of(found, "Maths threads") == "read back: torch.num_threads=1 in 3 processes"
+
+
 def test_a_flag_that_a_library_lacks_is_shown_as_absent():
     found = interpreters(flags={})
     assert evidence_of(found, "Torch operators") == (
