@@ -21,6 +21,8 @@ DQN = {
     "environment": {"suite": "atari", "game": "breakout"},
     "trainer": {
         "algorithm": "dqn",
+        "batch_size": 8,
+        "micro_batches": [8],
         "total_steps": 400,
         "replay_capacity": 400,
         "replay_start": 200,

@@ -86,6 +86,7 @@ ELSEWHERE = {
     "--keyless": ("tests/bundle/test_keyless.py", "keyless"),
     "--passphrase": ("tests/cli/test_passphrase.py", "passphrase"),
     "--vary": ("tests/end_to_end/test_vary.py", "--vary"),
+    "--apply": ("tests/docs/test_diagnose.py", "diagnose.md"),
     "capsule init": ("tests/end_to_end/test_first_commands.py", "init"),
     "capsule list": ("tests/cli/test_list.py", '"list"'),
     "capsule prune": ("tests/cli/test_prune.py", '"prune"'),  # it would empty the tests' cache

@@ -91,8 +91,8 @@ def test_a_program_that_leaves_nothing_claims_nothing_and_nothing_is_reproduced(
     assert "claims NOTHING" in done.errors
     assert done.document["claimed"].startswith("NOTHING")
     bundle = workplace / done.document["bundle"]
-    verify = ("verify", bundle, "--key", workplace / "alice.pub", *PROCESS, "--json", "--quiet")
-    verified = capsule(*verify, cwd=tmp_path)
+    verify = ("verify", bundle, "--key", workplace / "alice.pub", "--json", "--quiet")
+    verified = capsule(*verify, *PROCESS, cwd=tmp_path)
     assert (verified.status, verified.document["verdict"]) == (4, "inconclusive")
     assert verified.document["error"]["code"] == "CAP-V048"
     intact = capsule(*verify, "--mode", "integrity", cwd=tmp_path)
