@@ -15,7 +15,9 @@ from capsule.cli.options import CHECKS, option
 from capsule.host.wording import agreeing, counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+    from capsule.bundle.trust import Signer
 
 
 @guarded
@@ -123,18 +125,16 @@ def command(
     if as_json:
         print_json(document)
     else:
-        _show(document)
+        _show(document, opened.signers)
     if checked.exit_code:
         raise typer.Exit(checked.exit_code)
 
 
-def _show(document: dict[str, Any]) -> None:
-    from capsule.bundle.trust import Signer
+def _show(document: dict[str, Any], signers: Sequence[Signer]) -> None:
     from capsule.report.text import printable
 
     typer.echo(f"claim id  {document['claim_id']}")
-    for facts in document["signers"]:
-        signer = Signer(**facts)
+    for signer in signers:
         reason = signer.rejection_reason
         counts = "" if reason is None else f" {reason}; the signature does not count"
         typer.echo(f"signer    {printable(f'{signer}{counts}')}")

@@ -72,7 +72,6 @@ def test_one_member_is_written_in_the_singular(capsys):
     bundle = {"name": "a.1", "agreement": "intact", "reason": ""}
     document = {
         "claim_id": "c",
-        "signers": [],
         "members": 1,
         "bundles": [bundle],
         "sample": [],
@@ -80,7 +79,7 @@ def test_one_member_is_written_in_the_singular(capsys):
         "undecidable": 0,
         "challenge": None,
     }
-    _show(document)
+    _show(document, [])
     assert capsys.readouterr().out == (
         "claim id  c\n"
         "intact    every table follows from the claims of the 1 member\n"
@@ -94,7 +93,6 @@ def test_members_that_a_sample_cannot_decide_are_counted(capsys):
     member = {"name": "a.1", "agreement": "inconclusive", "reason": "it needs its data sets"}
     document = {
         "claim_id": "c",
-        "signers": [],
         "members": 4,
         "bundles": None,
         "sample": [member],
@@ -102,9 +100,9 @@ def test_members_that_a_sample_cannot_decide_are_counted(capsys):
         "undecidable": 3,
         "challenge": None,
     }
-    _show(document)
+    _show(document, [])
     assert capsys.readouterr().out.endswith(
         "3 members cannot be decided without their own bundles.\n"
     )
-    _show(document | {"sample": []})
+    _show(document | {"sample": []}, [])
     assert "cannot be decided" not in capsys.readouterr().out

@@ -271,38 +271,31 @@ def test_a_program_is_ended_when_one_of_its_threads_cannot_wait_in_order(program
 
 
 @pytest.mark.slow
-def test_a_repeated_program_is_ended_when_all_of_it_waits_for_what_never_comes(program):
+@pytest.mark.parametrize(
+    ("source", "rest", "order", "reason"),
+    [
+        (
+            "other",
+            "threading.Thread(target=queue.Queue().get).start()\nmail.get()\n",
+            (0, 0),
+            "'mail~1' waits for a message of 'me' after 0 of 2 arrivals",
+        ),
+        ("me", "mail.get()\nmail.get(timeout=0)\n", (0,), "it waits for more than was recorded"),
+    ],
+    ids=["what never comes", "more than was recorded"],
+)
+def test_a_repeated_program_is_ended_when_all_of_it_waits(program, source, rest, order, reason):
     directory, variables = program(
         "import queue, threading\n"
         "from capsule.training import arrivals\n"
         "mail = arrivals.Inbox(queue.Queue(), name='mail')\n"
-        "mail.put(1, source='other')\n"
-        "threading.Thread(target=queue.Queue().get).start()\n"
-        "mail.get()\n"
+        f"mail.put(1, source='{source}')\n"
+        f"{rest}"
     )
-    log = ArrivalLog(waits={"mail~1": Messages(sources=("me",), order=(0, 0))})
+    log = ArrivalLog(waits={"mail~1": Messages(sources=("me",), order=order)})
     (directory / contract.ARRIVALS_REPLAY).write_bytes(log.document())
     status, errors = finish_run(directory, environment=variables)
     assert status == 1, errors
     failure = read(directory, contract.FAILURE)
     assert failure["code"] == "CAP-T381"
-    assert "'mail~1' waits for a message of 'me' after 0 of 2 arrivals" in failure["message"]
-
-
-@pytest.mark.slow
-def test_a_repeated_program_is_ended_when_it_waits_for_more_than_was_recorded(program):
-    directory, variables = program(
-        "import queue\n"
-        "from capsule.training import arrivals\n"
-        "mail = arrivals.Inbox(queue.Queue(), name='mail')\n"
-        "mail.put(1, source='me')\n"
-        "mail.get()\n"
-        "mail.get(timeout=0)\n"
-    )
-    log = ArrivalLog(waits={"mail~1": Messages(sources=("me",), order=(0,))})
-    (directory / contract.ARRIVALS_REPLAY).write_bytes(log.document())
-    status, errors = finish_run(directory, environment=variables)
-    assert status == 1, errors
-    failure = read(directory, contract.FAILURE)
-    assert failure["code"] == "CAP-T381"
-    assert "it waits for more than was recorded" in failure["message"]
+    assert reason in failure["message"]
