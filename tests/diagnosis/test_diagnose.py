@@ -13,6 +13,7 @@ from capsule.experiment.lock import Lock
 from capsule.report.diagnosis import show_diagnosis
 from capsule.report.progress import SilentReporter
 from capsule.training.instruments.report import InstrumentReport, Location, OperatorUse
+from tests.conftest import one_processor
 from tests.diagnosis.conftest import PROGRAM, parsed
 
 DQN = {
@@ -84,7 +85,8 @@ def test_deep_q_learning_gives_no_finding(diagnosed):
 
 @pytest.mark.slow
 def test_r2d2_learns_in_as_few_steps_as_fit_it(diagnosed):
-    diagnosis = diagnosed(spec=R2D2, steps=None)
+    with one_processor():
+        diagnosis = diagnosed(spec=R2D2, steps=None)
     assert diagnosis.equal
     assert diagnosis.steps == 320  # twice 8 actors times the 20 steps of a sequence
 

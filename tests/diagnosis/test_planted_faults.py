@@ -90,24 +90,23 @@ def test_an_order_that_depends_on_addresses(explained):
     # Addresses are moved by pages: the more slots a set has, the rarer an order comes twice.
     found = explained(
         """\
+        from operator import attrgetter
+
         class Node:
             def __init__(self, name):
                 self.name = name
 
-        nodes = {Node(i) for i in range(16_000)}
-        order = [node.name for node in nodes]
-        total = 0.0
-        for name in order:
-            total = total * 0.9 + name
-        print(total)
+        nodes = set(map(Node, range(16_000)))
+        order = list(map(attrgetter("name"), nodes))
+        print(order.index(0))
         """,
         entropy={"address_randomization": True},
     )
-    assert ("CAP-D104", "train.py:6") in found.places()
+    assert ("CAP-D104", "train.py:8") in found.places()
     assert {code for code, _ in found.places()} == {"CAP-D104"}
     item = found.findings[0]
     assert item.patch == {"entropy.address_randomization": False}
-    assert item.text == "order = [node.name for node in nodes]"
+    assert item.text == 'order = list(map(attrgetter("name"), nodes))'
 
 
 @pytest.mark.slow
