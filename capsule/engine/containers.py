@@ -252,20 +252,17 @@ class ContainerEngine:
             return len(self._abandoned())
 
     def _abandoned(self) -> list[Callable[[], None]]:
-        return [*self._abandoned_containers(), *self._abandoned_networks()]
-
-    def _abandoned_containers(self) -> Iterator[Callable[[], None]]:
-        """Yield the removal of each; there are the same labels on networks."""
-        for container in self._containers(_OWNER):
-            if _is_abandoned(container):
-                yield partial(container.remove, force=True, v=True)
-
-    def _abandoned_networks(self) -> Iterator[Callable[[], None]]:
-        for network in self._client.networks.list(filters={"label": _OWNER}):
-            owner = (network.attrs.get("Labels") or {}).get(_OWNER, "")
-            # The engine does not remove a network with a running container.
-            if is_gone(owner) or is_of_earlier_boot(owner):
-                yield network.remove
+        """Return the removal of each container and network that a killed Capsule left."""
+        containers = [each for each in self._containers(_OWNER) if _is_abandoned(each)]
+        # The engine does not remove a network with a running container.
+        networks = [
+            network
+            for network in self._client.networks.list(filters={"label": _OWNER})
+            if is_gone(owner := (network.attrs.get("Labels") or {}).get(_OWNER, ""))
+            or is_of_earlier_boot(owner)
+        ]
+        removals = [partial(container.remove, force=True, v=True) for container in containers]
+        return [*removals, *(network.remove for network in networks)]
 
     def _containers(self, label: str) -> list[Container]:
         """Return the containers that have a label."""

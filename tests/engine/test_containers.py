@@ -311,7 +311,7 @@ def test_a_process_that_ends_while_its_container_is_listed_or_read_is_no_error(
     engine = ContainerEngine(client)
     engine._remove_leftovers(tmp_path)
     container.remove.assert_called_once()
-    assert len([*engine._abandoned_containers()]) == 1
+    assert len(engine._abandoned()) == 1
     containers._RunningContainer(container).keep_output(tmp_path / "output.log")
     assert (tmp_path / "output.log").read_bytes() == b"output"
 
