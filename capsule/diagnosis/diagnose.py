@@ -266,7 +266,7 @@ def _suspected_race(spec: Spec) -> list[Finding]:
         "no cause of the difference was observed. Races of threads or processes for shared state, "
         "such as a model that several of them update, cannot be observed."
     )
-    return [finding("CAP-D111", message).model_copy(update={"level": "warning"})]
+    return [finding("CAP-D111", message, level="warning")]
 
 
 def _candidates(
