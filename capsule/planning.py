@@ -1,4 +1,4 @@
-"""What building and running a spec would take, found out without writing anything that stays."""
+"""What building and running a spec would take, found out without leaving a file behind."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """The canonical archive: a USTAR file whose every header byte follows from a name and a size.
 
 POSIX.1-1988 ``ustar`` leaves a writer many choices and its readers many ways to disagree: links,
-devices, extension headers, owners, dates, padding. A canonical archive leaves none. Regular files
-only, mode 0644, no owner, no date, zero padding, two zero blocks, end of file. The reader never
-interprets a header: it computes the header that must stand there and compares 512 bytes. Any
-archiver unpacks the result, and nothing can hide in it.
+devices, extension headers, owners, dates, padding. A canonical archive leaves none: it has regular
+files only, with mode 0644, no owner, no date and a padding of zeros, and ends with two zero blocks.
+The reader never interprets a header: it computes the header that must stand there and compares 512
+bytes. Any archiver unpacks the result, and nothing can hide in it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The bytecode of what trainers import, made once per image by the image's own interpreter.
 
 An image has no bytecode, and a run may not write any. So each process of a run would compile
-torch's sources, which takes 2 seconds of processor time. Instead, a task that is confined as runs
-are imports what they import, and writes the bytecode to its run directory. Capsule keeps it in the
+torch's sources, which takes 2 seconds of processor time. Instead, a task with the confinement of a
+run imports what runs import, and writes the bytecode to its run directory. Capsule keeps it in the
 cache, and trainers in the same image see it read-only. The bytecode is executed only where its
 sources would be, so it needs no more trust than the image. An interpreter compares the size and the
 time of a source with those in the bytecode, and compiles the source itself if they differ.

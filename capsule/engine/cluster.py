@@ -1,9 +1,9 @@
 """Runs whose actors play on a Ray cluster: an existing one, or containers beside the run's own.
 
-The containers of ``docker:N`` are the run's own, which is the head and learns, and N workers of the
-same image, on a network of their own that leads nowhere else. They are hardened like any run. What
-Ray needs beyond that: the network, and a token, a file that all of them see. A worker sees no run
-directory.
+``docker:N`` starts N workers beside the container of the run, which learns and is the head of the
+cluster. All have the same image, and a network of their own that leads nowhere else. They are
+confined like any run, except for what Ray needs: the network, and a token, a file that all of them
+see. A worker sees no run directory.
 
 The token is made for one start of a run, and is written nowhere but to a temporary folder of this
 machine. It keeps others out of the cluster; Ray does not encrypt what it sends.

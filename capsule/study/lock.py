@@ -1,6 +1,7 @@
-"""The study lock: every member by the digest of its own lock. Its digest names the study.
+"""The study lock: it lists every member with the digest of the member's own lock.
 
-Members share the pins of one image, unless a group changes the image.
+The digest of the study lock identifies the study. Members share the pins of one image, unless a
+group changes the image.
 """
 
 from __future__ import annotations

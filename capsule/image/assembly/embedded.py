@@ -1,11 +1,11 @@
 """The image that a bundle may carry whole, read back only in the form that Capsule writes.
 
-An image's archive is a pure function of its configuration and its layers
-(:func:`capsule.image.assembly.assemble.archive_chunks`), and the configuration of the lock and the
-layers' names and digests. So nothing of the untrusted archive is interpreted: what must be there
-is computed, and every byte is compared. There is no place left for a second image, another name for
-it, a foreign URL, or an unreferenced blob. What the engine is given is written anew from
-what was read.
+An image's archive follows from its configuration and its layers
+(:func:`capsule.image.assembly.assemble.archive_chunks`), and the configuration follows from the
+lock and the layers' names and digests. So nothing of the untrusted archive is interpreted: what
+must be there is computed, and every byte is compared. There is no place left for a second image,
+another name for it, a foreign URL, or an unreferenced blob. What the engine is given is written
+anew from what was read.
 
 The layers are the signer's, except for the source tree and Capsule's training code, which the lock
 names by digest. They are accepted only in the canonical form of a layer: no device, no setuid

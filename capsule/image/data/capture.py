@@ -1,4 +1,4 @@
-"""Pinning data sets: where the spec says that they are, they are listed when the spec is locked."""
+"""Pinning data sets: when a spec is locked, each is listed at the place that the spec names."""
 
 from __future__ import annotations
 
