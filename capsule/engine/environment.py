@@ -112,7 +112,7 @@ def _named_wheels(lock: Lock, cache: Cache, folder: Path) -> list[str]:
 
 
 def _uv(scratch: Path, *arguments: str) -> None:
-    """Run uv with nothing but its arguments to go by; what it unpacks is linked, not copied."""
+    """Run uv without any configuration; what it unpacks is linked, not copied."""
     from uv import find_uv_bin
 
     process = subprocess.run(

@@ -89,7 +89,7 @@ def _opened(choice: EngineChoice, *, strange: bool, progress: Progress) -> Engin
 
 
 def host_flaws(lock: Lock, engine: Engine) -> list[str]:
-    """Say of each part by which a container with a GPU could break out what repairs it.
+    """Name the parts of an engine by which a container with a GPU could break out, with a remedy.
 
     Args:
         lock: What is going to run; there is nothing to say of one without a GPU.

@@ -202,7 +202,7 @@ def _of_bundle(bundle: OpenedBundle) -> ExportedRun:
 
 
 def _seconds(text: str) -> float | None:
-    """Return a time that a signer states; None of what is not one."""
+    """Return a time that a signer states, in seconds since the epoch; None if it is no time."""
     try:
         return sound_time(datetime.fromisoformat(text).timestamp())
     except (ValueError, OverflowError):

@@ -352,7 +352,7 @@ class JsonLines:
     """
 
     def __init__(self, open_file: Callable[[], BinaryIO] | None) -> None:
-        """Read what ``open_file`` opens; nothing without one."""
+        """Read lines from the file that ``open_file`` opens; None: there are none."""
         self._open = open_file
         self.unread = 0
 

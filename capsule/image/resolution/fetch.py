@@ -91,7 +91,7 @@ def fetch_wheels(
 
 
 def locate(search: WheelSearch, wheels: Iterable[LockedWheel]) -> dict[str, ResolvedWheel]:
-    """Find where wheels are now, by their SHA-256, for those that are found.
+    """Return where wheels are now, by their SHA-256, without those that are not found.
 
     Asked are the machine's sources, then the index that PyTorch keeps for builds of its own, such
     as ``2.13.0+cpu``.

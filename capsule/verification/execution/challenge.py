@@ -70,7 +70,7 @@ class Execute(Protocol):
     def __call__(
         self, lock: Lock, directory: Path, *, stop_after: int, schedule: Path | None
     ) -> object:
-        """Raise :class:`CapsuleError` if it does not get there."""
+        """Raise :class:`CapsuleError` if the training does not reach the step."""
 
 
 def challenge(recorded: RecordedRun, number: int | None, execute: Execute, note: Note) -> Challenge:
