@@ -222,9 +222,9 @@ class TrustPolicy:
 
 
 def load_policy(
-    *,
     keys: Iterable[Path] = (),
     allowed_signers: Iterable[Path] = (),
+    *,
     revoked: Iterable[Path] = (),
     identities: Sequence[str] = (),
     threshold: int = 1,
