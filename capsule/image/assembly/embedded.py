@@ -14,14 +14,14 @@ program, no hard link, no whiteout.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
 from capsule.experiment.lock import Lock
+from capsule.host.copying import copy
 from capsule.host.errors import CapsuleError
-from capsule.image.archives.layers import CHUNK, reject_collisions
+from capsule.image.archives.layers import reject_collisions
 from capsule.image.assembly.assemble import (
     Image,
     archive_head,
@@ -113,14 +113,9 @@ def _expect(reader: BinaryIO, expected: bytes, what: str) -> None:
 
 
 def _copy(reader: BinaryIO, layer: Layer) -> None:
-    digest = hashlib.sha256()
-    left = layer.size
     with layer.path.open("wb") as target:
-        while left and (chunk := reader.read(min(CHUNK, left))):
-            digest.update(chunk)
-            target.write(chunk)
-            left -= len(chunk)
-    if left or f"sha256:{digest.hexdigest()}" != layer.diff_id:
+        found = copy(reader, target, layer.size).sha256
+    if f"sha256:{found}" != layer.diff_id:
         raise _malformed(f"layer {layer.name} is not the one of its digest")
 
 
