@@ -23,6 +23,7 @@ from capsule.experiment.spec import Spec
 from capsule.experiment.trainers import CommandTrainer
 from capsule.host.errors import IMAGE_CODES, CapsuleError
 from capsule.host.reporter import Reporter
+from capsule.host.validation import first_reason
 from capsule.machine.devices import Device
 
 _KILLED = 137  # exit status after SIGKILL
@@ -331,6 +332,6 @@ def read_checked(model: type[Document], path: Path) -> Document:
 def _malformed(path: Path, error: Exception) -> CapsuleError:
     return CapsuleError(
         "CAP-E011",
-        f"{path.name} is malformed: {str(error).splitlines()[0]}",
+        f"{path.name} is malformed: {first_reason(error)}",
         fix=f"See {contract.LOG} in the run directory.",
     )

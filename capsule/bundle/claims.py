@@ -23,6 +23,7 @@ from capsule.experiment.schedule_log import ScheduleLog, parse_schedule
 from capsule.experiment.spec import relaxations
 from capsule.experiment.trainers import CommandTrainer, ImpalaTrainer
 from capsule.host.errors import CapsuleError
+from capsule.host.validation import first_reason
 from capsule.machine.fingerprint import Fingerprint
 
 Document = TypeVar("Document", bound=Model)
@@ -222,11 +223,9 @@ def _reading(name: str, what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        # str() of an OSError would add its number and the whole path.
-        reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise CapsuleError(
             "CAP-B090",
-            f"{name} of the run is not a valid {what}: {str(reason).splitlines()[0]}",
+            f"{name} of the run is not a valid {what}: {first_reason(error)}",
             fix="The training side did not keep the run contract; look at its output.log.",
         ) from error
 

@@ -37,6 +37,7 @@ from capsule.experiment.trainers import (
 )
 from capsule.host.errors import CapsuleError, ExitCode
 from capsule.host.reporter import Reporter
+from capsule.host.validation import first_reason
 from capsule.image.data.places import FoundData
 from capsule.training.instruments.operator_rules import STATUSES
 from capsule.training.instruments.report import InstrumentReport, OperatorUse
@@ -331,7 +332,7 @@ def read_reports(run_directory: Path) -> list[InstrumentReport]:
             if data:
                 reports.append(InstrumentReport.model_validate_json(data))
         except (OSError, ValidationError) as error:
-            raise _unreadable(f"{path.name}: {str(error).splitlines()[0]}") from error
+            raise _unreadable(f"{path.name}: {first_reason(error)}") from error
     if not reports:
         raise _unreadable("none was written")
     return reports

@@ -138,11 +138,14 @@ def validate(document: YamlDocument, model: type[_M]) -> _M:
 
 
 def first_reason(error: Exception) -> str:
-    """Return the message of an error; of one of pydantic's, the first field, and what is wrong."""
-    if not isinstance(error, ValidationError):
-        return str(error)
-    first = error.errors()[0]
-    return f"{dotted(first['loc']) or 'the document'}: {first['msg']}"
+    """Return in one line what an error says; of pydantic's, the first field that is wrong."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        said = f"{dotted(first['loc']) or 'the document'}: {first['msg']}"
+    else:
+        # str() of an OSError would add its number and the whole path.
+        said = (isinstance(error, OSError) and error.strerror) or str(error)
+    return said.partition("\n")[0]
 
 
 def rejected(document: YamlDocument, findings: Iterable[Wrong]) -> CapsuleError:
