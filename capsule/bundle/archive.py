@@ -26,8 +26,8 @@ from capsule.experiment.files import (
     open_folder,
     open_regular,
 )
-from capsule.host.copying import copy
 from capsule.host.errors import CapsuleError
+from capsule.host.streams import copy
 
 BLOCK = 512
 MAX_NAME = 100  # bytes of the ustar name field; the prefix field stays empty

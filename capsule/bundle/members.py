@@ -17,7 +17,7 @@ from capsule.bundle.archive import create_file, other_content, tampered
 from capsule.bundle.manifest import BundleFile
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.files import read_at
-from capsule.host.copying import copy
+from capsule.host.streams import copy
 
 
 @dataclass(frozen=True)

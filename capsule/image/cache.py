@@ -28,11 +28,11 @@ from capsule.experiment.canonical import sha256_file, sha256_hex
 from capsule.experiment.files import HAVE_OWNERS, LOCK, READ, open_atomic, write_atomic
 from capsule.experiment.lock import LockedDebianPackage, LockedWheel
 from capsule.host.code import package_digest
-from capsule.host.copying import copy
 from capsule.host.errors import CapsuleError
 from capsule.host.folders import user_folder
 from capsule.host.locks import lock_open
 from capsule.host.owner import remove_abandoned, temporary_folder
+from capsule.host.streams import copy
 
 USE = "use"  # an empty file, on which every process that uses the cache has a shared lock
 _DENIED = (errno.EACCES, errno.EROFS)

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from capsule.experiment.lock import Lock
-from capsule.host.copying import copy
 from capsule.host.errors import CapsuleError
+from capsule.host.streams import copy
 from capsule.image.archives.layers import reject_collisions
 from capsule.image.assembly.assemble import (
     Image,

@@ -15,8 +15,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from capsule.host.copying import copy
 from capsule.host.errors import CapsuleError
+from capsule.host.streams import copy
 from capsule.image.assembly.assemble import Image
 from capsule.image.assembly.making import Layer, Progress
 from capsule.image.registry.client import MAX_DOCUMENT_BYTES, Descriptor, Repository

@@ -26,9 +26,9 @@ from capsule.bundle.claims import ImageClaim
 from capsule.bundle.run_bundle import RecordedRun
 from capsule.experiment.canonical import parse_canonical_json, sha256_hex
 from capsule.experiment.lock import Lock
-from capsule.host.copying import copy
 from capsule.host.errors import CapsuleError, coded
 from capsule.host.owner import temporary_folder
+from capsule.host.streams import copy
 from capsule.image.assembly.assemble import Image, image_config, image_manifest, image_of
 from capsule.image.assembly.embedded import check_layers, unpack_image
 from capsule.image.assembly.making import ASSEMBLER_VERSION, Layer, Progress

@@ -1,7 +1,8 @@
-"""Copying streams, hashed on the way."""
+"""Reading streams within bounds, and copying them, hashed on the way."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from io import BufferedIOBase
 from typing import IO, NamedTuple
@@ -33,3 +34,16 @@ def copy(
             target.write(chunk)
         size += len(chunk)
     return Copied(digest.hexdigest(), size)
+
+
+def read_whole(stream: IO[bytes], most: int) -> bytes:
+    """Return all that is in a stream.
+
+    Raises:
+        OSError: It has more than ``most`` bytes, or cannot be read.
+    """
+    # One byte more than allowed is read, by which a stream that is too large is recognised.
+    data = stream.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EOVERFLOW, f"it is larger than {most >> 20} MiB")
+    return data
