@@ -28,6 +28,7 @@ from capsule.engine.connection import (
     engine_errors,
     engine_name,
     is_rootless,
+    remove_container,
 )
 from capsule.engine.data import Mounts, data_mounts, data_variables
 from capsule.engine.gpu import IN_CONTAINERS, about_gpu, gpu_components, gpu_request, no_gpu
@@ -59,7 +60,6 @@ PODMAN_PROCESSES = 32_768
 _LABEL = "capsule.run"
 _OWNER = "capsule.owner"
 _NOT_RUNNING = ("created", "exited", "dead")
-_CONFLICT = 409  # also if another process is removing it
 # How engines name the init that is missing. Debian's Podman only recommends its catatonit.
 _NO_INIT = ("docker-init", "catatonit", "container-init", "init binary")
 _ENDING_SECONDS = 5  # for how long an engine may look up a process that has just ended
@@ -218,7 +218,7 @@ class ContainerEngine:
         """Remove containers of a Capsule that was killed; the caller holds the directory."""
         label = f"{_LABEL}={run_label(run_directory)}"
         for container in self._containers(label):
-            _remove(container)
+            remove_container(container)
         # After the containers, because an engine does not remove a network that is in use.
         for network in self._client.networks.list(filters={"label": label}):
             network.remove()
@@ -540,19 +540,6 @@ def require_closed_parent(run_directory: Path) -> None:
         "could enter it while the run writes there",
         fix=f"Give it to root alone: chown root {parent} && chmod 700 {parent}.",
     )
-
-
-def _remove(container: Container) -> None:
-    """Remove a container. Another Capsule removes what any killed one left, and may be faster."""
-    from docker.errors import APIError, NotFound
-
-    with suppress(NotFound):
-        try:
-            container.remove(force=True, v=True)
-        except APIError as error:
-            if error.status_code != _CONFLICT:
-                raise
-            container.wait(condition="removed")
 
 
 @contextmanager
