@@ -37,6 +37,7 @@ from capsule.experiment.trainers import (
 )
 from capsule.host.errors import CapsuleError, ExitCode
 from capsule.host.reporter import Reporter
+from capsule.host.streams import read_whole
 from capsule.host.validation import first_reason
 from capsule.image.data.places import FoundData
 from capsule.training.instruments.operator_rules import STATUSES
@@ -327,7 +328,7 @@ def read_reports(run_directory: Path) -> list[InstrumentReport]:
         try:
             # The program can put a link in the place of the folder, too.
             with open_beneath(run_directory, f"{FOLDER}/{path.name}") as stream:
-                data = stream.read(MAX_REPORT_BYTES)
+                data = read_whole(stream, MAX_REPORT_BYTES)
             # A report is reserved, empty, when its process starts.
             if data:
                 reports.append(InstrumentReport.model_validate_json(data))
