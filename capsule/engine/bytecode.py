@@ -19,12 +19,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from capsule.engine.data import Mounts
-from capsule.engine.interface import RUN_DIRECTORY, Engine, Progress, Task
+from capsule.engine.interface import RUN_DIRECTORY, Engine, Task
 from capsule.experiment.beneath import entries_beneath, open_beneath
 from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.lock import Lock
 from capsule.experiment.trainers import CommandTrainer
 from capsule.host.errors import CapsuleError
+from capsule.host.reporter import Progress
 from capsule.image.assembly.assemble import Image
 from capsule.image.cache import Cache
 from capsule.image.distribution import distribution_of

@@ -33,7 +33,7 @@ from capsule.engine.connection import (
 from capsule.engine.data import Mounts, data_mounts, data_variables
 from capsule.engine.gpu import IN_CONTAINERS, about_gpu, gpu_components, gpu_request, no_gpu
 from capsule.engine.images import inspected
-from capsule.engine.interface import Exit, Progress, Task
+from capsule.engine.interface import Exit, Task
 from capsule.engine.supervise import LOG_BYTES, interrupts, supervise, with_output, write_log
 from capsule.experiment import contract
 from capsule.experiment.beneath import give_folder
@@ -42,6 +42,7 @@ from capsule.experiment.lock import Lock
 from capsule.experiment.spec import LimitsSpec
 from capsule.host.errors import CapsuleError
 from capsule.host.owner import is_gone, is_of_earlier_boot, this_process
+from capsule.host.reporter import Progress
 from capsule.image.assembly.assemble import TASK_USER, Image, archive_chunks
 from capsule.image.cache import Cache
 from capsule.image.distribution import PREFIX

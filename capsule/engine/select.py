@@ -10,17 +10,12 @@ from typing import Literal
 
 from capsule.engine.connection import CONTAINER_ENGINES, connect
 from capsule.engine.gpu import outdated
-from capsule.engine.interface import (
-    ENGINES_WITHOUT_DAEMON,
-    ChangedEngine,
-    Engine,
-    EngineName,
-    Progress,
-)
+from capsule.engine.interface import ENGINES_WITHOUT_DAEMON, ChangedEngine, Engine, EngineName
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
 from capsule.host.owner import remove_abandoned
 from capsule.host.platform import require_execution
+from capsule.host.reporter import Progress
 
 EngineChoice = Literal["auto", EngineName]
 

@@ -14,10 +14,11 @@ from pathlib import Path, PurePosixPath
 
 from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex
 from capsule.host.errors import CapsuleError
+from capsule.host.reporter import Progress
 from capsule.image.archives.layer_reader import read_layer
 from capsule.image.archives.layers import EPOCH, TarEntry, rejected
 from capsule.image.assembly.assemble import Image
-from capsule.image.assembly.making import Layer, Progress
+from capsule.image.assembly.making import Layer
 from capsule.image.cache import Cache
 
 _LAYOUT = 2  # number of the way in which folders are made and recorded, a part of their keys

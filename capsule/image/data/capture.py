@@ -18,17 +18,11 @@ from capsule.experiment.spec import DataSpec
 from capsule.host.errors import CapsuleError, innermost_reason
 from capsule.host.folders import real_path
 from capsule.host.network import HttpClient, body
+from capsule.host.reporter import Progress
 from capsule.host.wording import counted
 from capsule.image.archives.layers import plain_path
 from capsule.image.cache import Cache, file_state, folder_state
-from capsule.image.data.listing import (
-    Listing,
-    Meter,
-    Progress,
-    first_difference,
-    list_data,
-    pin_of,
-)
+from capsule.image.data.listing import Listing, Meter, first_difference, list_data, pin_of
 from capsule.image.data.places import (
     address_of,
     find_file,

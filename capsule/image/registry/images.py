@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from capsule.host.errors import CapsuleError
+from capsule.host.reporter import Progress
 from capsule.host.streams import copy
 from capsule.image.assembly.assemble import Image
-from capsule.image.assembly.making import Layer, Progress
+from capsule.image.assembly.making import Layer
 from capsule.image.registry.client import MAX_DOCUMENT_BYTES, Descriptor, Repository
 from capsule.image.registry.reference import Reference
 

@@ -28,10 +28,11 @@ from capsule.experiment.canonical import parse_canonical_json, sha256_hex
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError, coded
 from capsule.host.owner import temporary_folder
+from capsule.host.reporter import Progress
 from capsule.host.streams import copy
 from capsule.image.assembly.assemble import Image, image_config, image_manifest, image_of
 from capsule.image.assembly.embedded import check_layers, unpack_image
-from capsule.image.assembly.making import ASSEMBLER_VERSION, Layer, Progress
+from capsule.image.assembly.making import ASSEMBLER_VERSION, Layer
 from capsule.image.registry.images import pull_image
 from capsule.image.registry.reference import Reference
 from capsule.image.releases import recipe_of
