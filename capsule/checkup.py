@@ -1,6 +1,6 @@
 """Whether this machine can build, run and verify: one check after the other, each with its remedy.
 
-Nothing that stays is written, except by :func:`repair`.
+No file is left behind, except by :func:`repair`.
 """
 
 from __future__ import annotations

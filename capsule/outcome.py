@@ -23,6 +23,8 @@ from capsule.experiment.spec import Spec
 from capsule.experiment.trainers import CommandTrainer
 from capsule.host.errors import IMAGE_CODES, CapsuleError
 from capsule.host.reporter import Reporter
+from capsule.host.streams import read_whole
+from capsule.host.validation import first_reason
 from capsule.machine.devices import Device
 
 _KILLED = 137  # exit status after SIGKILL
@@ -323,7 +325,7 @@ def read_checked(model: type[Document], path: Path) -> Document:
     """Read what the training side wrote, which is not trusted to keep the contract."""
     try:
         with open_regular(path, follow=False) as stream:
-            return model.model_validate_json(stream.read(MAX_READ_BYTES))
+            return model.model_validate_json(read_whole(stream, MAX_READ_BYTES))
     except (OSError, ValidationError) as error:
         raise _malformed(path, error) from error
 
@@ -331,6 +333,6 @@ def read_checked(model: type[Document], path: Path) -> Document:
 def _malformed(path: Path, error: Exception) -> CapsuleError:
     return CapsuleError(
         "CAP-E011",
-        f"{path.name} is malformed: {str(error).splitlines()[0]}",
+        f"{path.name} is malformed: {first_reason(error)}",
         fix=f"See {contract.LOG} in the run directory.",
     )

@@ -1,8 +1,8 @@
-"""What building and running a spec would take, found out without writing anything that stays."""
+"""What building and running a spec would take, found out without leaving a file behind."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -18,6 +18,7 @@ from capsule.experiment.trainers import AlgorithmTrainer, CommandTrainer, Impala
 from capsule.host.errors import CapsuleError
 from capsule.host.folders import free_bytes
 from capsule.host.owner import temporary_folder
+from capsule.host.reporter import Progress
 from capsule.host.run_directory import WORK
 from capsule.host.spec_file import load_spec
 from capsule.host.wording import counted
@@ -43,7 +44,6 @@ _WHERE = {"cache": "in the cache", "folder": "in local folders", "download": "to
 _UNMEASURED = "not estimated: no finished run of this lock was found"
 
 Origin = Literal["the lock file", "the lock file beside the spec", "the package indexes"]
-Progress = Callable[[str], None]
 
 
 class PlannedPackage(NamedTuple):

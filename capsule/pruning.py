@@ -58,7 +58,7 @@ class Pruning:
 
     @property
     def rows(self) -> list[Row]:
-        """How much there is of each kind, without those of which there is nothing."""
+        """Number and size of what is to be deleted, by kind, without kinds that have nothing."""
         counts: dict[str, list[int]] = {}
         for item in self.items:
             counts.setdefault(item.kind, []).append(item.bytes)

@@ -9,7 +9,7 @@ from typing import get_args
 from capsule import execution
 from capsule.bundle.claims import read_document
 from capsule.engine.connection import CONTAINER_ENGINES
-from capsule.engine.interface import Engine, Progress
+from capsule.engine.interface import Engine
 from capsule.engine.select import EngineChoice, open_engine
 from capsule.engine.supervise import exclusive
 from capsule.experiment.contract import LEDGER, RESULT
@@ -17,6 +17,7 @@ from capsule.experiment.files import write_atomic
 from capsule.experiment.lock import Lock
 from capsule.experiment.trainers import CommandTrainer
 from capsule.host.errors import CapsuleError
+from capsule.host.reporter import Progress
 from capsule.host.run_directory import FINGERPRINT, LOCK, STARTED, WORK, started
 from capsule.host.spec_file import parse_spec
 from capsule.image.lockfile import read_lock, write_lock

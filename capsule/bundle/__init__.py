@@ -1,1 +1,1 @@
-"""One file: claims, observations, manifest, archive, signatures, SBOM."""
+"""The bundle, one signed file: what it holds, and how it is written, read, signed and trusted."""

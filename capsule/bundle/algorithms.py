@@ -167,7 +167,7 @@ def _p256_weakness(raw: bytes) -> str | None:
 
 
 def _is_low(signature: bytes) -> bool:
-    """Tell which of two signatures this is: with (r, s), (r, n - s) is right for the same message.
+    """Tell whether a signature (r, s) has the smaller s: (r, n - s) is valid for the message, too.
 
     Anyone can turn one into the other. Capsule writes the one with the smaller s.
     """

@@ -1,8 +1,8 @@
 """The trust file: who may sign, in OpenSSH's form (ssh-keygen(1), "ALLOWED SIGNERS").
 
 One line for each key: principals, options, the key, and a comment. Git and ``ssh-keygen -Y verify``
-read the same file. What it says is taken at its word and never widened: an unknown option, a
-certificate authority or a broken date is an error, for the reader cannot know what was meant.
+read the same file. Nothing in it is guessed: an unknown option, a certificate authority or a
+malformed date is an error.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
 """The canonical archive: a USTAR file whose every header byte follows from a name and a size.
 
 POSIX.1-1988 ``ustar`` leaves a writer many choices and its readers many ways to disagree: links,
-devices, extension headers, owners, dates, padding. A canonical archive leaves none. Regular files
-only, mode 0644, no owner, no date, zero padding, two zero blocks, end of file. The reader never
-interprets a header: it computes the header that must stand there and compares 512 bytes. Any
-archiver unpacks the result, and nothing can hide in it.
+devices, extension headers, owners, dates, padding. A canonical archive leaves none: it has regular
+files only, with mode 0644, no owner, no date and a padding of zeros, and ends with two zero blocks.
+The reader never interprets a header: it computes the header that must stand there and compares 512
+bytes. Any archiver unpacks the result, and nothing can hide in it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import re
@@ -28,6 +27,7 @@ from capsule.experiment.files import (
     open_regular,
 )
 from capsule.host.errors import CapsuleError
+from capsule.host.streams import copy
 
 BLOCK = 512
 MAX_NAME = 100  # bytes of the ustar name field; the prefix field stays empty
@@ -43,7 +43,6 @@ MAX_FILES = 10_000
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*$"
 ASK_AGAIN = "Do not use this copy: get the bundle again from its author and compare its SHA-256."
 
-_COPY_SIZE = 1 << 20
 # The twelve bytes behind the last ustar field are laid out, too. Readers skip them, so they would
 # otherwise be room for unsigned data in every header.
 _LAYOUT = struct.Struct("100s 8s 8s 8s 12s 12s 8s 1s 100s 6s 2s 32s 32s 8s 8s 155s 12s")
@@ -118,7 +117,10 @@ def write(stream: BinaryIO, members: Iterable[tuple[str, int, Data]]) -> dict[st
     for name, size, data in members:
         stream.write(header(name, size))
         with io.BytesIO(data) if isinstance(data, bytes) else data() as source:
-            digests[name] = copy(source, stream, size)
+            copied = copy(source, stream, size)
+        if copied.size < size:
+            raise EOFError
+        digests[name] = copied.sha256
         stream.write(bytes(-size % BLOCK))
     stream.write(bytes(2 * BLOCK))
     return digests
@@ -242,12 +244,11 @@ class ArchiveReader:
         """
         _compare(self._block(name), name, size)
         offset = self._stream.tell()
-        try:
-            found = copy(self._stream, None, size)
-        except EOFError as error:
-            raise _truncated(name) from error
-        if found != sha256:
-            raise other_content(name, found, sha256)
+        found = copy(self._stream, most=size)
+        if found.size < size:
+            raise _truncated(name)
+        if found.sha256 != sha256:
+            raise other_content(name, found.sha256, sha256)
         self._padding(name, size)
         return offset
 
@@ -285,24 +286,6 @@ class ArchiveReader:
         # Archivers skip the padding, so a signed bundle could carry anything in it unseen.
         if any(self._exactly(-size % BLOCK, name)):
             raise tampered("CAP-B106", f"the padding after {name} is not zero")
-
-
-def copy(source: BinaryIO, target: BinaryIO | None, size: int) -> str:
-    """Copy exactly ``size`` bytes, or only read them without a target; return their SHA-256.
-
-    Raises:
-        EOFError: There are fewer.
-    """
-    digest = hashlib.sha256()
-    while size:
-        chunk = source.read(min(size, _COPY_SIZE))
-        if not chunk:
-            raise EOFError
-        digest.update(chunk)
-        if target is not None:
-            target.write(chunk)
-        size -= len(chunk)
-    return digest.hexdigest()
 
 
 def other_content(name: str, found: str, signed: str) -> CapsuleError:

@@ -1,4 +1,4 @@
-"""The bundle: one signed file per run. Two verbs, :func:`pack` and :func:`open_bundle`.
+"""The bundle, one signed file per run: :func:`pack` writes it, :func:`open_bundle` checks it.
 
 An open bundle was checked byte by byte through one descriptor, which it keeps. What is read of it
 later comes through that descriptor, too, and is checked again, so that whatever happens to the

@@ -23,6 +23,8 @@ from capsule.experiment.schedule_log import ScheduleLog, parse_schedule
 from capsule.experiment.spec import relaxations
 from capsule.experiment.trainers import CommandTrainer, ImpalaTrainer
 from capsule.host.errors import CapsuleError
+from capsule.host.streams import read_whole
+from capsule.host.validation import first_reason
 from capsule.machine.fingerprint import Fingerprint
 
 Document = TypeVar("Document", bound=Model)
@@ -194,7 +196,7 @@ def read_document(path: Path, model: type[Document]) -> Document:
     """
     # A document that is longer than the bound is cut off, and the rest of it is not canonical JSON.
     with _reading(path.name, model.__name__), open_regular(path, follow=False) as stream:
-        return model.parse(stream.read(MAX_DOCUMENT_BYTES))
+        return model.parse(read_whole(stream, MAX_DOCUMENT_BYTES))
 
 
 def read_beneath(folder: Path, path: str, model: type[Document]) -> Document:
@@ -204,7 +206,7 @@ def read_beneath(folder: Path, path: str, model: type[Document]) -> Document:
         CapsuleError: CAP-B090 missing, not canonical, or not of the model's form.
     """
     with _reading(path, model.__name__), open_beneath(folder, path) as stream:
-        return model.parse(stream.read(MAX_DOCUMENT_BYTES))
+        return model.parse(read_whole(stream, MAX_DOCUMENT_BYTES))
 
 
 def open_run_file(folder: Path, path: str) -> BufferedReader:
@@ -222,11 +224,9 @@ def _reading(name: str, what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        # str() of an OSError would add its number and the whole path.
-        reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise CapsuleError(
             "CAP-B090",
-            f"{name} of the run is not a valid {what}: {str(reason).splitlines()[0]}",
+            f"{name} of the run is not a valid {what}: {first_reason(error)}",
             fix="The training side did not keep the run contract; look at its output.log.",
         ) from error
 

@@ -1,9 +1,9 @@
 """``ro-crate-metadata.json``: what an unpacked bundle is, for catalogues and archives.
 
 An RO-Crate 1.1 of the profile Process Run Crate 0.5: one ``CreateAction`` with the software that
-ran, what it took and what it made. It says nothing that the signed documents do not say; files'
-digests are in ``manifest.json``, who started the run and under which licence it is published are
-left out, because a run does not know.
+ran, what it took and what it made. It says nothing that the signed documents do not say. The
+digests of files are in ``manifest.json``. Who started the run, and under which licence it is
+published, is left out, because a run does not know it.
 """
 
 from __future__ import annotations

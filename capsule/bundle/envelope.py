@@ -5,8 +5,8 @@
 * Sigstore bundle v0.3: the file format of tools that are not ours, with the hint of a key that
   the reader must already have.
 
-Only one signature, by the one algorithm of its key's type, and never a key from the envelope
-itself.
+An envelope has one signature, by the algorithm of its key's type. The key is never taken from the
+envelope itself.
 """
 
 from __future__ import annotations

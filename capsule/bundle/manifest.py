@@ -1,8 +1,8 @@
 """The manifest: every file of a bundle with its size, digest and role.
 
-``manifest.json`` is the root of a bundle. The signature covers its digest, and it covers
-everything else. ``SHA256SUMS`` says the same in the form that coreutils' ``sha256sum`` reads, and
-follows from the manifest byte for byte.
+``manifest.json`` is the root of a bundle. The signature covers its digest, and it has the digests
+of all other files. ``SHA256SUMS`` says the same in the form that coreutils' ``sha256sum`` reads,
+and follows from the manifest byte for byte.
 """
 
 from __future__ import annotations

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from capsule.bundle.archive import copy, create_file, other_content, tampered
+from capsule.bundle.archive import create_file, other_content, tampered
 from capsule.bundle.manifest import BundleFile
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.files import read_at
+from capsule.host.streams import copy
 
 
 @dataclass(frozen=True)
@@ -98,10 +99,7 @@ class Members(Mapping[str, Path]):
     def _stage(self, member: Member) -> None:
         path, size = member.file.path, member.file.size
         with self.open(path) as source, create_file(self._root, path) as target:
-            try:
-                found = copy(source, target, size)
-            except EOFError:
-                found = "of a shorter file"
+            found = copy(source, target, size).sha256
         if found != member.file.sha256:
             # create_file replaces nothing, so a second attempt needs the name to be free.
             (self._root / path).unlink()

@@ -1,4 +1,4 @@
-"""Checks of a bill of materials: is it sound, and does it say what the lock says?"""
+"""Checks that a bill of materials is well-formed, and that it says what the lock says."""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@
 A receipt is independent if its signer is not among those who signed the bundle. Anybody can sign a
 bundle again, with a key made for the purpose, and so make its author look like another person. So a
 receipt counts only if a key that the reader named signed the bundle, if the receipt is about this
-very bundle, and if its signer verified a bundle that was signed by others. Those who accepted the
-author's image or training code has shown that these give the claims, and not that the lock does:
-such a receipt is listed, and counts only if the result was not reproduced.
+very bundle, and if its signer verified a bundle that was signed by others. A verifier who accepted
+the author's image or training code has shown that these give the claims, and not that the lock
+does: such a receipt is listed, and counts only if the result was not reproduced.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from capsule.bundle.keys import PublicKey, fingerprint, load_public, openssh_blo
 from capsule.experiment.fields import Model
 from capsule.experiment.files import open_regular
 from capsule.host.errors import CapsuleError
+from capsule.host.streams import read_whole
 
 MAX_FILE = 1 << 20  # bytes of a trust file, a revocation list or a signature
 
@@ -222,9 +223,9 @@ class TrustPolicy:
 
 
 def load_policy(
-    *,
     keys: Iterable[Path] = (),
     allowed_signers: Iterable[Path] = (),
+    *,
     revoked: Iterable[Path] = (),
     identities: Sequence[str] = (),
     threshold: int = 1,
@@ -337,20 +338,13 @@ def _read_signature(path: Path) -> Detached:
 def _read(path: Path) -> bytes:
     try:
         with open_regular(path) as stream:
-            data = stream.read(MAX_FILE + 1)
+            return read_whole(stream, MAX_FILE)
     except OSError as error:
-        raise _unreadable(path, str(error.strerror)) from error
-    if len(data) > MAX_FILE:
-        raise _unreadable(path, f"more than {MAX_FILE} bytes")
-    return data
-
-
-def _unreadable(path: Path, reason: str) -> CapsuleError:
-    return CapsuleError(
-        "CAP-B150",
-        f"cannot read {str(path)!r}: {reason}",
-        fix="Give the path of a readable trust file, revocation list or signature.",
-    )
+        raise CapsuleError(
+            "CAP-B150",
+            f"cannot read {str(path)!r}: {error.strerror}",
+            fix="Give the path of a readable trust file, revocation list or signature.",
+        ) from error
 
 
 def _misused(message: str, fix: str) -> CapsuleError:

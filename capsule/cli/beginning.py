@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,9 +15,8 @@ if TYPE_CHECKING:
     from capsule.engine.select import EngineChoice
     from capsule.experiment.lock import Lock
     from capsule.experiment.spec import SourcesSpec, Spec
+    from capsule.host.reporter import Progress
     from capsule.image.cache import Cache
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -75,10 +75,8 @@ def command(
     from capsule.bundle.trust import load_policy
     from capsule.host.errors import CapsuleError
 
-    trusted = trusted_files(keys, allowed_signers)
     policy = load_policy(
-        keys=trusted.keys,
-        allowed_signers=trusted.allowed_signers,
+        *trusted_files(keys, allowed_signers),
         revoked=revoked or (),
         signatures=signatures or (),
     )

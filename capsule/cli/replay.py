@@ -89,10 +89,9 @@ def command(
     check_form(output)
     use_gpu(gpu)
     require_file(output, (bundle, *(keys or ()), *(allowed_signers or ())))
-    trusted = trusted_files(keys, allowed_signers, others=allow_untrusted)
     request = VerifyRequest(
         bundle=bundle,
-        trust=load_policy(keys=trusted.keys, allowed_signers=trusted.allowed_signers),
+        trust=load_policy(*trusted_files(keys, allowed_signers, others=allow_untrusted)),
         mode=Mode("full"),
         engine=engine,
         allow_untrusted=allow_untrusted,

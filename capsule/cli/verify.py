@@ -94,10 +94,8 @@ def command(
     from capsule.verification.verdict import Report
     from capsule.verification.verify import verify
 
-    trusted = trusted_files(keys, allowed_signers, others=bool(keyless or allow_untrusted))
     policy = load_policy(
-        keys=trusted.keys,
-        allowed_signers=trusted.allowed_signers,
+        *trusted_files(keys, allowed_signers, others=bool(keyless or allow_untrusted)),
         revoked=revoked or (),
         identities=identities or (),
         threshold=threshold,

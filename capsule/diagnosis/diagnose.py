@@ -37,6 +37,8 @@ from capsule.experiment.trainers import (
 )
 from capsule.host.errors import CapsuleError, ExitCode
 from capsule.host.reporter import Reporter
+from capsule.host.streams import read_whole
+from capsule.host.validation import first_reason
 from capsule.image.data.places import FoundData
 from capsule.training.instruments.operator_rules import STATUSES
 from capsule.training.instruments.report import InstrumentReport, OperatorUse
@@ -266,7 +268,7 @@ def _suspected_race(spec: Spec) -> list[Finding]:
         "no cause of the difference was observed. Races of threads or processes for shared state, "
         "such as a model that several of them update, cannot be observed."
     )
-    return [finding("CAP-D111", message).model_copy(update={"level": "warning"})]
+    return [finding("CAP-D111", message, level="warning")]
 
 
 def _candidates(
@@ -326,12 +328,12 @@ def read_reports(run_directory: Path) -> list[InstrumentReport]:
         try:
             # The program can put a link in the place of the folder, too.
             with open_beneath(run_directory, f"{FOLDER}/{path.name}") as stream:
-                data = stream.read(MAX_REPORT_BYTES)
+                data = read_whole(stream, MAX_REPORT_BYTES)
             # A report is reserved, empty, when its process starts.
             if data:
                 reports.append(InstrumentReport.model_validate_json(data))
         except (OSError, ValidationError) as error:
-            raise _unreadable(f"{path.name}: {str(error).splitlines()[0]}") from error
+            raise _unreadable(f"{path.name}: {first_reason(error)}") from error
     if not reports:
         raise _unreadable("none was written")
     return reports

@@ -1,9 +1,9 @@
-"""Apptainer: the locked image where a cluster has Apptainer, and neither Docker nor bubblewrap.
+"""Apptainer: runs the locked image on clusters that have neither Docker nor bubblewrap.
 
 The image's layers are unpacked into a folder of the cache, as for bubblewrap, which Apptainer runs
-as a sandbox. :mod:`capsule.engine.confine` adds inside what Apptainer itself does not confine. What
-is left is printed before a run starts and stands in the bundle's observations: see
-:meth:`ApptainerEngine.describe`.
+as a sandbox. :mod:`capsule.engine.confine` confines what Apptainer itself does not. What still is
+confined less than by a container engine is printed before a run starts and recorded in the bundle's
+observations: see :meth:`ApptainerEngine.describe`.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class ApptainerEngine(UnpackedImageEngine):
         ``seccomp`` is ``profile`` or ``none``. ``memory`` is ``watched``: once a second, by
         Capsule. ``temporary`` is ``unlimited``: ``/tmp`` is a folder on disk, from which programs
         can be executed. ``user`` is ``own``: programs see the number of the user who runs Capsule.
-        No program is started with capabilities, networks or unfiltered system calls instead.
+        As in a container, programs have no capabilities and no network.
         """
         return {
             "name": self.name,

@@ -1,9 +1,9 @@
-"""bubblewrap: the locked image without a daemon and without root, where Docker is not allowed.
+"""bubblewrap: runs the locked image without a daemon or root, where Docker is not allowed.
 
 The image's layers are unpacked into a folder of the cache, which is the root of a run, read-only.
 The run sees the same files, variables, paths and process numbers as in a container, so its claims
-are the same. What confines it less is printed before it starts and stands in the bundle's
-observations: see :meth:`BubblewrapEngine.describe`.
+are the same. What is confined less than by a container engine is printed before it starts and
+recorded in the bundle's observations: see :meth:`BubblewrapEngine.describe`.
 """
 
 from __future__ import annotations

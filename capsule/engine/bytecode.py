@@ -1,8 +1,8 @@
 """The bytecode of what trainers import, made once per image by the image's own interpreter.
 
 An image has no bytecode, and a run may not write any. So each process of a run would compile
-torch's sources, which takes 2 seconds of processor time. Instead, a task that is confined as runs
-are imports what they import, and writes the bytecode to its run directory. Capsule keeps it in the
+torch's sources, which takes 2 seconds of processor time. Instead, a task with the confinement of a
+run imports what runs import, and writes the bytecode to its run directory. Capsule keeps it in the
 cache, and trainers in the same image see it read-only. The bytecode is executed only where its
 sources would be, so it needs no more trust than the image. An interpreter compares the size and the
 time of a source with those in the bytecode, and compiles the source itself if they differ.
@@ -19,12 +19,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from capsule.engine.data import Mounts
-from capsule.engine.interface import RUN_DIRECTORY, Engine, Progress, Task
+from capsule.engine.interface import RUN_DIRECTORY, Engine, Task
 from capsule.experiment.beneath import entries_beneath, open_beneath
 from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.lock import Lock
 from capsule.experiment.trainers import CommandTrainer
 from capsule.host.errors import CapsuleError
+from capsule.host.reporter import Progress
 from capsule.image.assembly.assemble import Image
 from capsule.image.cache import Cache
 from capsule.image.distribution import distribution_of

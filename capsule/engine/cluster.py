@@ -1,9 +1,9 @@
 """Runs whose actors play on a Ray cluster: an existing one, or containers beside the run's own.
 
-The containers of ``docker:N`` are the run's own, which is the head and learns, and N workers of the
-same image, on a network of their own that leads nowhere else. They are hardened like any run. What
-Ray needs beyond that: the network, and a token, a file that all of them see. A worker sees no run
-directory.
+``docker:N`` starts N workers beside the container of the run, which learns and is the head of the
+cluster. All have the same image, and a network of their own that leads nowhere else. They are
+confined like any run, except for what Ray needs: the network, and a token, a file that all of them
+see. A worker sees no run directory.
 
 The token is made for one start of a run, and is written nowhere but to a temporary folder of this
 machine. It keeps others out of the cluster; Ray does not encrypt what it sends.
@@ -15,12 +15,13 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capsule.engine.bytecode import FOLDER as BYTECODE
+from capsule.engine.connection import remove_container
 from capsule.engine.interface import ChangedEngine, Exit, RemoteCluster, Task, Workers
 from capsule.experiment import contract
 from capsule.experiment.spec import Spec
@@ -201,7 +202,7 @@ def in_cluster(
         with token as path, _network(settings["labels"], client) as network, ExitStack() as stack:
             common = _with(settings, {**_NODES, **token_variables(TOKEN)}, path)
             for number in range(1, cluster.count + 1):
-                stack.callback(_remove, start(_worker(common, network, number)))
+                stack.callback(remove_container, start(_worker(common, network, number)))
             yield _head(common, network, cluster.count)
 
 
@@ -241,13 +242,6 @@ def _with(
         mounts.append(Mount(TOKEN, str(token), type="bind", read_only=True))
     environment = {**settings["environment"], **variables}
     return {**settings, "environment": environment, "mounts": mounts}
-
-
-def _remove(container: Container) -> None:
-    from docker.errors import NotFound
-
-    with suppress(NotFound):  # it was removed during the run
-        container.remove(force=True, v=True)
 
 
 def _head(settings: dict[str, Any], network: str, workers: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Confines the process that it is executed in, and then executes a program in its place.
 
-This is for engines that cannot be told all of it. The Python of an image executes this file there,
-by its text, so it imports nothing but the standard library.
+It is for engines that do not offer all of this confinement themselves. The Python of an image
+executes this file there, by its text, so it imports nothing but the standard library.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Finding an engine that speaks the Docker API, and telling which one it is."""
+"""Connecting to an engine that speaks the Docker API, and what its answers mean."""
 
 from __future__ import annotations
 
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from capsule.engine.docker_context import context_address
@@ -15,6 +15,7 @@ from capsule.host.platform import require_execution
 
 if TYPE_CHECKING:
     from docker import DockerClient
+    from docker.models.containers import Container
 
 ContainerEngineName = Literal["docker", "podman"]
 CONTAINER_ENGINES: tuple[ContainerEngineName, ...] = get_args(ContainerEngineName)
@@ -30,6 +31,8 @@ _FIX = {
     "podman": "Start Podman's service (systemctl --user start podman.socket), or set "
     f"CONTAINER_HOST. {WITHOUT_CONTAINERS}",
 }
+
+CONFLICT = 409  # the status of what cannot be done now, or is done by another process already
 
 
 def connect(name: ContainerEngineName) -> DockerClient:
@@ -159,3 +162,16 @@ def _open(address: str) -> DockerClient:
     client = DockerClient(base_url=address, version="auto", timeout=_ANSWER_SECONDS)
     client.api.timeout = _REQUEST_SECONDS
     return client
+
+
+def remove_container(container: Container) -> None:
+    """Remove a container. Another Capsule removes what any killed one left, and may be faster."""
+    from docker.errors import APIError, NotFound
+
+    with suppress(NotFound):
+        try:
+            container.remove(force=True, v=True)
+        except APIError as error:
+            if error.status_code != CONFLICT:
+                raise
+            container.wait(condition="removed")

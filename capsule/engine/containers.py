@@ -28,11 +28,12 @@ from capsule.engine.connection import (
     engine_errors,
     engine_name,
     is_rootless,
+    remove_container,
 )
 from capsule.engine.data import Mounts, data_mounts, data_variables
 from capsule.engine.gpu import IN_CONTAINERS, about_gpu, gpu_components, gpu_request, no_gpu
 from capsule.engine.images import inspected
-from capsule.engine.interface import Exit, Progress, Task
+from capsule.engine.interface import Exit, Task
 from capsule.engine.supervise import LOG_BYTES, interrupts, supervise, with_output, write_log
 from capsule.experiment import contract
 from capsule.experiment.beneath import give_folder
@@ -41,6 +42,7 @@ from capsule.experiment.lock import Lock
 from capsule.experiment.spec import LimitsSpec
 from capsule.host.errors import CapsuleError
 from capsule.host.owner import is_gone, is_of_earlier_boot, this_process
+from capsule.host.reporter import Progress
 from capsule.image.assembly.assemble import TASK_USER, Image, archive_chunks
 from capsule.image.cache import Cache
 from capsule.image.distribution import PREFIX
@@ -59,7 +61,6 @@ PODMAN_PROCESSES = 32_768
 _LABEL = "capsule.run"
 _OWNER = "capsule.owner"
 _NOT_RUNNING = ("created", "exited", "dead")
-_CONFLICT = 409  # also if another process is removing it
 # How engines name the init that is missing. Debian's Podman only recommends its catatonit.
 _NO_INIT = ("docker-init", "catatonit", "container-init", "init binary")
 _ENDING_SECONDS = 5  # for how long an engine may look up a process that has just ended
@@ -218,7 +219,7 @@ class ContainerEngine:
         """Remove containers of a Capsule that was killed; the caller holds the directory."""
         label = f"{_LABEL}={run_label(run_directory)}"
         for container in self._containers(label):
-            _remove(container)
+            remove_container(container)
         # After the containers, because an engine does not remove a network that is in use.
         for network in self._client.networks.list(filters={"label": label}):
             network.remove()
@@ -252,20 +253,17 @@ class ContainerEngine:
             return len(self._abandoned())
 
     def _abandoned(self) -> list[Callable[[], None]]:
-        return [*self._abandoned_containers(), *self._abandoned_networks()]
-
-    def _abandoned_containers(self) -> Iterator[Callable[[], None]]:
-        """Yield the removal of each; there are the same labels on networks."""
-        for container in self._containers(_OWNER):
-            if _is_abandoned(container):
-                yield partial(container.remove, force=True, v=True)
-
-    def _abandoned_networks(self) -> Iterator[Callable[[], None]]:
-        for network in self._client.networks.list(filters={"label": _OWNER}):
-            owner = (network.attrs.get("Labels") or {}).get(_OWNER, "")
-            # The engine does not remove a network with a running container.
-            if is_gone(owner) or is_of_earlier_boot(owner):
-                yield network.remove
+        """Return the removal of each container and network that a killed Capsule left."""
+        containers = [each for each in self._containers(_OWNER) if _is_abandoned(each)]
+        # The engine does not remove a network with a running container.
+        networks = [
+            network
+            for network in self._client.networks.list(filters={"label": _OWNER})
+            if is_gone(owner := (network.attrs.get("Labels") or {}).get(_OWNER, ""))
+            or is_of_earlier_boot(owner)
+        ]
+        removals = [partial(container.remove, force=True, v=True) for container in containers]
+        return [*removals, *(network.remove for network in networks)]
 
     def _containers(self, label: str) -> list[Container]:
         """Return the containers that have a label."""
@@ -543,19 +541,6 @@ def require_closed_parent(run_directory: Path) -> None:
         "could enter it while the run writes there",
         fix=f"Give it to root alone: chown root {parent} && chmod 700 {parent}.",
     )
-
-
-def _remove(container: Container) -> None:
-    """Remove a container. Another Capsule removes what any killed one left, and may be faster."""
-    from docker.errors import APIError, NotFound
-
-    with suppress(NotFound):
-        try:
-            container.remove(force=True, v=True)
-        except APIError as error:
-            if error.status_code != _CONFLICT:
-                raise
-            container.wait(condition="removed")
 
 
 @contextmanager

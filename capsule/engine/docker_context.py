@@ -43,7 +43,7 @@ def context_address(environment: Mapping[str, str]) -> str | None:
 
 
 def _read(path: Path, *keys: str) -> str | None:
-    """Return a text of a JSON document; None if it is empty or missing, or the file is."""
+    """Return a text of a JSON file; None if the text or the file is empty or missing."""
     try:
         found: Any = json.loads(path.read_bytes())
         for key in keys:

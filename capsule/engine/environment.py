@@ -12,11 +12,11 @@ import platform
 import subprocess
 from pathlib import Path
 
-from capsule.engine.interface import Progress
 from capsule.engine.interpreter import interpreter_packages, unpack_interpreter
 from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
+from capsule.host.reporter import Progress
 from capsule.image.cache import Cache
 from capsule.image.code import is_program, training_code, training_code_digest
 from capsule.image.distribution import Distribution, distribution_of
@@ -112,7 +112,7 @@ def _named_wheels(lock: Lock, cache: Cache, folder: Path) -> list[str]:
 
 
 def _uv(scratch: Path, *arguments: str) -> None:
-    """Run uv with nothing but its arguments to go by; what it unpacks is linked, not copied."""
+    """Run uv without any configuration; what it unpacks is linked, not copied."""
     from uv import find_uv_bin
 
     process = subprocess.run(

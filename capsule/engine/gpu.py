@@ -140,7 +140,7 @@ def gpu_components(version: Mapping[str, Any]) -> dict[str, str]:
 
 
 def outdated(components: Mapping[str, str]) -> list[str]:
-    """Say of each component with a known way out of a container what it is and what repairs it.
+    """Name each component with a known escape from containers, and the versions without it.
 
     Distributions repair old versions without a new number, which nothing here can see.
 
@@ -161,7 +161,7 @@ def outdated(components: Mapping[str, str]) -> list[str]:
 
 
 def _is_repaired(number: str, fixed: Sequence[str]) -> bool:
-    """Tell whether a version is not before the first repaired one of its branch."""
+    """Tell whether a version is the first repaired one of its branch, or later."""
     from packaging.version import Version
 
     # What distributions append to a release (1.3.3-0ubuntu1) comes after it. Candidates come

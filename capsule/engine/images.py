@@ -12,14 +12,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from capsule.engine.connection import ContainerEngineName, engine_errors, engine_name
+from capsule.engine.connection import CONFLICT, ContainerEngineName, engine_errors, engine_name
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
 LABELS = ("capsule.assembler", "capsule.recipe", "capsule.version")
 NAMES = "localhost/capsule/"
-_CONFLICT = 409
 _AUTHOR = "capsule "  # of each layer, in the history of an image
 
 
@@ -80,7 +79,7 @@ class EngineImages:
                 except NotFound:  # another process was faster
                     continue
                 except APIError as error:
-                    if error.status_code != _CONFLICT:
+                    if error.status_code != CONFLICT:
                         raise
                     return False
         return True

@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import LimitsSpec
+from capsule.host.reporter import Progress
 from capsule.image.assembly.assemble import Image
 from capsule.image.cache import Cache
 from capsule.machine.devices import Device
@@ -24,7 +25,6 @@ ENGINES_WITHOUT_DAEMON = (
     "or --engine apptainer (https://apptainer.org; not as root)."
 )
 WITHOUT_CONTAINERS = f"{ENGINES_WITHOUT_DAEMON} --engine process does not isolate the run."
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ import capsule
 from capsule.engine.data import Mounts, data_mounts, data_variables, link_data
 from capsule.engine.environment import prepare_environment
 from capsule.engine.gpu import driver_folder, require_driver, visible_devices
-from capsule.engine.interface import Exit, Progress, Task
+from capsule.engine.interface import Exit, Task
 from capsule.engine.memory_events import oom_kills
 from capsule.engine.supervise import (
     KILL_SECONDS,
@@ -38,6 +38,7 @@ from capsule.experiment import contract
 from capsule.experiment.lock import Lock, LockedProject
 from capsule.host.errors import CapsuleError
 from capsule.host.owner import temporary_folder
+from capsule.host.reporter import Progress
 from capsule.image.assembly.assemble import Image
 from capsule.image.assembly.unpack import unpack_layer
 from capsule.image.cache import Cache

@@ -10,17 +10,12 @@ from typing import Literal
 
 from capsule.engine.connection import CONTAINER_ENGINES, connect
 from capsule.engine.gpu import outdated
-from capsule.engine.interface import (
-    ENGINES_WITHOUT_DAEMON,
-    ChangedEngine,
-    Engine,
-    EngineName,
-    Progress,
-)
+from capsule.engine.interface import ENGINES_WITHOUT_DAEMON, ChangedEngine, Engine, EngineName
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
 from capsule.host.owner import remove_abandoned
 from capsule.host.platform import require_execution
+from capsule.host.reporter import Progress
 
 EngineChoice = Literal["auto", EngineName]
 
@@ -89,7 +84,7 @@ def _opened(choice: EngineChoice, *, strange: bool, progress: Progress) -> Engin
 
 
 def host_flaws(lock: Lock, engine: Engine) -> list[str]:
-    """Say of each part by which a container with a GPU could break out what repairs it.
+    """Name the parts of an engine by which a container with a GPU could break out, with a remedy.
 
     Args:
         lock: What is going to run; there is nothing to say of one without a GPU.

@@ -49,13 +49,13 @@ class Running(Protocol):
         """Send SIGTERM."""
 
     def kill(self) -> None:
-        """Send SIGKILL to all of it."""
+        """Send SIGKILL to every process of the task."""
 
     def exceeds_memory(self) -> bool:
-        """Tell whether it must be killed for its memory; False where the kernel sees to it."""
+        """Tell whether the task uses too much memory; False where the kernel kills it for that."""
 
     def was_out_of_memory(self) -> str | None:
-        """Return, once it ended, what shows that the kernel killed it for its memory, if so."""
+        """Return what shows that the kernel killed a task that has ended for its memory, if so."""
 
 
 class Interrupts:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from capsule.engine.bytecode import NO_BYTECODE, prepare_bytecode
 from capsule.engine.data import Mounts, data_mounts, data_variables
-from capsule.engine.interface import Engine, Exit, Progress, Task
+from capsule.engine.interface import Engine, Exit, Task
 from capsule.engine.process import RunningProcess
 from capsule.engine.supervise import (
     Interrupts,
@@ -25,6 +25,7 @@ from capsule.experiment import contract
 from capsule.experiment.beneath import give_folder
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
+from capsule.host.reporter import Progress
 from capsule.image.assembly.assemble import Image
 from capsule.image.assembly.unpack import unpacked_root
 from capsule.image.cache import Cache

@@ -43,6 +43,11 @@ class Ledger(Model):
     schema_id: Literal["capsule/ledger/v1"] = Field("capsule/ledger/v1", alias="schema")
     rows: tuple[LedgerRow, ...]
 
+    @property
+    def uncontrolled(self) -> tuple[LedgerRow, ...]:
+        """The rows of sources that were not controlled."""
+        return tuple(row for row in self.rows if row.treatment in ("assumed", "unsupported"))
+
 
 class LedgerDifference(Model):
     """A source that two ledgers treat differently."""

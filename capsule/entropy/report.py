@@ -19,6 +19,7 @@ from capsule.experiment.contract import FIRST_PROCESS
 from capsule.experiment.fields import Model, NonNegativeInt, PositiveInt
 from capsule.experiment.files import open_regular
 from capsule.host.errors import CapsuleError
+from capsule.host.validation import first_reason
 from capsule.host.wording import counted
 
 REPORT = "launch-report.json"
@@ -413,9 +414,7 @@ def _read(path: Path, form: type[_Document]) -> _Document:
     except OSError as error:
         raise _malformed(path, f"cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the document"
-        raise _malformed(path, f"is malformed: {place}: {first['msg']}") from error
+        raise _malformed(path, f"is malformed: {first_reason(error)}") from error
 
 
 def _too_large(what: str) -> CapsuleError:

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from capsule.host.errors import CapsuleError
+from capsule.host.streams import read_whole
+from capsule.host.validation import first_reason
 
 MAX_CITATION_BYTES = 1 << 20
 # Relations of a related work that Zenodo's API takes, of those in DataCite's metadata.
@@ -134,7 +136,7 @@ def _read_citation(path: Path) -> _Citation:
 
     try:
         with path.open("rb") as stream:
-            document: Any = YAML(typ="safe").load(stream.read(MAX_CITATION_BYTES))
+            document: Any = YAML(typ="safe").load(read_whole(stream, MAX_CITATION_BYTES))
         return _Citation.model_validate(document)
     except ValidationError as error:
         first = error.errors()[0]
@@ -142,9 +144,7 @@ def _read_citation(path: Path) -> _Citation:
         reason = f"{where}: {first['msg']}, not {first['input']!r}"
         raise _malformed(f"--citation {path}", reason, _CORRECT_FILE) from error
     except (OSError, YAMLError, ValueError) as error:
-        system = error.strerror if isinstance(error, OSError) else None
-        reason = system or str(error).splitlines()[0]
-        raise _malformed(f"--citation {path}", reason, _CORRECT_FILE) from error
+        raise _malformed(f"--citation {path}", first_reason(error), _CORRECT_FILE) from error
 
 
 def _licence(text: str | None, place: str) -> str | None:

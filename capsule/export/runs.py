@@ -27,6 +27,7 @@ from capsule.experiment.trainers import CommandTrainer
 from capsule.host.encoding import is_utf8
 from capsule.host.errors import CapsuleError
 from capsule.host.run_directory import LOCK, MEMBERS, WORK, run_directories
+from capsule.host.validation import first_reason
 from capsule.image.lockfile import read_lock
 from capsule.report.runs import RunState, evaluated, read_run, workspace_lines
 from capsule.report.scores import by_task
@@ -202,7 +203,7 @@ def _of_bundle(bundle: OpenedBundle) -> ExportedRun:
 
 
 def _seconds(text: str) -> float | None:
-    """Return a time that a signer states; None of what is not one."""
+    """Return a time that a signer states, in seconds since the epoch; None if it is no time."""
     try:
         return sound_time(datetime.fromisoformat(text).timestamp())
     except (ValueError, OverflowError):
@@ -262,7 +263,7 @@ def read_directory(path: Path) -> ExportedRun:
     except (OSError, ValueError, UnboundedError) as error:
         raise CapsuleError(
             "CAP-P202",
-            f"{path} cannot be read: {str(error).splitlines()[0]}",
+            f"{path} cannot be read: {first_reason(error)}",
             fix="Export the bundle of the run, or run it again.",
         ) from error
     return ExportedRun(

@@ -1,1 +1,1 @@
-"""Used by every part of the host side: spec files, and the owners of temporary folders."""
+"""What every part of the host side uses: errors, specs, output files, locks and words."""

@@ -1,7 +1,7 @@
 """The identity of an installed Capsule, which a version alone does not give.
 
-Two commits between releases have one version, and may word the documents that are made for people
-differently.
+Two commits between releases have the same version, and may write other texts into the documents
+that are made for people.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Texts that came from outside, and need not have an encoding."""
+"""Texts that came from outside, and need not be valid UTF-8."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The error type with the codes of the host side, whose modules import it from here.
 
-An import of this module makes the codes known. ``errors.txt`` lists them, and does not stand beside
-the type because that goes into images: an edit here changes no lock.
+An import of this module makes the codes known. ``errors.txt`` lists them. It is not beside the
+type, which is a part of images: there, an edit of the list would change every lock.
 """
 
 from __future__ import annotations

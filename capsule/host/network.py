@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Self
+from collections.abc import Iterator
+from typing import Any, Self
 
 import requests
 from requests.adapters import HTTPAdapter
@@ -13,6 +14,8 @@ from capsule import __version__
 
 # Files of certificates to trust, as other programs take them from the environment.
 CERTIFICATES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
+_TIMEOUT_S = 60.0
+_CHUNK = 1 << 20
 
 
 # A server may close a kept connection when the next request is sent, and a proxy in front of it may
@@ -39,12 +42,23 @@ class HttpClient:
         self._session.headers["User-Agent"] = f"capsule/{__version__}"
         # Digests are those of the stored bytes. By default, requests accepts compressed ones, too.
         self._session.headers["Accept-Encoding"] = "identity"
+        self._session.verify = trusted_certificates() or True
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:
         self._session.close()
+
+    def request(self, method: str, address: str, **how: Any) -> requests.Response:
+        """Send a request, and return the answer, whose body :func:`body` reads, when it begins."""
+        return self._session.request(method, address, stream=True, timeout=_TIMEOUT_S, **how)
+
+
+def body(answer: requests.Response) -> Iterator[bytes]:
+    """Yield the body of an answer in pieces, as the server has it stored."""
+    # requests would decode it, and some servers call an .xz file itself an encoding.
+    yield from answer.raw.stream(_CHUNK, decode_content=False)
 
 
 def trusted_certificates() -> str | None:

@@ -79,7 +79,7 @@ def require_folder(path: Path) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Check the same, for callers that name the place themselves.
+    """Check that a folder can be made or written to. The caller's error names it.
 
     Raises:
         OSError: The folder cannot be made or written to.
@@ -257,8 +257,7 @@ def check_output(path: Path) -> None:
     if is_device(path):
         return
     _require_replaceable(path)
-    folder = next(each for each in path.absolute().parents if each.exists())
-    with tempfile.TemporaryFile(dir=folder):
+    with tempfile.TemporaryFile(dir=existing_folder(path.absolute().parent)):
         pass
 
 

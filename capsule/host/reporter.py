@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from capsule.experiment import contract
+
+Progress = Callable[[str], None]  # is told, in one line, what is being done
 
 
 class Reporter(Protocol):

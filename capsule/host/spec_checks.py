@@ -92,7 +92,7 @@ def _places(spec: Spec) -> Iterator[tuple[FieldPath, str]]:
 
 
 def _is_address(path: FieldPath) -> bool:
-    """Tell whether a field holds no path, so that pip, uv or Capsule would ignore one."""
+    """Tell whether a field takes addresses only: pip, uv or Capsule would ignore a path there."""
     return path[0] == "image" and path[2] in ("index", "extra_indexes", "debian")
 
 

@@ -12,6 +12,7 @@ from capsule.experiment.spec import Spec
 from capsule.host.errors import CapsuleError
 from capsule.host.folders import user_path
 from capsule.host.spec_checks import wrong_settings
+from capsule.host.streams import read_whole
 from capsule.host.validation import first_reason, rejected, validate
 from capsule.host.yaml_document import MAX_BYTES, YamlDocument
 
@@ -97,10 +98,7 @@ def read_start_set(path: Path, field: str = "start set") -> StartSet:
     fix = "Name a file that 'capsule starts' wrote."
     try:
         with path.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise ValueError("it is larger than 1 MiB")
-        return StartSet.model_validate_json(data)
+            return StartSet.model_validate_json(read_whole(stream, MAX_BYTES))
     except (OSError, ValueError) as error:
         message = f"{field}: cannot read {path}: {first_reason(error)}"
         raise CapsuleError("CAP-S010", message, fix=fix) from error

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 MAX_FINDINGS = 20
+_ABSENT = object()
 _ANY = "*"  # in the name of a field: a key that the user chooses, such as the name of a data set
 _M = TypeVar("_M", bound=Model)
 
@@ -137,23 +138,22 @@ def validate(document: YamlDocument, model: type[_M]) -> _M:
 
 
 def first_reason(error: Exception) -> str:
-    """Return the message of an error; of one of pydantic's, the first field, and what is wrong."""
-    if not isinstance(error, ValidationError):
-        return str(error)
-    first = error.errors()[0]
-    return f"{dotted(first['loc']) or 'the document'}: {first['msg']}"
+    """Return in one line what an error says; of pydantic's, the first field that is wrong."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        said = f"{dotted(first['loc']) or 'the document'}: {first['msg']}"
+    else:
+        # str() of an OSError would add its number and the whole path.
+        said = (isinstance(error, OSError) and error.strerror) or str(error)
+    return said.partition("\n")[0]
 
 
 def rejected(document: YamlDocument, findings: Iterable[Wrong]) -> CapsuleError:
     """Return CAP-S003 with all that is wrong in a document."""
     lines, fixes = [], []
     for wrong in findings:
-        # The empty path of the whole document always has a mark.
-        where = next(
-            document.marks[place] for place in _upwards(wrong.path) if place in document.marks
-        )
         field = dotted(wrong.path) or f"the {document.kind}"
-        lines.append(f"{where}: {field}{wrong.message}")
+        lines.append(f"{document.place_of(wrong.path)}: {field}{wrong.message}")
         fixes.append(wrong.fix)
     return CapsuleError("CAP-S003", "\n".join(lines), fix="\n".join(dict.fromkeys(fixes)))
 
@@ -332,20 +332,13 @@ def _fields_in(
     return list(dict.fromkeys(found))
 
 
-def _given(field: str, document: YamlDocument) -> bool:
+def _value(field: str, document: YamlDocument) -> Any:
     # Fields of a section that a study sets as a whole have no marks of their own.
-    tree = document.tree
-    for key in field.split("."):
-        if not (isinstance(tree, dict) and key in tree):
-            return False
-        tree = tree[key]
-    return True
+    return document.value(tuple(field.split(".")), _ABSENT)
 
 
-def _upwards(path: FieldPath) -> Iterator[FieldPath]:
-    """Yield a path, and those of the sections that it is in."""
-    for length in range(len(path), -1, -1):
-        yield path[:length]
+def _given(field: str, document: YamlDocument) -> bool:
+    return _value(field, document) is not _ABSENT
 
 
 def _path_in_document(loc: Sequence[str | int], tree: Any, *, missing: bool) -> FieldPath:
@@ -448,19 +441,13 @@ def _close(leaf: str, siblings: Sequence[str], document: YamlDocument) -> list[s
 def _is_chosen(owner: _Owner, document: YamlDocument) -> bool:
     """Tell whether a document selects this variant of a section, or does not exclude it."""
     key, value = owner
-    if value is not None and not _given(key, document):
-        return True
-    tree = document.tree
-    for name in key.split("."):
-        if not (isinstance(tree, dict) and name in tree):
-            return False
-        tree = tree[name]
-    return value is None or tree == value
+    found = _value(key, document)
+    return value is not None if found is _ABSENT else value in (None, found)
 
 
 def _outside(path: FieldPath, fields: Sequence[str]) -> list[str]:
     """Return the fields but for the sections that a path is in."""
-    sections = {dotted(place) for place in _upwards(path)}
+    sections = {dotted(path[:length]) for length in range(len(path) + 1)}
     return [field for field in fields if field not in sections]
 
 

@@ -86,6 +86,24 @@ class YamlDocument:
             )
         return cls(data, str(path), kind)
 
+    def value(self, path: FieldPath, absent: Any = None) -> Any:
+        """Return the value at a path, or ``absent`` if there is none."""
+        tree = self.tree
+        for key in path:
+            if isinstance(tree, dict):
+                tree = tree.get(key, absent)
+            elif isinstance(tree, list) and isinstance(key, int) and key < len(tree):
+                tree = tree[key]
+            else:
+                return absent
+        return tree
+
+    def place_of(self, path: FieldPath) -> str:
+        """Return where a field is, or the section that it would be in, for messages."""
+        # The empty path of the whole document always has a mark.
+        above = (path[:length] for length in range(len(path), -1, -1))
+        return next(self.marks[each] for each in above if each in self.marks)
+
     def copy(self) -> YamlDocument:
         """Return an independent copy."""
         return copy.deepcopy(self)

@@ -23,7 +23,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 from capsule.experiment.canonical import sha256_file, sha256_hex
 from capsule.experiment.files import HAVE_OWNERS, LOCK, READ, open_atomic, write_atomic
@@ -33,10 +32,10 @@ from capsule.host.errors import CapsuleError
 from capsule.host.folders import user_folder
 from capsule.host.locks import lock_open
 from capsule.host.owner import remove_abandoned, temporary_folder
+from capsule.host.streams import copy
 
 USE = "use"  # an empty file, on which every process that uses the cache has a shared lock
 _DENIED = (errno.EACCES, errno.EROFS)
-_CHUNK = 1 << 20
 _MODE = 0o755  # of folders; a umask only takes rights away
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -128,8 +127,8 @@ class Cache:
         target = self.path(sha256)
         self.folder("objects")
         target.parent.mkdir(mode=_MODE, exist_ok=True)
-        with open_atomic(target) as stream:
-            found = _copy_hashed(source, stream)
+        with source.open("rb") as given, open_atomic(target) as stream:
+            found = copy(given, stream).sha256
             if found != sha256:
                 raise HashMismatchError(
                     "CAP-I301",
@@ -361,13 +360,3 @@ def reject_shared(path: Path) -> None:
             fix="Delete it, or set CAPSULE_CACHE to a folder that belongs to you and that no one "
             "else can write to.",
         )
-
-
-def _copy_hashed(source: Path, target: BinaryIO) -> str:
-    """Copy ``source`` to an open file, and return the SHA-256 of the bytes."""
-    digest = hashlib.sha256()
-    with source.open("rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
-            target.write(chunk)
-    return digest.hexdigest()

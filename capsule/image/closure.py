@@ -148,7 +148,7 @@ def _roots(lock: Lock, recipe: Recipe | None) -> list[Requirement]:
 def _applies(
     requirement: Requirement, distribution: Distribution, extras: Iterable[str] = ("",)
 ) -> bool:
-    """Tell whether one of some extras has a requirement; the empty one is the package itself."""
+    """Tell whether a requirement is that of one of some extras; the empty one is the package."""
     marker = requirement.marker
     if marker is None:
         return True
@@ -180,7 +180,7 @@ def _reachable(
 
 
 def _runs_at_start(path: str, site: str) -> bool:
-    """Tell if every start of the image's interpreter executes a file, or whether it is one."""
+    """Tell if each start of the image's interpreter executes a file, or if it is an interpreter."""
     folder, _, name = path.rpartition("/")
     # This folder is the first of PATH in every image (images/common.yaml), so a file of such a
     # name would be started in place of Debian's interpreter.

@@ -1,7 +1,7 @@
 """Capsule's own training code: the files of the package that run inside an image, and no others.
 
 Their digest is part of every lock, so a file that never runs there must not be among them. A test
-holds the rooms below to what the programs that are started in an image import.
+checks that the folders listed below are what the programs that are started in an image import.
 """
 
 from __future__ import annotations

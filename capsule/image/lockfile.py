@@ -9,6 +9,7 @@ from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
 from capsule.host.outputs import write_file
 from capsule.host.run_directory import LOCK
+from capsule.host.streams import read_whole
 from capsule.host.validation import first_reason
 
 _SUFFIX = ".lock.json"
@@ -48,14 +49,12 @@ def read_lock(path: Path) -> Lock:
     """
     try:
         with path.open("rb") as stream:
-            data = stream.read(MAX_LOCK_BYTES + 1)
+            data = read_whole(stream, MAX_LOCK_BYTES)
     except (FileNotFoundError, NotADirectoryError) as error:
         fix = "Name an existing lock file, or make one with 'capsule lock'."
         raise CapsuleError("CAP-L001", f"lock file {path}: {error.strerror}", fix=fix) from error
     except OSError as error:
         raise _unreadable("CAP-L001", path, error.strerror or str(error)) from error
-    if len(data) > MAX_LOCK_BYTES:
-        raise _unreadable("CAP-L001", path, "larger than 4 MiB")
     try:
         # write_lock() ends the file with a line break, which is no part of the canonical document.
         return Lock.parse(data.removesuffix(b"\n"))

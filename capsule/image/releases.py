@@ -1,8 +1,8 @@
 """What the released versions of Capsule shipped, so that their bundles can be executed again.
 
-``images/releases.json`` is part of every installation; ``scripts/release.sh`` adds to it. A bundle
-whose training code, recipe and base layer are listed there holds nothing in their place that only
-its signer attests to, although this version would make other ones.
+``images/releases.json`` is part of every installation; ``scripts/release.sh`` adds to it. If the
+training code, the recipe and the base layer of a bundle are listed there, they are known to be a
+release's own, and not only by its signer's word, although this version would make others.
 """
 
 from __future__ import annotations

@@ -227,7 +227,7 @@ def _system_rows(recorded: Fingerprint, here: Fingerprint, spec: Spec) -> Iterat
 
 
 def _relaxation_rows(spec: Spec) -> Iterator[FactComparison]:
-    """Yield what the spec gave up, and with it equal bits, whatever the machines."""
+    """Yield the relaxations of the spec with which bits may differ, whatever the machines."""
     on_gpu = isinstance(spec.accelerator, CudaAccelerator)
     for relaxation in relaxations(spec):
         field, _, value = relaxation.partition("=")

@@ -204,7 +204,7 @@ def _constants(nvml: Any, prefix: str) -> dict[int, str]:
 
 
 def text_of(value: str | bytes) -> str:
-    """Some getters of the binding give bytes, others text."""
+    """Return a value of the binding as text; some of its getters give bytes."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 

@@ -1,4 +1,4 @@
-"""Whether this machine computes the bits that a portable numerics profile promises, and its GPU.
+"""Self-tests of the processor, by the bits that a numerics profile promises, and of the GPU.
 
 The tests themselves are the training side's (:mod:`capsule.training.determinism.self_test`,
 :mod:`capsule.training.determinism.gpu_test`). Each runs in a process of its own, because what it

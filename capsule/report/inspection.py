@@ -39,7 +39,6 @@ MAX_LINES = 3  # of one value
 MAX_ROLES = 6
 UNCHECKED = "stated by the bundle; the signature was not checked"
 VALID = "its signature is valid; whether to trust its owner was not checked"
-_UNCONTROLLED = ("assumed", "unsupported")
 
 Row = tuple[str, str]
 
@@ -81,7 +80,8 @@ def inspect_run(opened: OpenedBundle) -> Inspected:
     """
     run = RecordedRun.read(opened)
     claims, seen = run.claims, run.observations()
-    treatments = _treatments(opened.read(run_bundle.LEDGER, Ledger))
+    ledger = opened.read(run_bundle.LEDGER, Ledger)
+    treatments = _treatments(ledger)
     embedded = run_bundle.IMAGE_ARCHIVE in opened.files
     with_data = run_bundle.carries_data(run.lock, opened.files)
     rows = (
@@ -90,7 +90,7 @@ def inspect_run(opened: OpenedBundle) -> Inspected:
         ("result", claimed_results(run.lock, claims, claimed_evaluation(opened, claims))),
         ("claims", _claimed(claims)),
         ("relaxed", ", ".join(claims.relaxations) or "none"),
-        ("sources", _randomness(treatments)),
+        ("sources", _randomness(ledger)),
         ("machine", machine_of(seen)),
         ("executed", _executed(seen)),
         ("lock", claims.lock),
@@ -229,12 +229,12 @@ def _treatments(ledger: Ledger) -> dict[str, list[str]]:
     return found
 
 
-def _randomness(treatments: dict[str, list[str]]) -> str:
+def _randomness(ledger: Ledger) -> str:
     """Describe the ledger: how many sources of nondeterminism were treated how."""
-    counts = ", ".join(f"{len(sources)} {treatment}" for treatment, sources in treatments.items())
-    named = [source for each in _UNCONTROLLED for source in treatments.get(each, ())]
-    left = f"; not controlled: {', '.join(named)}" if named else ""
-    return f"{counts}{left}"
+    counts = Counter(row.treatment for row in ledger.rows)
+    treated = ", ".join(f"{number} {treatment}" for treatment, number in counts.items())
+    left = ", ".join(row.source for row in ledger.uncontrolled)
+    return f"{treated}; not controlled: {left}" if left else treated
 
 
 def _executed(seen: Observations) -> str:

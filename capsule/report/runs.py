@@ -29,6 +29,7 @@ from capsule.experiment.trainers import CommandTrainer
 from capsule.host.errors import CapsuleError
 from capsule.host.folders import occupied_bytes
 from capsule.host.run_directory import BUNDLES, LOCK, WORK, run_directories, started
+from capsule.host.validation import first_reason
 from capsule.image.lockfile import read_lock
 from capsule.report.scores import tasks
 from capsule.report.subject import (
@@ -142,9 +143,9 @@ def read_run(path: Path) -> FoundRun:
     except (CapsuleError, UnboundedError, OSError, ValueError) as error:
         # A program can write anything into its run directory, and one damaged run must not hide the
         # others.
-        reason = f"{error.code}: {error}" if isinstance(error, CapsuleError) else str(error)
+        code = f"{error.code}: " if isinstance(error, CapsuleError) else ""
         made = datetime.fromtimestamp((path / LOCK).stat().st_mtime, tz=UTC)
-        return FoundRun(path, "damaged", made, problem=reason.splitlines()[0])
+        return FoundRun(path, "damaged", made, problem=code + first_reason(error))
 
 
 def _read_run(path: Path) -> FoundRun:

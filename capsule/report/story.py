@@ -170,11 +170,8 @@ def _not_shown(subject: ReportedRun, executed: bool) -> tuple[str, ...]:
         left.append(
             f"Guarantees that were given up (relaxations): {', '.join(subject.claims.relaxations)}."
         )
-    open_sources = [
-        row.source for row in subject.ledger.rows if row.treatment in ("assumed", "unsupported")
-    ]
-    if open_sources:
-        left.append(f"Control over these sources of nondeterminism: {', '.join(open_sources)}.")
+    if open_sources := ", ".join(row.source for row in subject.ledger.uncontrolled):
+        left.append(f"Control over these sources of nondeterminism: {open_sources}.")
     left.append(
         f"How the results vary with the seed. This is one run, with root seed "
         f"{subject.lock.spec.seeds.root}."

@@ -33,6 +33,7 @@ from capsule.experiment.canonical import canonical_json, parse_canonical_json, s
 from capsule.experiment.files import open_regular
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
+from capsule.host.streams import read_whole
 from capsule.verification.integrity.consistency import check_consistency
 from capsule.verification.vary import VARY_REPORT, VaryReport
 from capsule.verification.verdict import Report
@@ -198,11 +199,7 @@ def _is_signed(path: Path) -> bool:
 
 def _bytes(path: Path) -> bytes:
     with open_regular(path) as stream:
-        # One byte more than allowed is read, by which a file that is too large is recognised.
-        data = stream.read(MAX_REPORT_BYTES + 1)
-    if len(data) > MAX_REPORT_BYTES:
-        raise ValueError(f"larger than {MAX_REPORT_BYTES >> 20} MiB")
-    return data
+        return read_whole(stream, MAX_REPORT_BYTES)
 
 
 def _reason(error: OSError | ValueError | RecursionError) -> str:
@@ -352,7 +349,7 @@ class JsonLines:
     """
 
     def __init__(self, open_file: Callable[[], BinaryIO] | None) -> None:
-        """Read what ``open_file`` opens; nothing without one."""
+        """Read lines from the file that ``open_file`` opens; None: there are none."""
         self._open = open_file
         self.unread = 0
 

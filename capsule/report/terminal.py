@@ -145,8 +145,7 @@ def _challenge(report: Report) -> list[tuple[str, str]]:
 def _open_sources(report: Report) -> str | None:
     """Name the sources that are not controlled. The JSON report has the whole ledger."""
     ledger = report.ledger or report.recorded_ledger
-    rows = () if ledger is None else ledger.rows
-    left = [row for row in rows if row.treatment in ("assumed", "unsupported")]
+    left = () if ledger is None else ledger.uncontrolled
     named = ", ".join(f"{row.source} ({row.treatment})" for row in left)
     if not named:
         return None

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from capsule.experiment import contract, files
 from capsule.experiment.fields import Model
@@ -31,6 +31,7 @@ from capsule.host.errors import CapsuleError
 from capsule.host.locks import PATIENCE_SECONDS, is_locked, lock
 from capsule.host.outputs import require_folder, write_output
 from capsule.host.run_directory import LOCK, MEMBERS, STUDY_LOCK, WORK
+from capsule.host.validation import first_reason
 from capsule.image.lockfile import read_lock, write_lock
 from capsule.report.runs import last_event
 from capsule.study.lock import LockedMember, StudyLock, read_study_lock
@@ -318,10 +319,10 @@ class StudyDirectory:
                 found = Outcome.parse(stream.read(MAX_OUTCOME_BYTES))
         except FileNotFoundError:
             return None
-        except (ValueError, ValidationError) as error:
+        except ValueError as error:
             raise CapsuleError(
                 "CAP-Y010",
-                f"{path} is damaged: {str(error).splitlines()[0]}",
+                f"{path} is damaged: {first_reason(error)}",
                 fix="Delete the file and run 'capsule study run --resume'.",
             ) from error
         if found.bundle is not None and not (path.parent / found.bundle).is_file():

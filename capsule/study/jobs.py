@@ -121,6 +121,7 @@ class Programs:
         on: The form of ``--on`` that needs them.
         absent: What to do if one is not installed.
         failed: What to do if one fails.
+        hidden: Beginnings of the names of variables that they are not given.
     """
 
     on: str
@@ -143,7 +144,6 @@ class Programs:
             command: The program with its arguments.
             given: Its standard input.
             accepted: A message with which it may fail.
-            environment: Its variables; None: those of this process.
             interruptible: Whether Ctrl-C on the terminal reaches it, too.
             inherited: Descriptors of this process that it has open, too.
 

@@ -49,9 +49,9 @@ class JobTemplate:
         """
         document = YamlDocument.load(path, "template")
         for place, wanted in ((("apiVersion",), "batch/v1"), (("kind",), "Job")):
-            if _value(document.tree, place) != wanted:
+            if document.value(place) != wanted:
                 raise _no_template(document, place, f"is not {wanted}", f"Write {wanted}.")
-        if not isinstance(_value(document.tree, (*CONTAINER, "image")), str):
+        if not isinstance(document.value((*CONTAINER, "image")), str):
             fix = "Name the image in which Capsule is installed."
             raise _no_template(document, (*CONTAINER, "image"), "is missing", fix)
         return cls(document)
@@ -59,7 +59,7 @@ class JobTemplate:
     @property
     def namespace(self) -> str | None:
         """The namespace that the template names."""
-        found = _value(self.document.tree, ("metadata", "namespace"))
+        found = self.document.value(("metadata", "namespace"))
         return None if found is None else str(found)
 
     def manifest(self, name: str, batch: MemberBatch) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class JobTemplate:
 
     def _taken(self, place: FieldPath, given: Any, value: Any) -> CapsuleError:
         wanted = "must be absent" if value is None else f"is set by Capsule, to {value!r:.60}"
-        where = _position(self.document, place)
+        where = self.document.place_of(place)
         return CapsuleError(
             "CAP-Y027",
             f"{where}: {dotted(place)} is {given!r:.60}, but it {wanted}",
@@ -167,24 +167,6 @@ def _command(batch: MemberBatch) -> list[str]:
     return ["/bin/sh", "-c", script.replace("$", "$$"), "capsule", *batch.names]
 
 
-def _value(tree: Any, place: FieldPath) -> Any:
-    """Return a value of a manifest; None if it is not there."""
-    for key in place:
-        if isinstance(tree, dict):
-            tree = tree.get(key)
-        elif isinstance(tree, list) and isinstance(key, int) and key < len(tree):
-            tree = tree[key]
-        else:
-            return None
-    return tree
-
-
 def _no_template(document: YamlDocument, place: FieldPath, what: str, fix: str) -> CapsuleError:
-    where = _position(document, place)
+    where = document.place_of(place)
     return CapsuleError("CAP-Y026", f"{where}: {dotted(place)} {what}", fix=fix)
-
-
-def _position(document: YamlDocument, place: FieldPath) -> str:
-    """Return ``FILE:LINE:COLUMN`` of a field, or of the section that it would be in."""
-    known = (place[:length] for length in range(len(place), -1, -1))
-    return next(document.marks[each] for each in known if each in document.marks)

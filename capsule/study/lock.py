@@ -1,6 +1,7 @@
-"""The study lock: every member by the digest of its own lock. Its digest names the study.
+"""The study lock: it lists every member with the digest of the member's own lock.
 
-Members share the pins of one image, unless a group changes the image.
+The digest of the study lock identifies the study. Members share the pins of one image, unless a
+group changes the image.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from capsule.experiment.lock import (
 from capsule.experiment.spec import Spec
 from capsule.host.errors import CapsuleError
 from capsule.host.spec_file import read_start_set
+from capsule.host.streams import read_whole
 from capsule.host.validation import first_reason
 from capsule.image.cache import Cache
 from capsule.image.data.capture import capture_data
@@ -291,10 +293,7 @@ def read_study_lock(path: Path) -> StudyLock:
     fix = "Delete it and run 'capsule study lock' again, or restore it from version control."
     try:
         with path.open("rb") as stream:
-            data = stream.read(MAX_LOCK_BYTES + 1)
-        if len(data) > MAX_LOCK_BYTES:
-            raise ValueError(f"larger than {MAX_LOCK_BYTES >> 20} MiB")
-        return StudyLock.parse(data.removesuffix(b"\n"))
+            return StudyLock.parse(read_whole(stream, MAX_LOCK_BYTES).removesuffix(b"\n"))
     except OSError as error:
         if isinstance(error, (FileNotFoundError, NotADirectoryError)):
             fix = "Name an existing lock of a study, or make one with 'capsule study lock'."

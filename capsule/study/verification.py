@@ -73,7 +73,7 @@ class CheckedStudy:
         return next((code for code in worst if code in found), ExitCode.OK)
 
     def document(self) -> dict[str, Any]:
-        """Return all of it as JSON has it, with the chances to notice what was forged."""
+        """Return the result as JSON values, with the chances to notice what was forged."""
         challenge = None
         if self.challenge is not None:
             chosen = self.challenge.chosen

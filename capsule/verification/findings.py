@@ -255,7 +255,7 @@ class VerificationFindings:
         )
 
     def _relaxations(self) -> tuple[str, ...]:
-        """Those of the recorded run, and of the re-execution once it has ended."""
+        """Return those of the recorded run, and of the re-execution once it has ended."""
         latest = self.execution or self.integrity
         return latest.relaxations if latest else ()
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from capsule.bundle import run_bundle
 from capsule.bundle.archive import UntrustedError
@@ -19,15 +19,15 @@ from capsule.experiment.spec import LimitsSpec, SourcesSpec, Spec
 from capsule.experiment.trainers import CommandTrainer
 from capsule.host.errors import CapsuleError
 from capsule.host.spec_file import load_spec
-from capsule.host.wording import counted, shown_value
+from capsule.host.wording import counted
 from capsule.image.lockfile import read_lock
 from capsule.image.registry.reference import Reference
+from capsule.verification.analysis.comparison import compare_documents
 from capsule.verification.variation import Variation
 from capsule.verification.verdict import RequiredGrade
 
 ImageChoice = Literal["rebuilt", "embedded", "registry"]
 _DIGEST = re.compile("[0-9a-f]{64}")
-_SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,9 @@ class Expectation:
         # is compared without its own.
         if self.spec is not None and (wanted := without_sources(self.spec)) != lock.spec:
             left, right = (spec.model_dump(mode="json") for spec in (wanted, lock.spec))
-            raise _unexpected("CAP-V041", f"in its spec, {next(_differences(left, right, ()))}")
+            first = compare_documents(left, right)[0]
+            what = f"{first.component} is {first.found}, not {first.claimed}"
+            raise _unexpected("CAP-V041", f"in its spec, {what}")
 
 
 @dataclass(frozen=True)
@@ -367,15 +369,6 @@ def parse_limits(texts: Sequence[str]) -> dict[str, int]:
             )
         limits[name] = int(number)
     return limits
-
-
-def _differences(wanted: Any, found: Any, path: tuple[str, ...]) -> Iterator[str]:
-    if isinstance(wanted, dict) and isinstance(found, dict):
-        for name in sorted({*wanted, *found}):
-            yield from _differences(wanted.get(name), found.get(name), (*path, name))
-    elif wanted != found:
-        shown = [shown_value(value)[:_SHOWN_CHARACTERS] for value in (found, wanted)]
-        yield f"{'.'.join(path)} is {shown[0]}, not {shown[1]}"
 
 
 def _unexpected(code: str, what: str) -> UntrustedError:

@@ -2,8 +2,8 @@
 
 A run is executed again in surroundings of its own: the spec's variables, the engine's host name,
 all processors of the machine. A :class:`Variation` is the change of one of them, made outside of
-what the run itself decides. Some of them the spec pins for every re-execution; then another value
-is asked for, and the answer says what the result would depend on without the pin.
+what the run itself decides. Some of them are pinned by the spec for every re-execution. They get
+another value as well, which shows on what the result would depend without the pin.
 
 A user program is given another time zone or locale by a shell that starts it, since
 Capsule's own interpreter, its parent, checks that it has the variables of the spec. The randomness

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from capsule.bundle import claims as claims_module
 from capsule.bundle.claims import (
     ImageClaim,
     Observations,
@@ -317,6 +318,13 @@ def test_a_document_that_breaks_the_contract_is_refused(folder, name):
         assert "\n" not in caught.value.message
         assert str(folder) not in caught.value.message
         assert "output.log" in caught.value.fix
+
+
+def test_a_document_that_is_too_large_is_called_so(folder, monkeypatch):
+    monkeypatch.setattr(claims_module, "MAX_DOCUMENT_BYTES", 1 << 20)
+    (folder / "large.json").write_bytes(b" " * (1 << 20) + (folder / "sound.json").read_bytes())
+    with pytest.raises(CapsuleError, match="it is larger than 1 MiB"):
+        read_document(folder / "large.json", contract.CheckpointIndex)
 
 
 @pytest.mark.parametrize("path", ["way/sound.json", "../work/sound.json", "link", "deep", "pipe"])

@@ -14,6 +14,7 @@ import pytest
 from docker.errors import APIError, NotFound
 
 from capsule.engine import containers, supervise
+from capsule.engine.connection import remove_container
 from capsule.engine.containers import ContainerEngine, run_label, task_user
 from capsule.engine.select import open_engine
 from capsule.experiment.errors import CapsuleError, ExitCode
@@ -282,7 +283,7 @@ def test_a_leftover_that_another_capsule_is_removing_is_waited_for():
             asked.append(condition)
             raise NotFound("it is gone")
 
-    containers._remove(Leaving())
+    remove_container(Leaving())
     assert asked == ["removed"]
 
 
@@ -311,7 +312,7 @@ def test_a_process_that_ends_while_its_container_is_listed_or_read_is_no_error(
     engine = ContainerEngine(client)
     engine._remove_leftovers(tmp_path)
     container.remove.assert_called_once()
-    assert len([*engine._abandoned_containers()]) == 1
+    assert len(engine._abandoned()) == 1
     containers._RunningContainer(container).keep_output(tmp_path / "output.log")
     assert (tmp_path / "output.log").read_bytes() == b"output"
 

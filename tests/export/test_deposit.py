@@ -2,7 +2,7 @@
 
 import pytest
 
-from capsule.export.deposit import Creator, Details
+from capsule.export.deposit import MAX_CITATION_BYTES, Creator, Details
 from capsule.host.errors import CapsuleError
 
 CITATION = """\
@@ -75,6 +75,10 @@ def test_a_citation_file_that_cannot_be_read_is_named_with_the_reason_alone(tmp_
     with pytest.raises(CapsuleError) as raised:
         details(citation=tmp_path)
     assert raised.value.message == f"--citation {tmp_path}: Is a directory"
+    path = tmp_path / "CITATION.cff"
+    path.write_text(CITATION + "# " + "x" * MAX_CITATION_BYTES)  # and not what its first part says
+    with pytest.raises(CapsuleError, match="it is larger than 1 MiB"):
+        details(citation=path)
 
 
 def test_a_wrong_field_of_a_citation_file_is_named(tmp_path):

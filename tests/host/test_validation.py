@@ -4,11 +4,12 @@ import json
 import re
 
 import pytest
+from pydantic import ValidationError
 
 from capsule.experiment.spec import Spec
 from capsule.host.errors import CapsuleError
 from capsule.host.spec_file import parse_spec
-from capsule.host.validation import validate
+from capsule.host.validation import first_reason, validate
 from capsule.host.yaml_document import YamlDocument
 from capsule.study.spec import StudySpec
 
@@ -366,3 +367,12 @@ def test_all_sections_that_do_not_fit_are_reported_at_once(changes, fields):
     assert [re.match(r"s:1:\d+: ([a-z_.]+)", line)[1] for line in lines] == fields
     for field in fields:
         assert field in caught.value.fix
+
+
+def test_the_first_reason_is_one_line_and_names_the_field_or_what_the_system_says():
+    with pytest.raises(ValidationError) as caught:
+        Spec.model_validate_json('{"name": "a", "seeds": {"root": 1.5, "leaf\\nfix: do this": 2}}')
+    assert first_reason(caught.value) == "seeds.root: Input should be a valid integer"
+    assert first_reason(FileNotFoundError(2, "No such file", "/a")) == "No such file"
+    assert first_reason(ValueError("one\ntwo")) == "one"
+    assert first_reason(ValueError()) == ""

@@ -63,7 +63,7 @@ def test_a_file_that_cannot_be_a_lock_is_refused(path, size):
     else:
         path.touch()
         os.truncate(path, size)
-    reasons = {None: "Is a directory", MAX_LOCK_BYTES + 1: "larger than 4 MiB"}
+    reasons = {None: "Is a directory", MAX_LOCK_BYTES + 1: "it is larger than 4 MiB"}
     code = "CAP-L001" if size in reasons else "CAP-L002"
     with pytest.raises(CapsuleError) as caught:
         read_lock(path)

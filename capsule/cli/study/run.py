@@ -12,6 +12,7 @@ import typer
 from capsule.cli import options
 from capsule.cli.common import guarded, print_json, shell_word
 from capsule.cli.options import OUTPUT, option
+from capsule.cli.reports import tell
 from capsule.cli.study.arguments import OnOption, StudyArgument, locked_study
 from capsule.host.wording import agreeing, counted
 
@@ -103,7 +104,7 @@ def command(
             f"{left[0]}",
             fix=f"Correct the cause, then add --resume. See {directory.folder(left[0]) / CONSOLE}.",
         )
-        typer.echo(f"{error.code}: {error.message}\nfix: {error.fix}", err=True)
+        tell(error)
         raise typer.Exit(error.exit_code)
     typer.echo(f"next: capsule study report {shell_word(folder)}", err=True)
 

@@ -85,10 +85,8 @@ def command(
     from capsule.study.study_bundle import open_study
     from capsule.study.verification import check_study
 
-    trusted = trusted_files(keys, allowed_signers, others=allow_untrusted)
     policy = load_policy(
-        keys=trusted.keys,
-        allowed_signers=trusted.allowed_signers,
+        *trusted_files(keys, allowed_signers, others=allow_untrusted),
         revoked=revoked or (),
         identities=identity or (),
         threshold=threshold,

@@ -1,7 +1,7 @@
 """Debian binary packages: an ar archive of a control and a data archive (deb(5)).
 
-Packages are unpacked, not installed: no maintainer script is run. What a package is stays readable
-in ``/var/lib/dpkg/status.d``, where SBOM scanners look for it.
+Packages are unpacked, not installed: no maintainer script is run. The control file of a package is
+kept in ``/var/lib/dpkg/status.d``, where SBOM scanners look for it.
 """
 
 from __future__ import annotations

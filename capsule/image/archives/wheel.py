@@ -113,27 +113,22 @@ def read_contents(
         CapsuleError: CAP-I105 malformed, or not the locked wheel; CAP-I107 to CAP-I109, as
             :func:`wheel_entries`.
     """
-    members = _members(archive, wheel)
-    info = _dist_info(members, wheel)
-    document = _read(archive, members.get(f"{info}/METADATA"), wheel)
-    fields = HeaderParser().parsestr(document.decode("utf-8", "replace"))
+    opened = _OpenWheel(archive, wheel)
+    fields = HeaderParser().parsestr(opened.read("METADATA").decode("utf-8", "replace"))
     texts = fields.get_all("Requires-Dist", [])
     if len(texts) > _MAX_REQUIREMENTS:
-        raise rejected(
-            "CAP-I105",
-            f"{wheel.filename} has {len(texts):,} requirements, more than {_MAX_REQUIREMENTS:,}",
-        )
+        raise opened.malformed(f"has {len(texts):,} requirements, more than {_MAX_REQUIREMENTS:,}")
     try:
         requires = [read_requirement(text) for text in texts]
     except ValueError as error:
-        raise rejected("CAP-I105", f"{wheel.filename} has a malformed METADATA: {error}") from error
-    stated = members.get(f"{info}/entry_points.txt")
-    groups = b"" if stated is None else _read(archive, stated, wheel)
-    lines = [line.strip() for line in groups.decode("utf-8", "replace").splitlines()]
+        raise opened.malformed(f"has a malformed METADATA: {error}") from error
+    stated = f"{opened.info}/entry_points.txt" in opened.members
+    groups = opened.read("entry_points.txt").decode("utf-8", "replace") if stated else ""
+    lines = [line.strip() for line in groups.splitlines()]
     return WheelContents(
         requires,
         {line.lstrip("[").partition("]")[0].strip() for line in lines if line.startswith("[")},
-        [_destination(name, info, wheel, distribution)[0] for name in members],
+        [opened.destination(name, distribution)[0] for name in opened.members],
     )
 
 
@@ -159,208 +154,196 @@ def wheel_entries(
             RECORD; CAP-I107 an unsafe path; CAP-I108 a link or another special file; CAP-I109 a
             file in Capsule's own package.
     """
-    members = _members(archive, wheel)
-    info = _dist_info(members, wheel)
-    _check_format(_read(archive, members.get(f"{info}/WHEEL"), wheel), wheel)
-    record = _record(_read(archive, members.get(f"{info}/RECORD"), wheel), wheel)
-    if missing := sorted(record.keys() - members.keys()):
-        raise _record_error(wheel, f"{missing[0]} is recorded but not in it")
+    opened = _OpenWheel(archive, wheel)
+    opened.check_format()
+    record = opened.record()
+    if missing := sorted(record.keys() - opened.members.keys()):
+        raise opened.contradicts_record(f"{missing[0]} is recorded but not in it")
+    unrecorded = {f"{opened.info}/{name}" for name in _UNRECORDED}
     entries = []
-    for name, member in members.items():
+    for name, member in opened.members.items():
         recorded = record.get(name)
-        if name not in {f"{info}/{unrecorded}" for unrecorded in _UNRECORDED}:
+        if name not in unrecorded:
             if recorded is None:
-                raise _record_error(wheel, f"{name} is not recorded")
+                raise opened.contradicts_record(f"{name} is not recorded")
             if recorded.size not in {None, member.file_size}:
-                raise _record_error(
-                    wheel, f"{name} has {counted(member.file_size, 'byte')}, not {recorded.size:,}"
-                )
+                size = counted(member.file_size, "byte")
+                raise opened.contradicts_record(f"{name} has {size}, not {recorded.size:,}")
         if not _pruned(name, prune):
-            entries.append(_entry(archive, member, recorded, info, wheel, distribution))
+            entries.append(opened.entry(name, recorded, distribution))
     return entries
 
 
-def _members(archive: zipfile.ZipFile, wheel: LockedWheel) -> dict[str, zipfile.ZipInfo]:
-    """Return the plain files of the archive by their path."""
-    members: dict[str, zipfile.ZipInfo] = {}
-    for member in archive.infolist():
-        name = safe_path(member.filename, wheel.filename)
-        # Archives that were made on Windows have no Unix mode, so 0 stands for a plain file, too.
-        kind = stat.S_IFMT(member.external_attr >> 16)
-        if member.is_dir() and kind in {0, stat.S_IFDIR}:
-            continue
-        if kind not in {0, stat.S_IFREG}:
-            raise rejected("CAP-I108", f"{wheel.filename}: {name} is a link or special file")
-        if member.external_attr >> 16 & 0o6000:
-            raise rejected("CAP-I108", f"{wheel.filename}: {name} is setuid or setgid")
-        if member.flag_bits & 1:
-            raise rejected("CAP-I105", f"{wheel.filename}: {name} is encrypted")
-        if name in members:
-            raise rejected("CAP-I105", f"{wheel.filename} contains {name} twice")
-        members[name] = member
-    return members
+class _OpenWheel:
+    """The files of an open wheel.
 
+    Attributes:
+        members: Its plain files, by their paths.
+        info: The name of its one ``.dist-info`` folder.
+    """
 
-def _dist_info(members: dict[str, zipfile.ZipInfo], wheel: LockedWheel) -> str:
-    """Return the name of the one ``.dist-info`` folder, which must name the locked version."""
-    folders = {name.split("/")[0] for name in members if "/" in name}
-    found = sorted(folder for folder in folders if folder.endswith(".dist-info"))
-    if len(found) != 1:
-        raise rejected(
-            "CAP-I105", f"{wheel.filename} is not a wheel: its .dist-info folders are {found}"
-        )
-    name, _, version = found[0].removesuffix(".dist-info").partition("-")
-    try:
-        same = Version(version) == Version(wheel.version)
-    except InvalidVersion:
-        same = False
-    if not same or canonicalize_name(name) != canonicalize_name(wheel.name):
-        raise rejected(
-            "CAP-I105",
-            f"{wheel.filename} contains {found[0]}, the lock says {wheel.name} {wheel.version}",
-            "Lock the spec again. This lock does not match its packages.",
-        )
-    return found[0]
+    def __init__(self, archive: zipfile.ZipFile, wheel: LockedWheel) -> None:
+        self._archive, self._wheel = archive, wheel
+        self.members = dict(self._plain_files())
+        self.info = self._dist_info()
 
+    def malformed(self, what: str, fix: str = "") -> CapsuleError:
+        """Return the error of a wheel that is not one, or not the locked one."""
+        return rejected("CAP-I105", f"{self._wheel.filename} {what}", fix)
 
-def _check_format(document: bytes, wheel: LockedWheel) -> None:
-    version = next(
-        (
-            line.partition(b":")[2].strip()
-            for line in document.splitlines()
-            if line.lower().startswith(b"wheel-version:")
-        ),
-        b"",
-    )
-    # PEP 427 has installers reject a greater major version, but not a greater minor one.
-    if not version.startswith(b"1."):
-        raise rejected(
-            "CAP-I105", f"{wheel.filename} has the unknown wheel format {version[:16]!r}"
-        )
+    def contradicts_record(self, finding: str) -> CapsuleError:
+        """Return the error of a wheel that is not what its RECORD says."""
+        finding = f"{self._wheel.filename} disagrees with its RECORD: {finding}"
+        return rejected("CAP-I106", finding)
 
-
-def _record(document: bytes, wheel: LockedWheel) -> dict[str, _Recorded]:
-    """Parse RECORD: ``path,algorithm=digest,size`` lines (CSV)."""
-    record: dict[str, _Recorded] = {}
-    try:
-        for row in csv.reader(document.decode("utf-8").splitlines()):
-            name, hashed, size = row
-            if name.rpartition("/")[2] in _UNRECORDED and not hashed:
+    def _plain_files(self) -> Iterator[tuple[str, zipfile.ZipInfo]]:
+        seen = set()
+        for member in self._archive.infolist():
+            name = safe_path(member.filename, self._wheel.filename)
+            # Archives that were made on Windows have no Unix mode, so 0 stands for a plain file,
+            # too.
+            kind = stat.S_IFMT(member.external_attr >> 16)
+            if member.is_dir() and kind in {0, stat.S_IFDIR}:
                 continue
-            algorithm, _, digest = hashed.partition("=")
-            if algorithm not in _ALGORITHMS or name in record:
-                raise _record_error(wheel, f"line {row} is not acceptable")
-            record[name] = _Recorded(
-                algorithm,
-                # RECORD has URL-safe base64 without its padding (PEP 427).
-                base64.b64decode(digest + "=" * (-len(digest) % 4), b"-_", validate=True),
-                int(size) if size else None,
-            )
-    except (ValueError, csv.Error, binascii.Error) as error:
-        raise _record_error(wheel, f"it cannot be read: {error}") from error
-    return record
+            place = f"{self._wheel.filename}: {name}"
+            if kind not in {0, stat.S_IFREG}:
+                raise rejected("CAP-I108", f"{place} is a link or special file")
+            if member.external_attr >> 16 & 0o6000:
+                raise rejected("CAP-I108", f"{place} is setuid or setgid")
+            if member.flag_bits & 1:
+                raise rejected("CAP-I105", f"{place} is encrypted")
+            if name in seen:
+                raise self.malformed(f"contains {name} twice")
+            seen.add(name)
+            yield name, member
 
-
-def _entry(
-    archive: zipfile.ZipFile,
-    member: zipfile.ZipInfo,
-    recorded: _Recorded | None,
-    info: str,
-    wheel: LockedWheel,
-    distribution: Distribution,
-) -> TarEntry:
-    name = safe_path(member.filename, wheel.filename)
-    path, is_script = _destination(name, info, wheel, distribution)
-    content = _content(archive, member, recorded, wheel)
-    mode = 0o755 if is_script or member.external_attr >> 16 & 0o111 else 0o644
-    # PEP 427 leaves it to the installer to put its interpreter into scripts that begin so.
-    # This looks at bytes that are not checked yet. What becomes part of the image is read through
-    # content(), which compares it with RECORD.
-    start = next(_content(archive, member, None, wheel)(), b"") if is_script else b""
-    if start.startswith(b"#!python"):
-        _check_size(member, wheel)
-        script = b"".join(content()).partition(b"\n")[2]
-        interpreter = distribution.interpreter.encode()
-        return file_entry(path, wheel.filename, b"#!%b\n%b" % (interpreter, script), mode)
-    sha256 = recorded.digest.hex() if recorded and recorded.algorithm == "sha256" else None
-    return TarEntry(path, wheel.filename, "file", mode, member.file_size, content, sha256=sha256)
-
-
-def _destination(
-    name: str, info: str, wheel: LockedWheel, distribution: Distribution
-) -> tuple[str, bool]:
-    """Return the path in the image, by Debian's local installation scheme; and if a script."""
-    data = info.removesuffix(".dist-info") + ".data"
-    site = distribution.site
-    path, is_script = f"{site}/{name}", False
-    if name.startswith(f"{data}/"):
-        _, scheme, rest = (*name.split("/", 2), "")[:3]
-        roots = {
-            "purelib": site,
-            "platlib": site,
-            "scripts": "usr/local/bin",
-            "headers": f"usr/local/include/python{distribution.python}/{wheel.name}",
-            "data": "usr/local",
-        }
-        if scheme not in roots or not rest:
-            raise rejected(
-                "CAP-I105", f"{wheel.filename}: {name} belongs to no installation scheme"
-            )
-        path, is_script = f"{roots[scheme]}/{rest}", scheme == "scripts"
-    if path.startswith(f"{site}/capsule/"):
-        raise rejected(
-            "CAP-I109", f"/{path} from {wheel.filename} would mix with Capsule's own code"
-        )
-    return path, is_script
-
-
-def _content(
-    archive: zipfile.ZipFile,
-    member: zipfile.ZipInfo,
-    recorded: _Recorded | None,
-    wheel: LockedWheel,
-) -> Content:
-    def chunks() -> Iterator[bytes]:
-        digest = hashlib.new(recorded.algorithm) if recorded else None
+    def _dist_info(self) -> str:
+        """Return the name of the one ``.dist-info`` folder, which must name the locked version."""
+        wheel = self._wheel
+        folders = {name.split("/")[0] for name in self.members if "/" in name}
+        found = sorted(folder for folder in folders if folder.endswith(".dist-info"))
+        if len(found) != 1:
+            raise self.malformed(f"is not a wheel: its .dist-info folders are {found}")
+        name, _, version = found[0].removesuffix(".dist-info").partition("-")
         try:
-            with archive.open(member) as stream:
-                while chunk := stream.read(CHUNK):
-                    if digest:
-                        digest.update(chunk)
-                    yield chunk
-        except _BROKEN as error:
+            same = Version(version) == Version(wheel.version)
+        except InvalidVersion:
+            same = False
+        if not same or canonicalize_name(name) != canonicalize_name(wheel.name):
+            raise self.malformed(
+                f"contains {found[0]}, the lock says {wheel.name} {wheel.version}",
+                "Lock the spec again. This lock does not match its packages.",
+            )
+        return found[0]
+
+    def check_format(self) -> None:
+        """Check the version of the format, which the file WHEEL states."""
+        lines = self.read("WHEEL").splitlines()
+        stated = (line for line in lines if line.lower().startswith(b"wheel-version:"))
+        version = next(stated, b"").partition(b":")[2].strip()
+        # PEP 427 has installers reject a greater major version, but not a greater minor one.
+        if not version.startswith(b"1."):
+            raise self.malformed(f"has the unknown wheel format {version[:16]!r}")
+
+    def record(self) -> dict[str, _Recorded]:
+        """Parse RECORD: ``path,algorithm=digest,size`` lines (CSV)."""
+        document = self.read("RECORD")
+        record: dict[str, _Recorded] = {}
+        try:
+            for row in csv.reader(document.decode("utf-8").splitlines()):
+                name, hashed, size = row
+                if name.rpartition("/")[2] in _UNRECORDED and not hashed:
+                    continue
+                algorithm, _, digest = hashed.partition("=")
+                if algorithm not in _ALGORITHMS or name in record:
+                    raise self.contradicts_record(f"line {row} is not acceptable")
+                record[name] = _Recorded(
+                    algorithm,
+                    # RECORD has URL-safe base64 without its padding (PEP 427).
+                    base64.b64decode(digest + "=" * (-len(digest) % 4), b"-_", validate=True),
+                    int(size) if size else None,
+                )
+        except (ValueError, csv.Error, binascii.Error) as error:
+            raise self.contradicts_record(f"it cannot be read: {error}") from error
+        return record
+
+    def entry(self, name: str, recorded: _Recorded | None, distribution: Distribution) -> TarEntry:
+        """Return the entry of a file in an image."""
+        member, owner = self.members[name], self._wheel.filename
+        path, is_script = self.destination(name, distribution)
+        content = self._content(member, recorded)
+        mode = 0o755 if is_script or member.external_attr >> 16 & 0o111 else 0o644
+        # PEP 427 leaves it to the installer to put its interpreter into scripts that begin so.
+        # This looks at bytes that are not checked yet. What becomes part of the image is read
+        # through content(), which compares it with RECORD.
+        start = next(self._content(member, None)(), b"") if is_script else b""
+        if start.startswith(b"#!python"):
+            self._check_size(member)
+            script = b"".join(content()).partition(b"\n")[2]
+            interpreter = distribution.interpreter.encode()
+            return file_entry(path, owner, b"#!%b\n%b" % (interpreter, script), mode)
+        sha256 = recorded.digest.hex() if recorded and recorded.algorithm == "sha256" else None
+        return TarEntry(path, owner, "file", mode, member.file_size, content, sha256=sha256)
+
+    def destination(self, name: str, distribution: Distribution) -> tuple[str, bool]:
+        """Return the path in the image, by Debian's local installation scheme; and if a script."""
+        data = self.info.removesuffix(".dist-info") + ".data"
+        site = distribution.site
+        path, is_script = f"{site}/{name}", False
+        if name.startswith(f"{data}/"):
+            _, scheme, rest = (*name.split("/", 2), "")[:3]
+            roots = {
+                "purelib": site,
+                "platlib": site,
+                "scripts": "usr/local/bin",
+                "headers": f"usr/local/include/python{distribution.python}/{self._wheel.name}",
+                "data": "usr/local",
+            }
+            if scheme not in roots or not rest:
+                place = f"{self._wheel.filename}: {name}"
+                raise rejected("CAP-I105", f"{place} belongs to no installation scheme")
+            path, is_script = f"{roots[scheme]}/{rest}", scheme == "scripts"
+        if path.startswith(f"{site}/capsule/"):
+            whose = f"/{path} from {self._wheel.filename}"
+            raise rejected("CAP-I109", f"{whose} would mix with Capsule's own code")
+        return path, is_script
+
+    def _content(self, member: zipfile.ZipInfo, recorded: _Recorded | None) -> Content:
+        def chunks() -> Iterator[bytes]:
+            digest = hashlib.new(recorded.algorithm) if recorded else None
+            try:
+                with self._archive.open(member) as stream:
+                    while chunk := stream.read(CHUNK):
+                        if digest:
+                            digest.update(chunk)
+                        yield chunk
+            except _BROKEN as error:
+                place = f"{self._wheel.filename}: {member.filename}"
+                raise rejected("CAP-I105", f"{place} is damaged: {error}") from error
+            if digest and recorded and digest.digest() != recorded.digest:
+                what = f"{member.filename} has another {recorded.algorithm} digest"
+                raise self.contradicts_record(what)
+
+        return chunks
+
+    def read(self, name: str) -> bytes:
+        """Return a small file of the ``.dist-info`` folder."""
+        member = self.members.get(f"{self.info}/{name}")
+        if member is None:
+            raise self.malformed("is not a wheel: it lacks WHEEL, METADATA or RECORD")
+        self._check_size(member)
+        return b"".join(self._content(member, None)())
+
+    def _check_size(self, member: zipfile.ZipInfo) -> None:
+        """Check the size of a file that is read as a whole. zipfile reads no more than stated."""
+        if member.file_size > _MAX_DOCUMENT_BYTES:
             raise rejected(
-                "CAP-I105", f"{wheel.filename}: {member.filename} is damaged: {error}"
-            ) from error
-        if digest and recorded and digest.digest() != recorded.digest:
-            raise _record_error(wheel, f"{member.filename} has another {recorded.algorithm} digest")
-
-    return chunks
-
-
-def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo | None, wheel: LockedWheel) -> bytes:
-    if member is None:
-        raise rejected(
-            "CAP-I105", f"{wheel.filename} is not a wheel: it lacks WHEEL, METADATA or RECORD"
-        )
-    _check_size(member, wheel)
-    return b"".join(_content(archive, member, None, wheel)())
-
-
-def _check_size(member: zipfile.ZipInfo, wheel: LockedWheel) -> None:
-    """Check the size of a file that is read as a whole. zipfile reads no more than is stated."""
-    if member.file_size > _MAX_DOCUMENT_BYTES:
-        raise rejected(
-            "CAP-I105",
-            f"{wheel.filename}: {member.filename} has {member.file_size:,} bytes, more than "
-            f"{_MAX_DOCUMENT_BYTES:,}",
-        )
+                "CAP-I105",
+                f"{self._wheel.filename}: {member.filename} has {member.file_size:,} bytes, more "
+                f"than {_MAX_DOCUMENT_BYTES:,}",
+            )
 
 
 def _pruned(name: str, patterns: Sequence[str]) -> bool:
     """Tell if ``name`` is left out: compiled caches always are, else the last match decides."""
     return "__pycache__" in name.split("/") or chosen(name, patterns)
-
-
-def _record_error(wheel: LockedWheel, finding: str) -> CapsuleError:
-    return rejected("CAP-I106", f"{wheel.filename} disagrees with its RECORD: {finding}")

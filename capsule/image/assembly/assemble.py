@@ -21,6 +21,7 @@ from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex
 from capsule.experiment.lock import Lock, LockedProject, LockedWheel
 from capsule.experiment.variables import environment_variables
 from capsule.host.outputs import open_file
+from capsule.host.reporter import Progress
 from capsule.image.archives.layer_reader import read_layer
 from capsule.image.archives.layers import (
     CHUNK,
@@ -40,7 +41,6 @@ from capsule.image.assembly.making import (
     Layer,
     Made,
     Plan,
-    Progress,
     find_layer,
     layer_key,
     make_layers,

@@ -16,6 +16,7 @@ from capsule.experiment.canonical import sha256_file
 from capsule.experiment.lock import Lock, LockedDebianPackage, LockedImage
 from capsule.experiment.spec import SourcesSpec
 from capsule.host.errors import CapsuleError
+from capsule.host.reporter import Progress
 from capsule.image.archives.deb import deb_entries
 from capsule.image.archives.layer_reader import read_layer
 from capsule.image.archives.layers import TarEntry, file_entry, rejected, write_tar
@@ -25,7 +26,6 @@ from capsule.image.assembly.making import (
     Layer,
     Made,
     Plan,
-    Progress,
     layer_key,
     make_layers,
 )

@@ -1,11 +1,11 @@
 """The image that a bundle may carry whole, read back only in the form that Capsule writes.
 
-An image's archive is a pure function of its configuration and its layers
-(:func:`capsule.image.assembly.assemble.archive_chunks`), and the configuration of the lock and the
-layers' names and digests. So nothing of the untrusted archive is interpreted: what must be there
-is computed, and every byte is compared. There is no place left for a second image, another name for
-it, a foreign URL, or an unreferenced blob. What the engine is given is written anew from
-what was read.
+An image's archive follows from its configuration and its layers
+(:func:`capsule.image.assembly.assemble.archive_chunks`), and the configuration follows from the
+lock and the layers' names and digests. So nothing of the untrusted archive is interpreted: what
+must be there is computed, and every byte is compared. There is no place left for a second image,
+another name for it, a foreign URL, or an unreferenced blob. What the engine is given is written
+anew from what was read.
 
 The layers are the signer's, except for the source tree and Capsule's training code, which the lock
 names by digest. They are accepted only in the canonical form of a layer: no device, no setuid
@@ -14,14 +14,14 @@ program, no hard link, no whiteout.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
-from capsule.image.archives.layers import CHUNK, reject_collisions
+from capsule.host.streams import copy
+from capsule.image.archives.layers import reject_collisions
 from capsule.image.assembly.assemble import (
     Image,
     archive_head,
@@ -85,7 +85,7 @@ def check_layers(image: Image, lock: Lock) -> None:
 
 
 def _check_size(packed: Path, image: Image) -> None:
-    """Reject, before a byte is unpacked, what would unpack to more than it can be."""
+    """Reject, before a byte is unpacked, an archive that would unpack to more than any image."""
     size = sum(layer.size for layer in image.layers)
     limit = min(MAX_ARCHIVE_BYTES, MAX_RATIO * packed.stat().st_size)
     if size > limit:
@@ -113,14 +113,9 @@ def _expect(reader: BinaryIO, expected: bytes, what: str) -> None:
 
 
 def _copy(reader: BinaryIO, layer: Layer) -> None:
-    digest = hashlib.sha256()
-    left = layer.size
     with layer.path.open("wb") as target:
-        while left and (chunk := reader.read(min(CHUNK, left))):
-            digest.update(chunk)
-            target.write(chunk)
-            left -= len(chunk)
-    if left or f"sha256:{digest.hexdigest()}" != layer.diff_id:
+        found = copy(reader, target, layer.size).sha256
+    if f"sha256:{found}" != layer.diff_id:
         raise _malformed(f"layer {layer.name} is not the one of its digest")
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex
 from capsule.experiment.files import write_atomic
+from capsule.host.reporter import Progress
 from capsule.image.archives.layers import TarEntry, rejected, write_tar
 from capsule.image.cache import Cache, file_state
 
@@ -28,8 +29,6 @@ ASSEMBLER_VERSION = 3
 SUPPLY_FIX = "Ask for an unmodified bundle, or build the image from the lock alone."
 
 _MAKERS = 4  # layers made at a time, at most
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ from pathlib import Path, PurePosixPath
 
 from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex
 from capsule.host.errors import CapsuleError
+from capsule.host.reporter import Progress
 from capsule.image.archives.layer_reader import read_layer
 from capsule.image.archives.layers import EPOCH, TarEntry, rejected
 from capsule.image.assembly.assemble import Image
-from capsule.image.assembly.making import Layer, Progress
+from capsule.image.assembly.making import Layer
 from capsule.image.cache import Cache
 
 _LAYOUT = 2  # number of the way in which folders are made and recorded, a part of their keys
@@ -80,7 +81,7 @@ def _check(layer: Layer) -> None:
 
 
 def unpack_layer(archive: Path, owner: str, target: Path, below: str = "") -> None:
-    """Write what a layer archive has, all of it ``below`` some folder, into a new one.
+    """Write the content of a layer archive, all of it ``below`` some folder, into a new folder.
 
     Raises:
         CapsuleError: CAP-I107 or CAP-I110, it is not a canonical layer without whiteouts.

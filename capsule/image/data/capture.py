@@ -1,4 +1,4 @@
-"""Pinning data sets: where the spec says that they are, they are listed when the spec is locked."""
+"""Pinning data sets: when a spec is locked, each is listed at the place that the spec names."""
 
 from __future__ import annotations
 
@@ -11,25 +11,18 @@ from urllib.parse import unquote, urlsplit
 import requests
 import urllib3
 
-from capsule import __version__
 from capsule.experiment.canonical import sha256_file, sha256_hex
 from capsule.experiment.files import write_atomic
 from capsule.experiment.lock import Lock, LockedData
 from capsule.experiment.spec import DataSpec
 from capsule.host.errors import CapsuleError, innermost_reason
 from capsule.host.folders import real_path
-from capsule.host.network import trusted_certificates
+from capsule.host.network import HttpClient, body
+from capsule.host.reporter import Progress
 from capsule.host.wording import counted
 from capsule.image.archives.layers import plain_path
 from capsule.image.cache import Cache, file_state, folder_state
-from capsule.image.data.listing import (
-    Listing,
-    Meter,
-    Progress,
-    first_difference,
-    list_data,
-    pin_of,
-)
+from capsule.image.data.listing import Listing, Meter, first_difference, list_data, pin_of
 from capsule.image.data.places import (
     address_of,
     find_file,
@@ -37,9 +30,6 @@ from capsule.image.data.places import (
     read_listing,
     remember,
 )
-
-_CHUNK = 1 << 20
-_TIMEOUT_S = 60.0
 
 
 def capture_data(
@@ -234,7 +224,7 @@ def _file_name(name: str, url: str) -> str:
 
 
 def _download(name: str, url: str, target: Path, progress: Progress) -> None:
-    """Download a file, without decoding what a server says is only an encoding.
+    """Download a file.
 
     Raises:
         CapsuleError: CAP-L306.
@@ -242,13 +232,8 @@ def _download(name: str, url: str, target: Path, progress: Progress) -> None:
     progress(f"downloading the data set {name!r}")
     try:
         with (
-            requests.get(
-                url,
-                stream=True,
-                timeout=_TIMEOUT_S,
-                headers={"User-Agent": f"capsule/{__version__}", "Accept-Encoding": "identity"},
-                verify=trusted_certificates() or True,
-            ) as answer,
+            HttpClient() as client,
+            client.request("GET", url) as answer,
             target.open("wb") as stream,
         ):
             answer.raise_for_status()
@@ -267,7 +252,7 @@ def _copy(answer: requests.Response, stream: BinaryIO, name: str, progress: Prog
     total = int(size) if size.isdecimal() else None
     meter = Meter(f"downloading the data set {name!r}", progress, total)
     received = 0
-    for chunk in answer.raw.stream(_CHUNK, decode_content=False):
+    for chunk in body(answer):
         stream.write(chunk)
         received += len(chunk)
         meter.add(len(chunk))

@@ -20,11 +20,11 @@ from capsule.experiment.canonical import canonical_json, parse_canonical_json, s
 from capsule.experiment.lock import LockedData
 from capsule.host.encoding import is_utf8
 from capsule.host.errors import CapsuleError
+from capsule.host.reporter import Progress
 from capsule.host.wording import counted
 from capsule.image.archives.layers import file_chunks, plain_path
 
 Listing = dict[str, str]
-Progress = Callable[[str], None]
 FOLDER = "folder"
 MAX_LISTING_BYTES = 64 << 20
 

@@ -19,12 +19,12 @@ from capsule.experiment.lock import Lock, LockedData
 from capsule.host.encoding import is_utf8
 from capsule.host.errors import CapsuleError
 from capsule.host.folders import user_path
+from capsule.host.reporter import Progress
 from capsule.image.cache import Cache
 from capsule.image.data.listing import (
     MAX_LISTING_BYTES,
     Listing,
     Meter,
-    Progress,
     first_difference,
     list_data,
     listing_document,

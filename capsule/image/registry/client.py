@@ -21,7 +21,7 @@ from requests.adapters import HTTPAdapter
 
 from capsule.experiment.canonical import sha256_hex
 from capsule.host.errors import CapsuleError, innermost_reason
-from capsule.host.network import HttpClient, trusted_certificates
+from capsule.host.network import HttpClient, body
 from capsule.host.wording import counted
 from capsule.image.registry.credentials import find_login
 from capsule.image.registry.reference import Reference
@@ -30,8 +30,6 @@ MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 MAX_DOCUMENT_BYTES = 4 << 20  # the largest manifest that registries have to take
 _OCTETS = "application/octet-stream"
-_TIMEOUT_S = 60.0
-_CHUNK = 1 << 20
 _CHALLENGE = re.compile(r'([a-z]+)="([^"]*)"')
 
 
@@ -64,7 +62,6 @@ class Repository(HttpClient):
         # A ~/.netrc would replace the authorisation below. What else the environment says counts.
         self._session.trust_env = False
         self._session.proxies = requests.utils.get_environ_proxies(reference.address)
-        self._session.verify = trusted_certificates() or True
         if not reference.is_loopback:
             self._session.mount("http://", _NoPlainHttp())
         self._authorisation: str | None = None
@@ -152,9 +149,7 @@ class Repository(HttpClient):
         """Yield the body of an answer, of at most ``limit`` bytes."""
         found = 0
         with self._reachable():
-            # requests would undo a Content-Encoding, but digests and sizes are those of the stored
-            # bytes.
-            for chunk in answer.raw.stream(_CHUNK, decode_content=False):
+            for chunk in body(answer):
                 found += len(chunk)
                 if found > limit:
                     raise self._other_bytes(f"at most {limit} bytes", "more")
@@ -197,9 +192,7 @@ class Repository(HttpClient):
         if data is not None and not isinstance(data, bytes):
             data.seek(0)
         with self._reachable():
-            return self._session.request(
-                method, address, headers=headers, data=data, stream=True, timeout=_TIMEOUT_S
-            )
+            return self.request(method, address, headers=headers, data=data)
 
     def _is_own(self, address: str) -> bool:
         """Tell whether an address is of this registry, so that credentials may go there."""
@@ -226,9 +219,7 @@ class Repository(HttpClient):
             raise self._denied()
         with (
             self._reachable(),
-            self._session.get(
-                realm, params=facts, auth=self._login, stream=True, timeout=_TIMEOUT_S
-            ) as answer,
+            self.request("GET", realm, params=facts, auth=self._login) as answer,
         ):
             data = answer.raw.read(MAX_DOCUMENT_BYTES, decode_content=False)
         if answer.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:

@@ -8,7 +8,6 @@ pushed has compressed layers and the same configuration; it is unpacked to the s
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import re
 import zlib
@@ -17,8 +16,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from capsule.host.errors import CapsuleError
+from capsule.host.reporter import Progress
+from capsule.host.streams import copy
 from capsule.image.assembly.assemble import Image
-from capsule.image.assembly.making import Layer, Progress
+from capsule.image.assembly.making import Layer
 from capsule.image.registry.client import MAX_DOCUMENT_BYTES, Descriptor, Repository
 from capsule.image.registry.reference import Reference
 
@@ -151,18 +152,14 @@ def _unpack(
     """Unpack a layer of at most ``limit`` bytes, and check that it is the one of its diff id."""
     from zstandard import ZstdError
 
-    digest, found = hashlib.sha256(), 0
     try:
         with _opened(packed, media_type) as source, path.open("wb") as target:
-            # However much a hostile layer would unpack to, at most one piece beyond the limit is
-            # written.
-            while found <= limit and (chunk := source.read(_CHUNK)):
-                found += len(chunk)
-                digest.update(chunk)
-                target.write(chunk)
+            # However much a hostile layer would unpack to, no more than the limit is written.
+            found = copy(source, target, limit)
+            is_longer = bool(source.read(1))
     except (gzip.BadGzipFile, EOFError, zlib.error, ZstdError, ValueError) as error:
         raise _other_image(reference, f"a layer cannot be unpacked: {error}") from error
-    if found > limit or f"sha256:{digest.hexdigest()}" != diff_id:
+    if is_longer or f"sha256:{found.sha256}" != diff_id:
         raise _other_image(reference, f"a layer is not the one of its diff id {diff_id}")
 
 

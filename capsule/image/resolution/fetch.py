@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote
@@ -19,6 +19,7 @@ from urllib.parse import unquote
 from capsule.experiment.lock import LockedDebianPackage, LockedImage, LockedWheel
 from capsule.experiment.spec import SourcesSpec
 from capsule.host.errors import CapsuleError
+from capsule.host.reporter import Progress
 from capsule.host.wording import counted
 from capsule.image.archives.wheel import check_filename
 from capsule.image.cache import Cache, HashMismatchError
@@ -27,7 +28,6 @@ from capsule.image.resolution.mirrors import Downloader, DownloadError, is_snaps
 from capsule.image.resolution.sources import machine_sources
 from capsule.image.resolution.wheels import ResolvedWheel, WheelSearch, compile_wheels
 
-Progress = Callable[[str], None]
 Package = TypeVar("Package", LockedDebianPackage, LockedWheel)
 
 
@@ -91,7 +91,7 @@ def fetch_wheels(
 
 
 def locate(search: WheelSearch, wheels: Iterable[LockedWheel]) -> dict[str, ResolvedWheel]:
-    """Find where wheels are now, by their SHA-256, for those that are found.
+    """Return where wheels are now, by their SHA-256, without those that are not found.
 
     Asked are the machine's sources, then the index that PyTorch keeps for builds of its own, such
     as ``2.13.0+cpu``.

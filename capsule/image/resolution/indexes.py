@@ -11,7 +11,7 @@ import functools
 import io
 import lzma
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -20,6 +20,7 @@ from pathlib import Path
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.files import write_atomic
 from capsule.host.errors import CapsuleError
+from capsule.host.reporter import Progress
 from capsule.image.archives.deb import control_fields
 from capsule.image.distribution import Distribution, Vendor
 from capsule.image.recipe import data_file
@@ -28,8 +29,6 @@ from capsule.image.resolution.relations import Index, Stanza, version_key
 
 _MAX_RELEASE_BYTES = 4 << 20
 _MAX_INDEX_BYTES = 256 << 20
-
-Progress = Callable[[str], None]
 
 
 class RejectedIndexError(Exception):

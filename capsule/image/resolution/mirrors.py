@@ -23,13 +23,11 @@ import urllib3
 
 from capsule.experiment.spec import SourcesSpec
 from capsule.host.errors import innermost_reason
-from capsule.host.network import HttpClient, trusted_certificates
+from capsule.host.network import HttpClient, body, trusted_certificates
 from capsule.image.distribution import Vendor
 
 _SCHEMES = ("http", "https", "file")
 _SNAPSHOT = re.compile(r"/[0-9]{8}T[0-9]{6}Z(?=/|$)")
-_TIMEOUT_S = 60.0
-_CHUNK = 1 << 20
 
 
 class DownloadError(Exception):
@@ -103,12 +101,9 @@ class Downloader(HttpClient):
             if parts.scheme == "file":
                 yield Path(unquote(parts.path)).read_bytes()
                 return
-            with self._session.get(
-                place, stream=True, timeout=_TIMEOUT_S, proxies=self._proxies_for(place)
-            ) as answer:
+            with self.request("GET", place, proxies=self._proxies_for(place)) as answer:
                 answer.raise_for_status()
-                # Not the decoded content: some servers call an .xz file itself an encoding.
-                yield from answer.raw.stream(_CHUNK, decode_content=False)
+                yield from body(answer)
         except (
             requests.RequestException,
             urllib3.exceptions.HTTPError,

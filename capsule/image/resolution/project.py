@@ -216,10 +216,13 @@ class _Tree:
         return self.own[folder]
 
 
-def _content(file: Path) -> bytes:
-    """Return what is in a file; nothing if there is none."""
+def _content(file: Path, most: int = -1) -> bytes:
+    """Return what is in a file, or its first bytes; nothing if there is none."""
     try:
-        return file.read_bytes() if file.is_file() else b""
+        if not file.is_file():
+            return b""
+        with file.open("rb") as stream:
+            return stream.read(most)
     except OSError as error:
         raise _not_taken(str(file), f"cannot be read: {error.strerror}") from error
 
@@ -227,13 +230,7 @@ def _content(file: Path) -> bytes:
 def _is_own(file: Path, suffix: str) -> bool:
     """Tell from its first bytes whether Capsule wrote a file, as a report or an export."""
     expected = _OWN_HEADS.get(suffix)
-    if expected is None or not file.is_file():
-        return False
-    try:
-        with file.open("rb") as stream:
-            return expected.search(stream.read(_HEAD)) is not None
-    except OSError as error:
-        raise _not_taken(str(file), f"cannot be read: {error.strerror}") from error
+    return expected is not None and expected.search(_content(file, _HEAD)) is not None
 
 
 def _archive(tree: _Tree, names: list[str], cache: Cache) -> tuple[str, int]:

@@ -34,7 +34,7 @@ class Unresolvable(Exception):  # noqa: N818 - what cannot be resolved is a resu
 
 
 class Relation(NamedTuple):
-    """A package that another one needs or cannot stand, perhaps in some versions only."""
+    """A package that another one needs or conflicts with, perhaps in some versions only."""
 
     name: str
     operator: str
@@ -44,7 +44,7 @@ class Relation(NamedTuple):
         return f"{self.name} ({self.operator} {self.version})" if self.operator else self.name
 
     def allows(self, version: str) -> bool:
-        """Tell whether a version is one of those that are meant."""
+        """Tell whether a version meets the relation."""
         if not self.operator:
             return True
         order = compare_versions(version, self.version)
@@ -65,7 +65,7 @@ class Stanza(NamedTuple):
     fields: Mapping[str, str]
 
     def relations(self, field: str) -> list[list[Relation]]:
-        """Return a field's relations: all of the outer list, one of each inner."""
+        """Return a field's relations, as lists of alternatives: one of each list has to be met."""
         return parse_relations(self.fields.get(field, ""))
 
     def all_of(self, *names: str) -> list[Relation]:

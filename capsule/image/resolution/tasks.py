@@ -28,7 +28,7 @@ _SUITES = {"atari": "ale-py", "gymnasium": "gymnasium", "minatar": "minatar"}
 
 
 def check_packages(spec: Spec, wheels: Sequence[LockedWheel]) -> None:
-    """Check that the packages have those that Capsule's trainers import.
+    """Check that the packages include those that Capsule's trainers import.
 
     Raises:
         CapsuleError: CAP-L112, one is missing.

@@ -179,13 +179,11 @@ def _locks(side_a: ComparedRun, side_b: ComparedRun) -> Iterator[Change]:
         return
     yield from _wheel_changes(a, b, _loaded(side_a) | _loaded(side_b))
     unused = _is_plain_process(side_a) and _is_plain_process(side_b)
-    for what, left, right in _differing(_system(a), _system(b)):
-        if unused:
-            yield Change("recording", what, left, right, _UNUSED)
-        else:
-            yield Change("system", what, left, right)
-    for what, left, right in _differing(_code(a), _code(b)):
-        yield Change("code", what, left, right)
+    kind: Kind = "recording" if unused else "system"
+    for each in _differing(_system(a), _system(b)):
+        yield Change(kind, *each, _UNUSED if unused else None)
+    for each in _differing(_code(a), _code(b)):
+        yield Change("code", *each)
     sets = a.data or {}, b.data or {}
     for name in sorted(sets[0].keys() & sets[1].keys()):
         one, other = (each[name].sha256 for each in sets)

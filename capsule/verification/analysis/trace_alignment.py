@@ -178,7 +178,7 @@ def record_names(left: Record, right: Record) -> list[str]:
 
 
 def _comparable(left: Record, right: Record, name: str) -> bool:
-    """Streams are named one by one beside tensors, and folded into one digest elsewhere."""
+    """Tell whether a component has one form in both: streams may be folded into one digest."""
     return type(left.values.get(name)) is type(right.values.get(name))
 
 

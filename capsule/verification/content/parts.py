@@ -107,12 +107,12 @@ class Findings:
 
 @dataclass
 class Budget:
-    """How many bytes may still be unpacked."""
+    """The number of bytes that may still be unpacked."""
 
     left: int = MAX_UNPACKED_BYTES
 
     def spend(self, count: int) -> None:
-        """Take some of it.
+        """Count bytes that are unpacked.
 
         Raises:
             NotComparableError: That is more than is left.

@@ -1,9 +1,9 @@
 """Which numbers and texts of an output are dates: those that lie in the time of its own run.
 
 A number that is, as seconds, milliseconds, microseconds or nanoseconds since 1970, a moment of the
-run that wrote it, is a reading of the clock. The verifier has measured the time of its own
-re-execution; so a signer of a false time of the recorded run gains nothing: what the re-execution
-wrote must still be a reading of the verifier's clock.
+run that wrote it, is a reading of the clock. A signer who states a false time of the recorded run
+gains nothing by it: what the re-execution wrote must also be a reading of the verifier's own clock,
+and the verifier has measured the time of the re-execution.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def checked_end(data: Data, start: int, members: int) -> tuple[int, ...]:
 
 
 def _agrees(records: bytes, place: int, facts: tuple[int, ...]) -> bool:
-    """Tell whether the Zip64 records, which begin at ``place``, state facts, and no other disks."""
+    """Tell whether Zip64 records, which begin at ``place``, state ``facts`` and one disk only."""
     versions = _versions(records)
     record = _END64.pack(_END64_MAGIC, _END64_BYTES, *versions, 0, 0, *facts)
     return records == record + _LOCATOR.pack(_LOCATOR_MAGIC, 0, place, 1)

@@ -177,7 +177,7 @@ def _comes_later(header: LocalFileHeader) -> bool:
 def _sizes_agree(
     header: LocalFileHeader, info: zipfile.ZipInfo, records: tuple[bytes, ...]
 ) -> bool:
-    """Tell whether a header's Zip64 records have its sizes: both, or those that lack elsewhere."""
+    """Tell whether Zip64 records have the sizes of a header: both, or those that it leaves out."""
     size, packed = (0, 0) if _comes_later(header) else (info.file_size, info.compress_size)
     facts = ((header.size, size), (header.packed, packed))
     lacking = tuple(fact for stated, fact in facts if stated == _IN_EXTRA)

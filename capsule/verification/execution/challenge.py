@@ -8,7 +8,7 @@ the run kept at its beginning, and what a prefix gives with a root seed that did
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, get_args
 
@@ -30,6 +30,7 @@ from capsule.experiment.states import RESUME, ResumeState
 from capsule.experiment.trace import BEGINNING, Mark, first_difference, read_trace
 from capsule.host.errors import CapsuleError
 from capsule.host.owner import temporary_folder
+from capsule.host.reporter import Progress
 from capsule.host.wording import agreeing, counted
 from capsule.verification.analysis.comparison import (
     compare_checkpoints,
@@ -53,7 +54,6 @@ from capsule.verification.verdict import (
     ReexecutedSegment,
 )
 
-Note = Callable[[str], None]
 # No seed has more: in canonical JSON (RFC 8785) a number is a double.
 _SEED_BITS = 53
 _INDEX_DIGITS = 15
@@ -70,10 +70,12 @@ class Execute(Protocol):
     def __call__(
         self, lock: Lock, directory: Path, *, stop_after: int, schedule: Path | None
     ) -> object:
-        """Raise :class:`CapsuleError` if it does not get there."""
+        """Raise :class:`CapsuleError` if the training does not reach the step."""
 
 
-def challenge(recorded: RecordedRun, number: int | None, execute: Execute, note: Note) -> Challenge:
+def challenge(
+    recorded: RecordedRun, number: int | None, execute: Execute, note: Progress
+) -> Challenge:
     """Choose segments, execute each from the state it begins with, and compare.
 
     Args:
@@ -199,7 +201,7 @@ def begin_before(recorded: RecordedRun, step: int, directory: Path) -> Mark:
     return mark
 
 
-def fresh_seed(recorded: RecordedRun, execute: Execute, note: Note) -> FreshSeed:
+def fresh_seed(recorded: RecordedRun, execute: Execute, note: Progress) -> FreshSeed:
     """Execute a prefix twice with a root seed drawn now, and check that it is computed from that.
 
     The two must be equal, unless the spec gave that up. Their random streams must have the keys

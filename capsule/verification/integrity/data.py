@@ -11,12 +11,12 @@ from capsule.bundle.run_bundle import RecordedRun
 from capsule.experiment.lock import LockedData
 from capsule.host.errors import CapsuleError
 from capsule.host.owner import temporary_folder
+from capsule.host.reporter import Progress
 from capsule.image.cache import Cache
 from capsule.image.data.archive import archive_size, read_data, unpack_data
 from capsule.image.data.listing import (
     MAX_LISTING_BYTES,
     Listing,
-    Progress,
     first_difference,
     parse_listing,
     pin_of,

@@ -13,7 +13,6 @@ bounded by what was signed, and that is bounded too.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -29,9 +28,11 @@ from capsule.experiment.canonical import parse_canonical_json, sha256_hex
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError, coded
 from capsule.host.owner import temporary_folder
+from capsule.host.reporter import Progress
+from capsule.host.streams import copy
 from capsule.image.assembly.assemble import Image, image_config, image_manifest, image_of
 from capsule.image.assembly.embedded import check_layers, unpack_image
-from capsule.image.assembly.making import ASSEMBLER_VERSION, Layer, Progress
+from capsule.image.assembly.making import ASSEMBLER_VERSION, Layer
 from capsule.image.registry.images import pull_image
 from capsule.image.registry.reference import Reference
 from capsule.image.releases import recipe_of
@@ -40,7 +41,6 @@ PROJECT = "project"
 MAX_IMAGE_DOCUMENT_BYTES = 1 << 20
 MAX_LAYER_BYTES = 1 << 30
 MAX_WINDOW_BYTES = 8 << 20  # what every decoder must have (RFC 8878, section 3.1.1.1.2)
-_CHUNK = 1 << 20
 Name = Literal["base", "code"]
 
 
@@ -209,7 +209,7 @@ def check_layer(bundle: OpenedBundle, name: str, identity: LayerIdentity) -> Non
 
 
 def unpack(source: BinaryIO, target: IO[bytes] | None, size: int, member: str) -> str:
-    """Decompress a layer of ``size`` bytes, and stop soon after it exceeds them.
+    """Decompress a layer of ``size`` bytes, and nothing beyond them.
 
     Args:
         source: The packed layer.
@@ -226,23 +226,18 @@ def unpack(source: BinaryIO, target: IO[bytes] | None, size: int, member: str) -
     import zstandard
 
     decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
-    digest, found = hashlib.sha256(), 0
     try:
         # A file of Zstandard may have several frames, and the library may stop after the first
         # unless it is told otherwise. What the others hold has to be counted, too.
         with decompressor.stream_reader(source, read_across_frames=True, closefd=False) as reader:
-            # The loop ends at most one chunk after the size is exceeded.
-            while found <= size and (chunk := reader.read(_CHUNK)):
-                found += len(chunk)
-                digest.update(chunk)
-                if target is not None:
-                    target.write(chunk)
+            found = copy(reader, target, size)
+            is_longer = bool(reader.read(1))
     except zstandard.ZstdError as error:
         raise bad_layer(member, str(error)) from error
-    if found != size:
-        more = "more" if found > size else "less"
+    if is_longer or found.size < size:
+        more = "more" if is_longer else "less"
         raise bad_layer(member, f"it unpacks to {more} than the {size} bytes of the layer")
-    return digest.hexdigest()
+    return found.sha256
 
 
 @contextmanager

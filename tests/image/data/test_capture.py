@@ -122,7 +122,10 @@ def test_the_expected_digest_is_of_the_file_or_of_the_listing(folder, cache):
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    """Serves a folder, and ``short``, which is promised to be longer than it is."""
+    """Serves a folder, and ``short``, which is promised to be longer than it is.
+
+    It is busy when it is asked for something with ``busy`` in its query for the first time.
+    """
 
     def end_headers(self):
         if self.path.endswith(".gz"):
@@ -131,6 +134,9 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
     def do_GET(self):
         self.server.asked.append(self.path)
+        if self.path.endswith("?busy") and self.server.asked.count(self.path) == 1:
+            self.send_error(503)
+            return
         if self.path != "/short":
             super().do_GET()
             return
@@ -171,6 +177,11 @@ def test_a_file_is_downloaded_once(folder, cache, server):
     assert found.check("digits", print) == pin
     assert capture(spec, folder.parent, cache, [lock_with(pin)]) == pin
     assert len(server.asked) == 1
+
+
+def test_a_server_that_is_busy_is_asked_again(folder, cache, server):
+    pin = capture({"url": f"{server.address}/1.txt?busy"}, folder.parent, cache)
+    assert (pin.size, len(server.asked)) == (2, 2)
 
 
 def test_an_expected_file_in_the_cache_is_not_downloaded(folder, cache, server):
