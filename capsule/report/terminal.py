@@ -10,7 +10,13 @@ from capsule.outcome import PROGRAM_FAILED, SHOWN_LINES
 from capsule.report.divergence import divergence_lines, show_lines
 from capsule.report.outputs import listed_paths, output_rows
 from capsule.report.returns import returns_rows
-from capsule.report.text import print_line, printable
+from capsule.report.text import (
+    MAX_SENTENCE,
+    listed,
+    listed_relaxations,
+    print_line,
+    printable,
+)
 from capsule.verification.verdict import (
     OutputDifference,
     Report,
@@ -20,7 +26,7 @@ from capsule.verification.verdict import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-_SHOWN_PACKAGES = 12
+_IN_REPORT = ", which the report lists"
 _STYLES = {
     "reproduced-bitwise": "bold green",
     "reproduced-content": "bold yellow",
@@ -61,7 +67,7 @@ def show_report(report: Report, console: Console) -> None:
     console.print()
     console.print(report.verdict, style=_STYLES[report.verdict], end="", markup=False)
     cause = "" if report.error is None else f"{report.error['code']}: "
-    print_line(console, f"  {cause}{printable(summary)}")
+    print_line(console, f"  {cause}{printable(summary, MAX_SENTENCE)}")
     for line in output:
         print_line(console, f"  {printable(line)}")
     if report.error is not None:
@@ -85,11 +91,13 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         ("integrity", _yes(report.integrity, _intact(report), "NOT intact")),
         ("authenticity", _authenticity(report)),
         ("image", _image(report)),
-        ("packages", _packages(report)),
+        *_packages(report),
+        ("source tree", _source_tree(report)),
+        ("records", _records(report)),
         ("training code", _yes(report.own_code, "Capsule's", "NOT Capsule's")),
         ("not checked", listed_paths(report.unchecked)),
         ("claims", report.claimed),
-        ("relaxations", ", ".join(report.relaxations) or None),
+        ("relaxations", listed_relaxations(report.relaxations, _IN_REPORT) or None),
         ("not controlled", _open_sources(report)),
         *_ledger_differences(report),
     ]
@@ -147,7 +155,7 @@ def _open_sources(report: Report) -> str | None:
     ledger = report.ledger or report.recorded_ledger
     rows = () if ledger is None else ledger.rows
     left = [row for row in rows if row.treatment in ("assumed", "unsupported")]
-    named = ", ".join(f"{row.source} ({row.treatment})" for row in left)
+    named = listed([f"{row.source} ({row.treatment})" for row in left])
     if not named:
         return None
     return named if report.ledger is not None else f"{named}, as the signer recorded"
@@ -176,16 +184,30 @@ def _yes(fact: bool | None, yes: str, no: str) -> str | None:
     return yes if fact else no
 
 
-def _packages(report: Report) -> str | None:
-    parts = []
-    if report.besides:
-        more = len(report.besides) - _SHOWN_PACKAGES
-        rest = f" and {more} more, which the report lists" if more > 0 else ""
-        shown = ", ".join(report.besides[:_SHOWN_PACKAGES])
-        parts.append(f"added to Capsule's recipe: {shown}{rest}")
-    if report.startup:
-        parts.append(f"executed at every start of Python: {', '.join(report.startup)}")
-    return "; ".join(parts) or None
+def _packages(report: Report) -> Iterator[tuple[str, str]]:
+    """Name the packages beyond the usual ones, and what runs at every start, in a line each."""
+    facts = (
+        ("added to Capsule's recipe", report.besides),
+        ("executed at every start of Python", report.startup),
+    )
+    named = [f"{what}: {listed(names, _IN_REPORT)}" for what, names in facts if names]
+    yield from ((("packages", "")[number], line) for number, line in enumerate(named))
+
+
+def _source_tree(report: Report) -> str | None:
+    if report.source_tree is None:
+        return None
+    # A program has no trace, and its run is described by what it claims.
+    use = "the program" if report.claimed else "executed in the trainer's process"
+    return f"the SIGNER'S code, {use}: {report.source_tree}"
+
+
+def _records(report: Report) -> str | None:
+    return (
+        f"followed as the SIGNER wrote them: {', '.join(report.records)}"
+        if report.records
+        else None
+    )
 
 
 def _image(report: Report) -> str | None:

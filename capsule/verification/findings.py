@@ -47,6 +47,8 @@ class IntegrityFinding:
         relaxations: Guarantees that the recorded run gave up.
         recorded_ledger: Sources of nondeterminism in the recorded run.
         claimed: What a program's run claims, in words; None for a trainer's.
+        source_tree: Size and digest of the signer's source tree, in words; None without one.
+        records: The inputs that a re-execution takes from the bundle, in words.
     """
 
     claim_id: str
@@ -55,6 +57,8 @@ class IntegrityFinding:
     relaxations: tuple[str, ...]
     recorded_ledger: Ledger
     claimed: str | None
+    source_tree: str | None = None
+    records: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -222,6 +226,8 @@ class VerificationFindings:
             unchecked=integrity.unchecked if integrity else (),
             recorded_ledger=integrity.recorded_ledger if integrity else None,
             claimed=integrity.claimed if integrity else None,
+            source_tree=integrity.source_tree if integrity else None,
+            records=(integrity.records or None) if integrity else None,
             authentic=trust.authentic if trust else None,
             signer=trust.signer if trust else None,
             signers=trust.signers if trust else (),

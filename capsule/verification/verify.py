@@ -8,14 +8,16 @@ from datetime import UTC, datetime
 from capsule.bundle import run_bundle
 from capsule.bundle.archive import UntrustedError
 from capsule.bundle.bundle import open_bundle
-from capsule.bundle.claims import ProgramClaims
+from capsule.bundle.claims import ProgramClaims, recorded_inputs
 from capsule.bundle.run_bundle import RecordedRun
 from capsule.bundle.trust import UntrustedSignersError
 from capsule.engine.interface import Engine
 from capsule.entropy.ledger import Ledger
 from capsule.experiment.canonical import sha256_hex
+from capsule.experiment.lock import LockedProject
 from capsule.host.errors import CapsuleError, ExitCode, refusal_of
 from capsule.host.reporter import Reporter
+from capsule.host.wording import counted
 from capsule.image.cache import Cache
 from capsule.image.closure import check_packages
 from capsule.machine.compare import compare, expected_grade, unrepeatable
@@ -121,6 +123,8 @@ def _verify(
             relaxations=claims.relaxations,
             recorded_ledger=bundle.read(run_bundle.LEDGER, Ledger),
             claimed=claims.described if isinstance(claims, ProgramClaims) else None,
+            source_tree=None if lock.project is None else _described(lock.project),
+            records=tuple(recorded_inputs(claims)),
         )
 
         # Trust: who signed it, and whether it is of the experiment that the verifier expects.
@@ -159,6 +163,10 @@ def _verify(
             able = "this machine can re-execute the run"
             return Judgement("environment-matches", f"{able}; {grade} reproduction is expected")
         return _execute(request, run, engine, cache, reporter, found.environment, found)
+
+
+def _described(tree: LockedProject) -> str:
+    return f"{counted(len(tree.files), 'file')}, SHA-256 {tree.sha256}"
 
 
 def _execute(

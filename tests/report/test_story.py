@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 from capsule.bundle import run_bundle
 from capsule.cli.main import app
 from capsule.report.story import tell
-from tests.hostile.genuine import edit_json, outside, packed
+from tests.hostile.genuine import edit_json, outside, packed, program
 from tests.report.conftest import make_report, read
 
 FORMS = {
@@ -143,6 +143,14 @@ def test_files_that_could_not_be_checked_are_not_said_to_agree(tmp_path):
     subject = read(bundle, trusted=False)
     assert run_bundle.LEDGER in subject.unchecked
     assert subject.ledger.rows[0].evidence == "invented"
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_records_that_the_signer_may_have_chosen_are_told(tmp_path, recorded):
+    run = program() if recorded else outside("training")
+    story = told(packed(run, tmp_path / "run.capsule.tar"), trusted=False)
+    said = "That the recorded system's randomness and order of arrivals came about by itself."
+    assert any(sentence.startswith(said) for sentence in story.not_shown) == recorded
 
 
 # --- the command --------------------------------------------------------------------------------

@@ -162,10 +162,11 @@ def _show(document: dict[str, Any], signers: Sequence[Signer]) -> None:
 
 
 def _show_members(members: Iterable[dict[str, Any]]) -> None:
-    from capsule.report.text import printable
+    from capsule.report.text import MAX_SENTENCE, printable
 
     for member in members:
-        typer.echo(f"{member['name']}: {member['agreement']}: {printable(member['reason'])}")
+        reason = printable(member["reason"], MAX_SENTENCE)
+        typer.echo(f"{member['name']}: {member['agreement']}: {reason}")
 
 
 def _were_forged(count: int, what: str) -> str:
