@@ -23,7 +23,7 @@ from capsule.host.errors import CapsuleError
 from capsule.host.wording import agreeing, counted
 from capsule.study.lock import StudyLock
 from capsule.study.results import StudyResults, member_result
-from capsule.study.tables import StudyClaims, tables_of
+from capsule.study.tables import StudyClaims, differing_table, tables_of
 
 SUFFIX = ".capsule-study.tar"
 CLAIMS = "claims.json"
@@ -188,10 +188,9 @@ def _check_files(opened: OpenedBundle, results: StudyResults) -> None:
 
 
 def _check_tables(claims: StudyClaims, results: StudyResults) -> None:
-    # The iteration over a model yields the name and the value of each field.
-    for name, table in tables_of(results):
-        if getattr(claims.tables, name) != table:
-            raise _disagreement(f"the table of {name} does not follow from the members' claims")
+    name = differing_table(results, claims.tables)
+    if name is not None:
+        raise _disagreement(f"the table of {name} does not follow from the members' claims")
 
 
 def _disagreement(reason: str) -> CapsuleError:
