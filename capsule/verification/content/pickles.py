@@ -112,11 +112,13 @@ def _opcodes(data: Data) -> Iterator[_Opcode]:
         if last < frame < place or (opcode.name == "FRAME" and place < frame):
             raise NotComparableError("a frame that ends elsewhere")
         if opcode.name == "FRAME":
-            frame = place + _FRAME_BYTES + argument
+            frame = place + _FRAME_BYTES + int(argument or 0)
         yield _Opcode(opcode.name, argument, place)
     # The last opcode is STOP, of one byte.
-    if place + 1 != len(data) or frame > len(data):
+    if place + 1 != len(data):
         raise NotComparableError("bytes behind the pickle")
+    if frame > len(data):
+        raise NotComparableError("a frame that ends elsewhere")
 
 
 def _described(opcode: _Opcode | None) -> str:
