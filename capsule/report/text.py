@@ -14,7 +14,7 @@ MAX_CHARACTERS = 400
 # Of a verdict in words. What it says of the image and of the training code comes last, and must not
 # be cut off.
 MAX_SENTENCE = 10_000
-_ITEM, _ITEMS = 60, 240  # characters of a text in a list, and after which the others are counted
+_ITEM, _ITEMS = 70, 240  # characters of a text in a list, and after which the others are counted
 _PATTERNS = "trainer.outputs="  # how the relaxations begin whose text the signer chooses
 
 

@@ -299,7 +299,7 @@ def test_a_pattern_of_the_signer_hides_no_other_relaxation():
         for line in shown(verified(relaxations=given_up)).splitlines()
         if line.startswith("relaxations")
     )
-    assert line.endswith(f"!{'0' * 43}…, trainer.outputs=!score.json")
+    assert line.endswith(f"!{'0' * 53}…, trainer.outputs=!score.json")
     assert "determinism.cores=None, trainer.standard_output=False, " in line
     many = tuple(f"trainer.outputs=!{number:050}" for number in range(30))
     assert " and 26 more, which the report lists" in shown(verified(relaxations=many))
