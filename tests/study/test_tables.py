@@ -6,6 +6,7 @@ import pytest
 
 from capsule.host.errors import CapsuleError
 from capsule.study import tables as study_tables
+from capsule.study.program_scores import ScoreReader
 from capsule.study.results import MemberIdentity, member_result
 from capsule.study.tables import AGGREGATES, differing_table, tables_of
 from tests.study.studies import (
@@ -135,7 +136,8 @@ def test_an_evaluation_needs_a_return_of_each_start(returns):
     changed = {"evaluation": claims.evaluation.model_copy(update={"points": points})}
     identity = MemberIdentity(name=member.name, claim_id=ZERO, bundle=ZERO)
     with pytest.raises(CapsuleError, match="evaluation of step 0 has") as refused:
-        member_result(lock, identity, claims.model_copy(update=changed), no_outputs)
+        changed = claims.model_copy(update=changed)
+        member_result(lock, identity, changed, no_outputs, ScoreReader(lock.study))
     assert refused.value.code == "CAP-Y016"
 
 
