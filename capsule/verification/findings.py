@@ -146,11 +146,14 @@ class ComparisonFinding:
         differences: The facts that differ, causes before effects.
         outputs: The outputs of a program that differ, by content; None if none does.
         claims: What a whole re-execution claims; None for a prefix.
+        fewer_attempts: Whether a program made fewer of the attempts in its arrival log, which is
+            the only difference between the two logs.
     """
 
     differences: tuple[ComponentDifference, ...]
     outputs: OutputComparison | None = None
     claims: TrainingClaims | ProgramClaims | None = None
+    fewer_attempts: bool = False
 
 
 @dataclass(frozen=True)
