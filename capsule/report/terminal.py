@@ -190,8 +190,11 @@ def _packages(report: Report) -> Iterator[tuple[str, str]]:
         ("added to Capsule's recipe", report.besides),
         ("executed at every start of Python", report.startup),
     )
-    named = [f"{what}: {listed(names, _IN_REPORT)}" for what, names in facts if names]
-    yield from ((("packages", "")[number], line) for number, line in enumerate(named))
+    label = "packages"
+    for what, names in facts:
+        if names:
+            yield label, f"{what}: {listed(names, _IN_REPORT)}"
+            label = ""
 
 
 def _source_tree(report: Report) -> str | None:
@@ -203,11 +206,9 @@ def _source_tree(report: Report) -> str | None:
 
 
 def _records(report: Report) -> str | None:
-    return (
-        f"followed as the SIGNER wrote them: {', '.join(report.records)}"
-        if report.records
-        else None
-    )
+    if report.records is None:
+        return None
+    return f"followed as the SIGNER wrote them: {', '.join(report.records)}"
 
 
 def _image(report: Report) -> str | None:
