@@ -153,6 +153,15 @@ def _not_shown(subject: ReportedRun, executed: bool) -> tuple[str, ...]:
         )
     if not executed:
         left.append("That the run took place, or that executing it again gives the same results.")
+    # These come before what strangers can make any number of: receipts that are rejected.
+    if subject.claims.relaxations:
+        given_up = listed_relaxations(subject.claims.relaxations)
+        left.append(f"Guarantees that were given up (relaxations): {given_up}.")
+    if records := [*recorded_inputs(subject.claims)]:
+        left.append(
+            f"That the recorded {' and '.join(each.removeprefix('the ') for each in records)} came "
+            "about by itself. A re-execution follows what the signer recorded, or chose."
+        )
     if subject.reports:
         left.append(
             "That the reports are true, because they are not signed. Run capsule verify to check "
@@ -167,14 +176,6 @@ def _not_shown(subject: ReportedRun, executed: bool) -> tuple[str, ...]:
         state = agreeing(len(silent), "states. It does", "state. They do")
         reasons = ", ".join(sorted({receipt.standing for receipt in silent}))
         left.append(f"What {len(silent)} of the receipts {state} not count: {reasons}.")
-    if subject.claims.relaxations:
-        given_up = listed_relaxations(subject.claims.relaxations)
-        left.append(f"Guarantees that were given up (relaxations): {given_up}.")
-    if records := [*recorded_inputs(subject.claims)]:
-        left.append(
-            f"That the recorded {' and '.join(each.removeprefix('the ') for each in records)} came "
-            "about by itself. A re-execution follows what the signer recorded, or chose."
-        )
     open_sources = [
         row.source for row in subject.ledger.rows if row.treatment in ("assumed", "unsupported")
     ]

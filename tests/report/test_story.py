@@ -1,14 +1,19 @@
 """The main statements about a run, and the command that shows them."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
 from capsule.bundle import run_bundle
 from capsule.cli.main import app
 from capsule.report.story import tell
+from capsule.report.summary import MAX_SENTENCES
 from tests.hostile.genuine import edit_json, outside, packed, program
 from tests.report.conftest import make_report, read
 
+CORPUS = Path(__file__).parents[1] / "corpus"
 FORMS = {
     "html": "<!DOCTYPE html>",
     "ro-crate": '{\n  "@context"',
@@ -148,9 +153,17 @@ def test_files_that_could_not_be_checked_are_not_said_to_agree(tmp_path):
 @pytest.mark.parametrize("recorded", [True, False])
 def test_records_that_the_signer_may_have_chosen_are_told(tmp_path, recorded):
     run = program() if recorded else outside("training")
-    story = told(packed(run, tmp_path / "run.capsule.tar"), trusted=False)
+    bundle = packed(run, tmp_path / "run.capsule.tar")
+    of_another_run = next(CORPUS.glob("*.receipt.json"))
+    rejected = [tmp_path / f"{number}.receipt.json" for number in range(MAX_SENTENCES)]
+    for path in rejected:
+        shutil.copyfile(of_another_run, path)
+    story = told(bundle, *rejected, trusted=False)
+    assert sum("was rejected" in sentence for sentence in story.not_shown) == len(rejected)
     said = "That the recorded system's randomness and order of arrivals came about by itself."
-    assert any(sentence.startswith(said) for sentence in story.not_shown) == recorded
+    # The command shows the first sentences only.
+    shown = story.not_shown[:MAX_SENTENCES]
+    assert any(sentence.startswith(said) for sentence in shown) == recorded
 
 
 # --- the command --------------------------------------------------------------------------------
