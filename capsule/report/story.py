@@ -153,7 +153,7 @@ def _not_shown(subject: ReportedRun, executed: bool) -> tuple[str, ...]:
         )
     if not executed:
         left.append("That the run took place, or that executing it again gives the same results.")
-    # These come before what strangers can make any number of: receipts that are rejected.
+    # There can be any number of rejected receipts, so these come before them.
     if subject.claims.relaxations:
         given_up = listed_relaxations(subject.claims.relaxations)
         left.append(f"Guarantees that were given up (relaxations): {given_up}.")

@@ -49,6 +49,7 @@ FEW_ROWS = 3  # where there is an analysis to be read
 MAX_CELL = 28
 GAPS = 6  # characters between the four columns
 MAX_DIFFERENCES = 2
+MAX_DATA = 3  # data sets
 
 
 def show_report(report: Report, console: Console) -> None:
@@ -93,6 +94,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         ("image", _image(report)),
         *_packages(report),
         ("source tree", _source_tree(report)),
+        *_data(report),
         ("records", _records(report)),
         ("training code", _yes(report.own_code, "Capsule's", "NOT Capsule's")),
         ("not checked", listed_paths(report.unchecked)),
@@ -203,6 +205,14 @@ def _source_tree(report: Report) -> str | None:
     # A program has no trace, and its run is described by what it claims.
     use = "the program" if report.claimed else "executed in the trainer's process"
     return f"the SIGNER'S code, {use}: {report.source_tree}"
+
+
+def _data(report: Report) -> Iterator[tuple[str, str]]:
+    """Name the data sets, which no spec contains, in a line each."""
+    data = report.data or ()
+    yield from zip(("data", *[""] * MAX_DATA), data[:MAX_DATA], strict=False)
+    if (more := len(data) - MAX_DATA) > 0:
+        yield "", f"and {more} more{_IN_REPORT}"
 
 
 def _records(report: Report) -> str | None:

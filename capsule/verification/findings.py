@@ -48,6 +48,7 @@ class IntegrityFinding:
         recorded_ledger: Sources of nondeterminism in the recorded run.
         claimed: What a program's run claims, in words; None for a trainer's.
         source_tree: Size and digest of the signer's source tree, in words; None without one.
+        data: Its data sets by name, size and digest, in words.
         records: The inputs that a re-execution takes from the bundle, in words.
     """
 
@@ -58,6 +59,7 @@ class IntegrityFinding:
     recorded_ledger: Ledger
     claimed: str | None
     source_tree: str | None = None
+    data: tuple[str, ...] = ()
     records: tuple[str, ...] = ()
 
 
@@ -230,6 +232,7 @@ class VerificationFindings:
             recorded_ledger=integrity.recorded_ledger if integrity else None,
             claimed=integrity.claimed if integrity else None,
             source_tree=integrity.source_tree if integrity else None,
+            data=(integrity.data or None) if integrity else None,
             records=(integrity.records or None) if integrity else None,
             authentic=trust.authentic if trust else None,
             signer=trust.signer if trust else None,

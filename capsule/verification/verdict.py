@@ -503,6 +503,10 @@ class Report(Model):
         "the signer: a program, or modules with an environment or a network. They are executed in "
         "the process of the trainer, whose results they can change. Null: the run has no tree.",
     )
+    data: tuple[str, ...] | None = added(
+        absent=None,
+        description="The data sets of the run: name, size and SHA-256 of the listing. Null: none.",
+    )
     records: tuple[str, ...] | None = added(
         absent=None,
         description="Inputs that a re-execution takes from the bundle, in which the signer may "

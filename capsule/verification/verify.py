@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
+from functools import partial
 
 from capsule.bundle import run_bundle
 from capsule.bundle.archive import UntrustedError
@@ -20,6 +21,7 @@ from capsule.host.reporter import Reporter
 from capsule.host.wording import counted
 from capsule.image.cache import Cache
 from capsule.image.closure import check_packages
+from capsule.image.data.listing import size_text
 from capsule.machine.compare import compare, expected_grade, unrepeatable
 from capsule.machine.fingerprint import take_fingerprint
 from capsule.machine.kind import machine_kind
@@ -41,6 +43,7 @@ from capsule.verification.findings import (
     VerificationFindings,
 )
 from capsule.verification.integrity.consistency import check_consistency
+from capsule.verification.integrity.data import data_digests
 from capsule.verification.receipt import check_clock
 from capsule.verification.request import VerifyRequest
 from capsule.verification.verdict import Grade, Judgement, Report
@@ -124,6 +127,10 @@ def _verify(
             recorded_ledger=bundle.read(run_bundle.LEDGER, Ledger),
             claimed=claims.described if isinstance(claims, ProgramClaims) else None,
             source_tree=None if lock.project is None else _described(lock.project),
+            data=tuple(
+                f"{name}: {size_text(pin)}, SHA-256 {pin.sha256}"
+                for name, pin in (lock.data or {}).items()
+            ),
             records=tuple(recorded_inputs(claims)),
         )
 
@@ -133,6 +140,7 @@ def _verify(
         found.trust = TrustFinding(bundle.authentic, bundle.signer.key, bundle.signers)
         request.require_trust(bundle)
         request.expected.check(lock, claims)
+        request.expected.check_data(partial(data_digests, run))
         # A mode in which the run can never be verified is rejected on every machine.
         request.mode.check(lock)
         if request.signs:

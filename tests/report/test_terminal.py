@@ -259,6 +259,10 @@ FACTS = {
         {"source_tree": "2 files, ab"},
         "source tree      the SIGNER'S code, executed in the trainer's process: 2 files, ab",
     ),
+    "data": (
+        {"data": ("digits: 4 files, 8 bytes, SHA-256 ab",)},
+        "data             digits: 4 files, 8 bytes, SHA-256 ab",
+    ),
     "records": (
         {"records": ("the schedule", "the order")},
         "records          followed as the SIGNER wrote them: the schedule, the order",
@@ -289,6 +293,13 @@ def test_many_packages_are_counted():
     assert line.endswith(" and 9 more, which the report lists")
     # However many there are, what every start of Python executes is named.
     assert f"{' ' * 17}executed at every start of Python: a 1: a.pth" in lines
+
+
+def test_many_data_sets_are_counted():
+    lines = shown(verified(data=tuple(f"d{number}: 1 file" for number in range(5)))).splitlines()
+    assert "data             d0: 1 file" in lines
+    assert f"{' ' * 17}d2: 1 file" in lines
+    assert f"{' ' * 17}and 2 more, which the report lists" in lines
 
 
 def test_a_pattern_of_the_signer_hides_no_other_relaxation():

@@ -26,6 +26,7 @@ from capsule.image.data.listing import (
     Listing,
     Meter,
     Progress,
+    digests_of,
     first_difference,
     list_data,
     pin_of,
@@ -156,9 +157,7 @@ def _note_of(place: Path, cache: Cache) -> Path | None:
 
 def _check_expected(name: str, spec: DataSpec, listing: Listing) -> None:
     """Compare a data set with the SHA-256 that the spec expects: of its file, or of its listing."""
-    accepted = [pin_of(listing).sha256]
-    if len(listing) == 1:
-        accepted.insert(0, next(iter(listing.values())).split()[-1])
+    accepted = digests_of(listing)
     if spec.sha256 is not None and spec.sha256 not in accepted:
         raise CapsuleError(
             "CAP-L307",
