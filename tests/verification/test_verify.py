@@ -9,7 +9,8 @@ from capsule.machine.fingerprint import take_fingerprint
 from capsule.report.progress import SilentReporter
 from capsule.verification import verify as verification
 from capsule.verification.findings import ImageFinding, VerificationFindings
-from capsule.verification.request import Mode, VerifyRequest
+from capsule.verification.integrity.data import data_digests
+from capsule.verification.request import Expectation, Mode, VerifyRequest
 from capsule.verification.verify import WITHOUT_IMAGE, _failed
 from tests.hostile.genuine import SIGNER, edit_json, outside, packed, program
 from tests.verification.runs import forged
@@ -46,6 +47,15 @@ def test_what_the_signer_wrote_and_a_re_execution_takes_is_named(run, tree, reco
     assert report.verdict == "intact"
     assert report.records == records
     assert (report.source_tree or "").startswith("1 file, SHA-256 ") == tree
+
+
+def test_the_data_of_a_bundle_are_compared_with_those_that_are_expected(tmp_path, monkeypatch):
+    bundle = packed(program(), tmp_path / "run.capsule.tar")
+    request = VerifyRequest(bundle, TrustPolicy.of([SIGNER.public]), Mode("integrity"))
+    asked = []
+    monkeypatch.setattr(Expectation, "check_data", lambda _, digests: asked.append(digests))
+    verification.verify(request, Cache(tmp_path / "cache"), SilentReporter())
+    assert [each.func for each in asked] == [data_digests]
 
 
 @pytest.mark.xdist_group("verification")  # they share runs
