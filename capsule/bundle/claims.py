@@ -149,6 +149,16 @@ def steps_per_second(claims: TrainingClaims | ProgramClaims, seconds: float) -> 
     return claims.steps / seconds if isinstance(claims, TrainingClaims) and seconds else None
 
 
+def recorded_inputs(claims: TrainingClaims | ProgramClaims) -> Iterator[str]:
+    """Name what a re-execution takes from the bundle, in which its signer may write anything."""
+    if claims.entropy_profile is not None:
+        yield "the system's randomness"
+    if isinstance(claims, ProgramClaims) and claims.arrivals is not None:
+        yield "the order of arrivals"
+    if isinstance(claims, TrainingClaims) and claims.schedule is not None:
+        yield "the schedule of its actors"
+
+
 def claims_model(lock: Lock) -> type[TrainingClaims | ProgramClaims]:
     """Return the model of the claims of a run of ``lock``."""
     return ProgramClaims if isinstance(lock.spec.trainer, CommandTrainer) else TrainingClaims

@@ -86,7 +86,8 @@ _PATTERNS = {
     "command": "Write words that are not empty and have no NUL character",
     "groups": "Use at most 32 lower-case letters, digits and '-', and begin and end with a letter "
     "or digit",
-    "scores": "Write PATH#POINTER: results/metrics.json#/test/accuracy",
+    "scores": "Write NAME: PATH#POINTER, such as accuracy: results/metrics.json#/test/accuracy. A "
+    "name has no control characters, and does not begin with = + - or @",
 }
 _BOOLEANS = {"yes": "true", "on": "true", "no": "false", "off": "false"}  # of YAML 1.1
 _OTHER_ALGORITHMS = (
@@ -199,7 +200,7 @@ def _wrong(finding: ErrorDetails, document: YamlDocument, model: type[Model]) ->
         return Wrong(path, message, fix)
     section = str(path[0]) if path else ""
     if loc[-1:] == ("[key]",):  # the name of a data set is of the form of 'name'
-        field = {"data": "name", "groups": "groups"}.get(section, "")
+        field = {"data": "name", "groups": "groups", "scores": "scores"}.get(section, "")
     else:
         field = "scores" if section == "scores" else _names(path).rpartition(".")[2]
     return Wrong(path, f": {_said_of(finding)}", _instead(path, field, finding))

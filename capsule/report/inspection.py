@@ -28,7 +28,7 @@ from capsule.report.facts import claimed_results, lasted
 from capsule.report.runs import FoundRun
 from capsule.report.story import machine_of
 from capsule.report.subject import claimed_evaluation
-from capsule.report.text import bytes_text, print_line, printable
+from capsule.report.text import bytes_text, listed_relaxations, print_line, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,7 +89,7 @@ def inspect_run(opened: OpenedBundle) -> Inspected:
         ("run", what_ran(run.lock.spec)),
         ("result", claimed_results(run.lock, claims, claimed_evaluation(opened, claims))),
         ("claims", _claimed(claims)),
-        ("relaxed", ", ".join(claims.relaxations) or "none"),
+        ("relaxed", listed_relaxations(claims.relaxations) or "none"),
         ("sources", _randomness(ledger)),
         ("machine", machine_of(seen)),
         ("executed", _executed(seen)),

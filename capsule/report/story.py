@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from capsule.bundle.claims import Observations
+from capsule.bundle.claims import Observations, recorded_inputs
 from capsule.bundle.reproducing import what_ran
 from capsule.host.wording import agreeing, counted
 from capsule.report.subject import ReportedRun
+from capsule.report.text import listed, listed_relaxations
 from capsule.verification.verdict import Report
 
 Tone = Literal["good", "bad", "open"]
@@ -152,6 +153,15 @@ def _not_shown(subject: ReportedRun, executed: bool) -> tuple[str, ...]:
         )
     if not executed:
         left.append("That the run took place, or that executing it again gives the same results.")
+    # There can be any number of rejected receipts, so these come before them.
+    if subject.claims.relaxations:
+        given_up = listed_relaxations(subject.claims.relaxations)
+        left.append(f"Guarantees that were given up (relaxations): {given_up}.")
+    if records := [*recorded_inputs(subject.claims)]:
+        left.append(
+            f"That the recorded {' and '.join(each.removeprefix('the ') for each in records)} came "
+            "about by itself. A re-execution follows what the signer recorded, or chose."
+        )
     if subject.reports:
         left.append(
             "That the reports are true, because they are not signed. Run capsule verify to check "
@@ -166,12 +176,8 @@ def _not_shown(subject: ReportedRun, executed: bool) -> tuple[str, ...]:
         state = agreeing(len(silent), "states. It does", "state. They do")
         reasons = ", ".join(sorted({receipt.standing for receipt in silent}))
         left.append(f"What {len(silent)} of the receipts {state} not count: {reasons}.")
-    if subject.claims.relaxations:
-        left.append(
-            f"Guarantees that were given up (relaxations): {', '.join(subject.claims.relaxations)}."
-        )
-    if open_sources := ", ".join(row.source for row in subject.ledger.uncontrolled):
-        left.append(f"Control over these sources of nondeterminism: {open_sources}.")
+    if open_sources := [row.source for row in subject.ledger.uncontrolled]:
+        left.append(f"Control over these sources of nondeterminism: {listed(open_sources)}.")
     left.append(
         f"How the results vary with the seed. This is one run, with root seed "
         f"{subject.lock.spec.seeds.root}."

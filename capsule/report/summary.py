@@ -11,7 +11,7 @@ from capsule.report.facts import returns_text, verify_options
 from capsule.report.scores import cells, run_scores
 from capsule.report.story import Tone, tell
 from capsule.report.subject import NetworkReturns, ReportedRun
-from capsule.report.text import print_line, printable
+from capsule.report.text import MAX_SENTENCE, print_line, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +29,9 @@ def show_subject(subject: ReportedRun, console: Console) -> None:
     console.print()
     for label, sentences in (("shown", story.shown), ("not shown", story.not_shown)):
         for number, sentence in enumerate(sentences[:MAX_SENTENCES]):
-            print_line(console, f"{'' if number else label:<16} {printable(sentence)}")
+            print_line(
+                console, f"{'' if number else label:<16} {printable(sentence, MAX_SENTENCE)}"
+            )
         if len(sentences) > MAX_SENTENCES:
             left = len(sentences) - MAX_SENTENCES
             print_line(console, f"… and {left} more on the page (-o report.html)")

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from capsule.host.wording import counted, shown_value
-from capsule.report.text import printable
+from capsule.report.text import MAX_SENTENCE, printable
 
 STYLE = (Path(__file__).parent / "page.css").read_text(encoding="ascii")
 MARKS = {"good": "✓", "bad": "✗", "open": "○"}
@@ -26,6 +26,11 @@ _NUMBER = re.compile(r"-?[0-9][0-9,.]*(e[+-][0-9]+)?")
 def code(value: str) -> Markup:
     """Return a text as code."""
     return Markup("<code>{}</code>").format(printable(value))
+
+
+def sentence(text: str) -> Markup:
+    """Return a statement of Capsule's own, which is longer than a text from elsewhere may be."""
+    return escape(printable(text, MAX_SENTENCE))
 
 
 def toned(word: str, tone: str | None) -> Markup:
@@ -69,4 +74,4 @@ TEMPLATES.globals |= {
     "style_digest": base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode(),
 }
 TEMPLATES.tests |= {"a_number": _is_number, "wordy": _has_words}
-TEMPLATES.filters |= {"grouped": "{:,}".format, "counted": counted}
+TEMPLATES.filters |= {"grouped": "{:,}".format, "counted": counted, "sentence": sentence}

@@ -10,7 +10,13 @@ from capsule.outcome import PROGRAM_FAILED, SHOWN_LINES
 from capsule.report.divergence import divergence_lines, show_lines
 from capsule.report.outputs import listed_paths, output_rows
 from capsule.report.returns import returns_rows
-from capsule.report.text import print_line, printable
+from capsule.report.text import (
+    MAX_SENTENCE,
+    listed,
+    listed_relaxations,
+    print_line,
+    printable,
+)
 from capsule.verification.verdict import (
     OutputDifference,
     Report,
@@ -20,7 +26,7 @@ from capsule.verification.verdict import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-_SHOWN_PACKAGES = 12
+_IN_REPORT = ", which the report lists"
 _STYLES = {
     "reproduced-bitwise": "bold green",
     "reproduced-content": "bold yellow",
@@ -43,6 +49,7 @@ FEW_ROWS = 3  # where there is an analysis to be read
 MAX_CELL = 28
 GAPS = 6  # characters between the four columns
 MAX_DIFFERENCES = 2
+MAX_DATA = 3  # data sets
 
 
 def show_report(report: Report, console: Console) -> None:
@@ -61,7 +68,7 @@ def show_report(report: Report, console: Console) -> None:
     console.print()
     console.print(report.verdict, style=_STYLES[report.verdict], end="", markup=False)
     cause = "" if report.error is None else f"{report.error['code']}: "
-    print_line(console, f"  {cause}{printable(summary)}")
+    print_line(console, f"  {cause}{printable(summary, MAX_SENTENCE)}")
     for line in output:
         print_line(console, f"  {printable(line)}")
     if report.error is not None:
@@ -85,11 +92,14 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         ("integrity", _yes(report.integrity, _intact(report), "NOT intact")),
         ("authenticity", _authenticity(report)),
         ("image", _image(report)),
-        ("packages", _packages(report)),
+        *_packages(report),
+        ("source tree", _source_tree(report)),
+        *_data(report),
+        ("records", _records(report)),
         ("training code", _yes(report.own_code, "Capsule's", "NOT Capsule's")),
         ("not checked", listed_paths(report.unchecked)),
         ("claims", report.claimed),
-        ("relaxations", ", ".join(report.relaxations) or None),
+        ("relaxations", listed_relaxations(report.relaxations, _IN_REPORT) or None),
         ("not controlled", _open_sources(report)),
         *_ledger_differences(report),
     ]
@@ -146,7 +156,7 @@ def _open_sources(report: Report) -> str | None:
     """Name the sources that are not controlled. The JSON report has the whole ledger."""
     ledger = report.ledger or report.recorded_ledger
     left = () if ledger is None else ledger.uncontrolled
-    named = ", ".join(f"{row.source} ({row.treatment})" for row in left)
+    named = listed([f"{row.source} ({row.treatment})" for row in left])
     if not named:
         return None
     return named if report.ledger is not None else f"{named}, as the signer recorded"
@@ -175,16 +185,39 @@ def _yes(fact: bool | None, yes: str, no: str) -> str | None:
     return yes if fact else no
 
 
-def _packages(report: Report) -> str | None:
-    parts = []
-    if report.besides:
-        more = len(report.besides) - _SHOWN_PACKAGES
-        rest = f" and {more} more, which the report lists" if more > 0 else ""
-        shown = ", ".join(report.besides[:_SHOWN_PACKAGES])
-        parts.append(f"added to Capsule's recipe: {shown}{rest}")
-    if report.startup:
-        parts.append(f"executed at every start of Python: {', '.join(report.startup)}")
-    return "; ".join(parts) or None
+def _packages(report: Report) -> Iterator[tuple[str, str]]:
+    """Name the packages beyond the usual ones, and what runs at every start, in a line each."""
+    facts = (
+        ("added to Capsule's recipe", report.besides),
+        ("executed at every start of Python", report.startup),
+    )
+    label = "packages"
+    for what, names in facts:
+        if names:
+            yield label, f"{what}: {listed(names, _IN_REPORT)}"
+            label = ""
+
+
+def _source_tree(report: Report) -> str | None:
+    if report.source_tree is None:
+        return None
+    # A program has no trace, and its run is described by what it claims.
+    use = "the program" if report.claimed else "executed in the trainer's process"
+    return f"the SIGNER'S code, {use}: {report.source_tree}"
+
+
+def _data(report: Report) -> Iterator[tuple[str, str]]:
+    """Name the data sets, which no spec contains, in a line each."""
+    data = report.data or ()
+    yield from zip(("data", *[""] * MAX_DATA), data[:MAX_DATA], strict=False)
+    if (more := len(data) - MAX_DATA) > 0:
+        yield "", f"and {more} more{_IN_REPORT}"
+
+
+def _records(report: Report) -> str | None:
+    if report.records is None:
+        return None
+    return f"followed as the SIGNER wrote them: {', '.join(report.records)}"
 
 
 def _image(report: Report) -> str | None:

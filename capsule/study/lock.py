@@ -45,6 +45,8 @@ STUDY_LOCK = ".study.lock.json"
 STARTS = ".starts.json"
 # A study's bundle has its lock, so this is the limit of a bundle's documents (capsule.bundle).
 MAX_LOCK_BYTES = 64 << 20
+# The file of a study has at most 1 MiB. Its settings are compared with the spec of each member.
+MAX_STUDY_BYTES = 2 << 20
 
 
 class SharedPins(Model):
@@ -83,6 +85,8 @@ class StudyLock(DigestedModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> StudyLock:
+        if len(self.study.document()) > MAX_STUDY_BYTES:
+            raise ValueError(f"study: more than {MAX_STUDY_BYTES >> 20} MiB")
         planned, names = self.planned, [member.name for member in self.members]
         # Canonical JSON sorts the keys of 'study', so the list of members determines the order of
         # the groups. A group without a member in that list sorts first, and the comparison fails.

@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from capsule.bundle.claims import ProgramClaims
-from capsule.experiment.canonical import sha256_hex
+from capsule.experiment.canonical import MAX_VALUES, count_values, sha256_hex
 from capsule.report.scores import ScoredTask
 from capsule.report.subject import NetworkReturns
 from capsule.study.spec import StudySpec
 
+MAX_SCORES = 2_000_000  # of all members of a study; each takes some 250 bytes of memory
 ReadOutput = Callable[[ProgramClaims, str], bytes]
 Tasks = tuple[tuple[ScoredTask, tuple[NetworkReturns, ...]], ...]
 
@@ -48,16 +49,54 @@ def scored_outputs(study: StudySpec, claims: ProgramClaims, read: ReadOutput) ->
     return outputs
 
 
-def program_tasks(study: StudySpec, outputs: Mapping[str, bytes]) -> Tasks:
+class ScoreReader:
+    """Reads the scores of all members of a study, and each file that members share only once.
+
+    A bundle contains a shared file once. Without bounds on all members together, a small bundle
+    with many of them would fill the memory.
+    """
+
+    def __init__(self, study: StudySpec) -> None:
+        """Begin with no member."""
+        self._study = study
+        self._known: dict[tuple[str, ...], Tasks] = {}
+        self._left = MAX_SCORES
+
+    def read(self, claims: ProgramClaims, outputs: Mapping[str, bytes]) -> Tasks:
+        """Return the scores of the next member: each name is a task, each number an evaluation.
+
+        Args:
+            claims: Claims of the member.
+            outputs: As of :func:`scored_outputs`.
+
+        Raises:
+            ValueError: As of :func:`program_tasks`.
+        """
+        files = tuple(claims.outputs[path].sha256 for path in outputs)
+        if files not in self._known:
+            self._known[files] = program_tasks(self._study, outputs, self._left)
+        tasks = self._known[files]
+        self._left -= sum(len(points) for _, points in tasks)
+        if self._left < 0:
+            raise _too_many()
+        return tasks
+
+
+def program_tasks(study: StudySpec, outputs: Mapping[str, bytes], most: int = MAX_SCORES) -> Tasks:
     """Return the scores of a member: each name is a task, each number an evaluation.
 
     Args:
         study: The study, which names scores.
         outputs: As of :func:`scored_outputs`.
+        most: How many numbers there may be.
 
     Raises:
-        ValueError: A file is not JSON, or a pointer leads to no number and no list of numbers.
+        ValueError: A file is not JSON, a pointer leads to no number and no list of numbers, or
+            there are too many of them.
     """
+    for path, content in outputs.items():
+        if count_values(content) > MAX_VALUES:
+            raise ValueError(f"its output {path} has more than {MAX_VALUES:,} values")
     tasks = []
     for name, source in (study.scores or {}).items():
         path, _, pointer = source.partition("#")
@@ -66,6 +105,9 @@ def program_tasks(study: StudySpec, outputs: Mapping[str, bytes]) -> Tasks:
         except (ValueError, LookupError, RecursionError) as error:
             raise ValueError(f"{source} does not exist or cannot be read: {error}") from error
         values = found if isinstance(found, list) else [found]
+        most -= len(values)
+        if most < 0:
+            raise _too_many()
         try:
             numbers = [_number(value) for value in values]
         except (ValueError, OverflowError) as error:
@@ -77,6 +119,10 @@ def program_tasks(study: StudySpec, outputs: Mapping[str, bytes]) -> Tasks:
         points = (NetworkReturns(step, (number,)) for step, number in enumerate(numbers, 1))
         tasks.append((ScoredTask("program", name), tuple(points)))
     return tuple(tasks)
+
+
+def _too_many() -> ValueError:
+    return ValueError(f"the members of the study have more than {MAX_SCORES:,} scores")
 
 
 def _number(value: Any) -> float:

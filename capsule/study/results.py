@@ -21,7 +21,7 @@ from capsule.report.subject import evaluation_points
 from capsule.study.directory import StudyDirectory
 from capsule.study.lock import StudyLock
 from capsule.study.members import PlannedMember
-from capsule.study.program_scores import ReadOutput, Tasks, program_tasks, scored_outputs
+from capsule.study.program_scores import ReadOutput, ScoreReader, Tasks, scored_outputs
 
 
 class MemberIdentity(Model):
@@ -78,13 +78,13 @@ class StudyResults:
             CapsuleError: CAP-Y015 a bundle is not that of its member, CAP-Y016 a member has no
                 scores; CAP-B…, a bundle is damaged.
         """
-        members, missing = [], []
+        members, missing, scores = [], [], ScoreReader(study.lock.study)
         for member in study.lock.members:
             path = study.bundle(member.name)
             if path is None:
                 missing.append(member.name)
             else:
-                members.append(_from_bundle(study.lock, member.name, path))
+                members.append(_from_bundle(study.lock, member.name, path, scores))
         return cls(study.lock, tuple(members), tuple(missing))
 
 
@@ -103,7 +103,7 @@ def _open(path: Path) -> OpenedBundle:
         raise CapsuleError(error.code, f"{path}: {error.message}", fix=fix) from error
 
 
-def _from_bundle(lock: StudyLock, name: str, path: Path) -> MemberResult:
+def _from_bundle(lock: StudyLock, name: str, path: Path, scores: ScoreReader) -> MemberResult:
     with _open(path) as bundle:
         claims = RecordedRun.read(bundle).claims
         identity = MemberIdentity(name=name, claim_id=claims.claim_id(), bundle=sha256_file(path))
@@ -111,7 +111,7 @@ def _from_bundle(lock: StudyLock, name: str, path: Path) -> MemberResult:
         def read(claims: ProgramClaims, path: str) -> bytes:
             return bundle.content(claimed_outputs(claims.outputs)[path])
 
-        return member_result(lock, identity, claims, read)
+        return member_result(lock, identity, claims, read, scores)
 
 
 def member_result(
@@ -119,6 +119,7 @@ def member_result(
     identity: MemberIdentity,
     claims: TrainingClaims | ProgramClaims,
     read: ReadOutput,
+    scores: ScoreReader,
 ) -> MemberResult:
     """Return the result of a member.
 
@@ -127,6 +128,7 @@ def member_result(
         identity: The member.
         claims: What it claims.
         read: Returns what an output of a program holds, by its path in the working folder.
+        scores: Reads the scores of the study's programs.
 
     Raises:
         CapsuleError: CAP-Y015, the claims are those of another lock; CAP-Y016, they have no scores,
@@ -145,7 +147,7 @@ def member_result(
         outputs: dict[str, bytes] = {}
         if isinstance(claims, ProgramClaims):
             outputs = scored_outputs(lock.study, claims, read)
-            tasks = program_tasks(lock.study, outputs)
+            tasks = scores.read(claims, outputs)
         else:
             _check_returns(claims.evaluation)
             points = by_task(lock.lock_of(member), evaluation_points(claims.evaluation))

@@ -25,6 +25,12 @@ Settings = Annotated[dict[FieldName, Any], Field(max_length=MAX_FIELDS)]
 ScoreSource = Annotated[
     str, StringConstraints(pattern=r"^[^#\x00]+#(/[^\x00]*)?$", max_length=1024)
 ]
+# Control characters, and those that are invisible or change the direction of a text, would steer
+# the terminal on which a table is printed. A spreadsheet executes cells that begin with = + - @.
+_UNSAFE = r"\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
+ScoreName = Annotated[
+    str, StringConstraints(pattern=rf"^[^{_UNSAFE}=+@-][^{_UNSAFE}]*$", max_length=100)
+]
 # The name has no dot, because a dot ends it in the names of members (StudyLock.groups).
 GroupName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$")]
 
@@ -208,12 +214,13 @@ class StudySpec(Model):
     groups: Annotated[dict[GroupName, GroupSpec], Field(min_length=1)] = Field(
         description="The groups, by name."
     )
-    scores: Annotated[dict[Word, ScoreSource], Field(min_length=1)] | None = added(
+    scores: Annotated[dict[ScoreName, ScoreSource], Field(min_length=1)] | None = added(
         absent=None,
         description="Places of the scores of your own program, by the names of the scores: "
         "FILE#POINTER, an output in JSON and a JSON pointer (RFC 6901) to a number, or to a list "
         "of numbers with one for each evaluation. A string that contains a hexadecimal "
-        "floating-point number counts as a number. Null: none.",
+        "floating-point number counts as a number. A name has at most 100 characters, of which the "
+        "first is none of = + - @. Null: none.",
     )
     resources: ResourcesSpec = Field(
         ResourcesSpec(), description="Resources that a scheduler reserves for each member."

@@ -22,8 +22,9 @@ from capsule.experiment.canonical import sha256_hex
 from capsule.host.errors import CapsuleError
 from capsule.host.wording import agreeing, counted
 from capsule.study.lock import StudyLock
+from capsule.study.program_scores import ScoreReader
 from capsule.study.results import StudyResults, member_result
-from capsule.study.tables import StudyClaims, tables_of
+from capsule.study.tables import StudyClaims, differing_table, tables_of
 
 SUFFIX = ".capsule-study.tar"
 CLAIMS = "claims.json"
@@ -141,16 +142,22 @@ def open_study(path: Path, trust: TrustPolicy) -> Iterator[tuple[OpenedBundle, S
         lock = opened.read(LOCK, StudyLock)
         _check_names(claims, lock)
 
-        def read(claims: ProgramClaims, path: str) -> bytes:
-            return opened.content(OUTPUT.format(sha256=claims.outputs[path].sha256))
+        # Members may share an output, which then is in memory once, as it is in the file.
+        contents: dict[str, bytes] = {}
 
-        members = []
+        def read(claims: ProgramClaims, path: str) -> bytes:
+            digest = claims.outputs[path].sha256
+            if digest not in contents:
+                contents[digest] = opened.content(OUTPUT.format(sha256=digest))
+            return contents[digest]
+
+        members, scores = [], ScoreReader(lock.study)
         for identity, member in zip(claims.members, lock.members, strict=True):
             model = claims_model(lock.lock_of(member))
             found = opened.read(MEMBER.format(name=identity.name), model)
             if found.claim_id() != identity.claim_id:
                 raise _disagreement(f"the claims of member {identity.name} have another claim id")
-            members.append(member_result(lock, identity, found, read))
+            members.append(member_result(lock, identity, found, read, scores))
         results = StudyResults(lock, tuple(members))
         _check_files(opened, results)
         _check_tables(claims, results)
@@ -188,10 +195,9 @@ def _check_files(opened: OpenedBundle, results: StudyResults) -> None:
 
 
 def _check_tables(claims: StudyClaims, results: StudyResults) -> None:
-    # The iteration over a model yields the name and the value of each field.
-    for name, table in tables_of(results):
-        if getattr(claims.tables, name) != table:
-            raise _disagreement(f"the table of {name} does not follow from the members' claims")
+    name = differing_table(results, claims.tables)
+    if name is not None:
+        raise _disagreement(f"the table of {name} does not follow from the members' claims")
 
 
 def _disagreement(reason: str) -> CapsuleError:

@@ -8,7 +8,8 @@ et al. 2021 (arXiv:2108.13264) ask for interquartile means with intervals.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from statistics import fmean
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from pydantic import Field
 
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Sha256
-from capsule.report.scores import NETWORKS, ScoredTask, normalize, summarize
+from capsule.report.scores import NETWORKS, Network, ScoredTask, normalize, summarize
 from capsule.study.results import MemberIdentity, MemberResult, StudyResults, grouped, means
 from capsule.study.statistics.aggregates import (
     mean_of_means,
@@ -158,25 +159,64 @@ class StudyClaims(Model):
     tables: StudyTables
 
 
+Groups = dict[tuple[str, ScoredTask], list[MemberResult]]
+Notice = Callable[[VarianceRow], object]
+
+
 def tables_of(results: StudyResults) -> StudyTables:
     """Compute the tables of a study.
 
     The draws of its intervals follow from the digest of the study's lock, so that the tables are
     the same on every machine.
     """
-    seed = results.lock.digest()
-    groups = grouped(results.members)
-    return StudyTables(
-        groups=tuple(_group_rows(groups, seed)),
-        curves=tuple(_curve(*key, members) for key, members in groups.items()),
-        variances=tuple(_variances(groups, seed)),
-        improvements=tuple(_improvements(groups, seed)),
-        settings=tuple(_settings(groups)),
-        aggregates=tuple(_aggregates(groups, seed)),
-    )
+    rows = _tables(results)
+    return StudyTables.model_validate({name: tuple(each) for name, each in rows.items()})
 
 
-Groups = dict[tuple[str, ScoredTask], list[MemberResult]]
+def differing_table(results: StudyResults, stated: StudyTables) -> str | None:
+    """Return the first table that does not follow from the results; None if all of them do.
+
+    Rows are computed one by one, and none after the first that differs. Tests of a thousand pairs
+    of groups take hours, which thus cannot be caused by a file whose tables were invented.
+    """
+    variances = iter(stated.variances)
+
+    def notice(row: VarianceRow) -> None:
+        other = next(variances, None)
+        if other is None or other.model_copy(update={"holm_p_value": row.holm_p_value}) != row:
+            raise _DifferingRowError
+
+    for name, rows in _tables(results, notice).items():
+        pairs = zip_longest(rows, getattr(stated, name))
+        try:
+            differs = any(row != other for row, other in pairs)
+        except _DifferingRowError:
+            return name
+        if differs:
+            return name
+    return None
+
+
+class _DifferingRowError(Exception):
+    """A test whose row in the table is another one."""
+
+
+def _tables(results: StudyResults, notice: Notice = lambda _: None) -> dict[str, Iterator[Model]]:
+    """Return the rows of each table, which are computed when they are asked for.
+
+    Args:
+        results: The study.
+        notice: Called with each row of the variances before its correction for all pairs is known.
+    """
+    seed, groups = results.lock.digest(), grouped(results.members)
+    return {
+        "groups": _group_rows(groups, seed),
+        "curves": (_curve(*key, members) for key, members in groups.items()),
+        "settings": _settings(groups),
+        "aggregates": _aggregates(groups, seed),
+        "improvements": _improvements(groups, seed),
+        "variances": _variances(groups, seed, notice),
+    }
 
 
 def _group_rows(groups: Groups, seed: str) -> Iterator[GroupRow]:
@@ -215,31 +255,42 @@ def _pairs(groups: Groups) -> Iterator[tuple[str, str]]:
     yield from itertools.combinations(dict.fromkeys(group for group, _ in groups), 2)
 
 
-def _variances(groups: Groups, seed: str) -> Iterator[VarianceRow]:
+def _variances(groups: Groups, seed: str, notice: Notice) -> Iterator[VarianceRow]:
     for task, network in itertools.product(dict.fromkeys(task for _, task in groups), NETWORKS):
-        tests = {}
-        for first, second in _pairs(groups):
-            scores = [
-                means(groups.get((name, task), ()), task, network) for name in (first, second)
-            ]
-            if min(map(len, scores)) >= MIN_SCORES:
-                label = f"{seed}/variance/{task.name}/{network}/{first}/{second}"
-                tests[first, second] = equal_variance(scores, label)
-        corrected = holm({"\n".join(key): test.permutation_p_value for key, test in tests.items()})
-        for (first, second), test in tests.items():
-            # JSON has no infinity.
-            finite = test.statistic is not None and test.statistic != float("inf")
-            yield VarianceRow(
-                task=task.name,
-                network=network,
-                first=first,
-                second=second,
-                statistic=test.statistic if finite else None,
-                p_value=round(test.p_value, P_DIGITS),
-                permutation_p_value=round(test.permutation_p_value, P_DIGITS),
-                exact=test.exact,
-                holm_p_value=round(corrected[f"{first}\n{second}"], P_DIGITS),
-            )
+        rows, p_values = [], {}
+        for row, p_value in _tests(groups, task, network, seed):
+            notice(row)
+            rows.append(row)
+            # The unrounded p-values are corrected: the correction multiplies an error, too.
+            p_values[f"{row.first}\n{row.second}"] = p_value
+        corrected = holm(p_values)
+        for row, pair in zip(rows, p_values, strict=True):
+            yield row.model_copy(update={"holm_p_value": round(corrected[pair], P_DIGITS)})
+
+
+def _tests(
+    groups: Groups, task: ScoredTask, network: Network, seed: str
+) -> Iterator[tuple[VarianceRow, float]]:
+    """Yield the test of each pair of groups, not yet corrected, with its unrounded p-value."""
+    for first, second in _pairs(groups):
+        scores = [means(groups.get((name, task), ()), task, network) for name in (first, second)]
+        if min(map(len, scores)) < MIN_SCORES:
+            continue
+        test = equal_variance(scores, f"{seed}/variance/{task.name}/{network}/{first}/{second}")
+        # JSON has no infinity.
+        finite = test.statistic is not None and test.statistic != float("inf")
+        row = VarianceRow(
+            task=task.name,
+            network=network,
+            first=first,
+            second=second,
+            statistic=test.statistic if finite else None,
+            p_value=round(test.p_value, P_DIGITS),
+            permutation_p_value=round(test.permutation_p_value, P_DIGITS),
+            exact=test.exact,
+            holm_p_value=1.0,
+        )
+        yield row, test.permutation_p_value
 
 
 def _improvements(groups: Groups, seed: str) -> Iterator[ImprovementRow]:

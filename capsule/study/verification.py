@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from capsule.bundle.claims import recorded_inputs
+from capsule.experiment.spec import relaxations
 from capsule.host.errors import CapsuleError, ExitCode
 from capsule.study.member_bundles import (
     MemberVerifier,
@@ -109,6 +111,23 @@ def _chances(total: int, drawn: int) -> list[dict[str, Any]]:
         {"forged": number, "probability": chance_to_notice(total, number, drawn)}
         for number in forged
     ]
+
+
+def reservations(results: StudyResults) -> dict[str, list[str]]:
+    """Return what the verdict on any member relies on, as ``capsule verify`` says it of one run.
+
+    Returns:
+        The guarantees that members gave up, the inputs that a re-execution takes from their
+        bundles, and the digests of their source trees, which are the signer's code.
+    """
+    lock, claims = results.lock, [member.claims for member in results.members]
+    # What a member claims is not compared with its lock before its own bundle is checked.
+    given_up = {name for spec in lock.specs for name in relaxations(spec)}
+    return {
+        "relaxations": sorted(given_up.union(*(each.relaxations for each in claims))),
+        "records": list(dict.fromkeys(name for each in claims for name in recorded_inputs(each))),
+        "source_trees": sorted({pins.project.sha256 for pins in lock.pins if pins.project}),
+    }
 
 
 def check_study(

@@ -47,6 +47,9 @@ class IntegrityFinding:
         relaxations: Guarantees that the recorded run gave up.
         recorded_ledger: Sources of nondeterminism in the recorded run.
         claimed: What a program's run claims, in words; None for a trainer's.
+        source_tree: Size and digest of the signer's source tree, in words; None without one.
+        data: Its data sets by name, size and digest, in words.
+        records: The inputs that a re-execution takes from the bundle, in words.
     """
 
     claim_id: str
@@ -55,6 +58,9 @@ class IntegrityFinding:
     relaxations: tuple[str, ...]
     recorded_ledger: Ledger
     claimed: str | None
+    source_tree: str | None = None
+    data: tuple[str, ...] = ()
+    records: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -142,11 +148,14 @@ class ComparisonFinding:
         differences: The facts that differ, causes before effects.
         outputs: The outputs of a program that differ, by content; None if none does.
         claims: What a whole re-execution claims; None for a prefix.
+        fewer_attempts: Whether a program made fewer of the attempts in its arrival log, which is
+            the only difference between the two logs.
     """
 
     differences: tuple[ComponentDifference, ...]
     outputs: OutputComparison | None = None
     claims: TrainingClaims | ProgramClaims | None = None
+    fewer_attempts: bool = False
 
 
 @dataclass(frozen=True)
@@ -222,6 +231,9 @@ class VerificationFindings:
             unchecked=integrity.unchecked if integrity else (),
             recorded_ledger=integrity.recorded_ledger if integrity else None,
             claimed=integrity.claimed if integrity else None,
+            source_tree=integrity.source_tree if integrity else None,
+            data=(integrity.data or None) if integrity else None,
+            records=(integrity.records or None) if integrity else None,
             authentic=trust.authentic if trust else None,
             signer=trust.signer if trust else None,
             signers=trust.signers if trust else (),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -219,6 +219,24 @@ class Expectation:
             first = compare_documents(left, right)[0]
             what = f"{first.component} is {first.found}, not {first.claimed}"
             raise _unexpected("CAP-V041", f"in its spec, {what}")
+
+    def check_data(self, digests: Callable[[str], Sequence[str]]) -> None:
+        """Reject the bundle of a run with other data than the spec names by its SHA-256.
+
+        The spec in a lock does not have these digests, so :meth:`check` has not compared them.
+
+        Args:
+            digests: Returns the digests by which a spec can name a data set of the bundle, the
+                usual one first.
+
+        Raises:
+            CapsuleError: CAP-V041.
+        """
+        data = None if self.spec is None else self.spec.data
+        for name, wanted in (data or {}).items():
+            if wanted.sha256 is not None and wanted.sha256 not in (found := digests(name)):
+                reason = f"its data set {name!r} has the SHA-256 {found[0]}, not {wanted.sha256}"
+                raise _unexpected("CAP-V041", reason)
 
 
 @dataclass(frozen=True)

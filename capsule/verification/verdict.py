@@ -497,6 +497,22 @@ class Report(Model):
         description="Files of Python packages that every start of the interpreter executes, and "
         "groups of entry points that the import of torch executes.",
     )
+    source_tree: str | None = added(
+        absent=None,
+        description="Number of files and SHA-256 of the source tree of the run, which is code of "
+        "the signer: a program, or modules with an environment or a network. They are executed in "
+        "the process of the trainer, whose results they can change. Null: the run has no tree.",
+    )
+    data: tuple[str, ...] | None = added(
+        absent=None,
+        description="The data sets of the run: name, size and SHA-256 of the listing. Null: none.",
+    )
+    records: tuple[str, ...] | None = added(
+        absent=None,
+        description="Inputs that a re-execution takes from the bundle, in which the signer may "
+        "have written anything: the system's randomness, the order of arrivals, the schedule. "
+        "Null: none.",
+    )
     own_code: bool | None = Field(
         None,
         description="Whether the training code is Capsule's own: that of the version that "

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
+from functools import partial
 
 from capsule.bundle import run_bundle
 from capsule.bundle.archive import UntrustedError
 from capsule.bundle.bundle import open_bundle
-from capsule.bundle.claims import ProgramClaims
+from capsule.bundle.claims import ProgramClaims, recorded_inputs
 from capsule.bundle.run_bundle import RecordedRun
 from capsule.bundle.trust import UntrustedSignersError
 from capsule.engine.interface import Engine
 from capsule.entropy.ledger import Ledger
 from capsule.experiment.canonical import sha256_hex
+from capsule.experiment.lock import LockedProject
 from capsule.host.errors import CapsuleError, ExitCode, refusal_of
 from capsule.host.reporter import Reporter
+from capsule.host.wording import counted
 from capsule.image.cache import Cache
 from capsule.image.closure import check_packages
+from capsule.image.data.listing import size_text
 from capsule.machine.compare import compare, expected_grade, unrepeatable
 from capsule.machine.fingerprint import take_fingerprint
 from capsule.machine.kind import machine_kind
@@ -39,6 +43,7 @@ from capsule.verification.findings import (
     VerificationFindings,
 )
 from capsule.verification.integrity.consistency import check_consistency
+from capsule.verification.integrity.data import data_digests
 from capsule.verification.receipt import check_clock
 from capsule.verification.request import VerifyRequest
 from capsule.verification.verdict import Grade, Judgement, Report
@@ -121,6 +126,12 @@ def _verify(
             relaxations=claims.relaxations,
             recorded_ledger=bundle.read(run_bundle.LEDGER, Ledger),
             claimed=claims.described if isinstance(claims, ProgramClaims) else None,
+            source_tree=None if lock.project is None else _described(lock.project),
+            data=tuple(
+                f"{name}: {size_text(pin)}, SHA-256 {pin.sha256}"
+                for name, pin in (lock.data or {}).items()
+            ),
+            records=tuple(recorded_inputs(claims)),
         )
 
         # Trust: who signed it, and whether it is of the experiment that the verifier expects.
@@ -129,6 +140,7 @@ def _verify(
         found.trust = TrustFinding(bundle.authentic, bundle.signer.key, bundle.signers)
         request.require_trust(bundle)
         request.expected.check(lock, claims)
+        request.expected.check_data(partial(data_digests, run))
         # A mode in which the run can never be verified is rejected on every machine.
         request.mode.check(lock)
         if request.signs:
@@ -159,6 +171,10 @@ def _verify(
             able = "this machine can re-execute the run"
             return Judgement("environment-matches", f"{able}; {grade} reproduction is expected")
         return _execute(request, run, engine, cache, reporter, found.environment, found)
+
+
+def _described(tree: LockedProject) -> str:
+    return f"{counted(len(tree.files), 'file')}, SHA-256 {tree.sha256}"
 
 
 def _execute(

@@ -1,14 +1,18 @@
 """The main statements about a run, and the command that shows them."""
 
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
 from capsule.bundle import run_bundle
 from capsule.cli.main import app
 from capsule.report.story import tell
-from tests.hostile.genuine import edit_json, outside, packed
+from capsule.report.summary import MAX_SENTENCES
+from tests.hostile.genuine import edit_json, outside, packed, program
 from tests.report.conftest import make_report, read
 
+CORPUS = Path(__file__).parents[1] / "corpus"
 FORMS = {
     "html": "<!DOCTYPE html>",
     "ro-crate": '{\n  "@context"',
@@ -143,6 +147,22 @@ def test_files_that_could_not_be_checked_are_not_said_to_agree(tmp_path):
     subject = read(bundle, trusted=False)
     assert run_bundle.LEDGER in subject.unchecked
     assert subject.ledger.rows[0].evidence == "invented"
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_records_that_the_signer_may_have_chosen_are_told(tmp_path, recorded):
+    run = program() if recorded else outside("training")
+    bundle = packed(run, tmp_path / "run.capsule.tar")
+    of_another_run = next(CORPUS.glob("*.receipt.json")).read_bytes()
+    rejected = [tmp_path / f"{number}.receipt.json" for number in range(MAX_SENTENCES)]
+    for number, path in enumerate(rejected):
+        path.write_bytes(of_another_run + b"\n" * number)  # equal files are read once
+    story = told(bundle, *rejected, trusted=False)
+    assert sum("was rejected" in sentence for sentence in story.not_shown) == len(rejected)
+    said = "That the recorded system's randomness and order of arrivals came about by itself."
+    # The command shows the first sentences only.
+    shown = story.not_shown[:MAX_SENTENCES]
+    assert any(sentence.startswith(said) for sentence in shown) == recorded
 
 
 # --- the command --------------------------------------------------------------------------------

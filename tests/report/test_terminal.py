@@ -255,6 +255,18 @@ FACTS = {
         {"image_rebuilt": True, "image_source": "supplied-base"},
         "image            rebuilt from the lock except for the base layer, which is the SIGNER'S",
     ),
+    "tree of a trainer": (
+        {"source_tree": "2 files, ab"},
+        "source tree      the SIGNER'S code, executed in the trainer's process: 2 files, ab",
+    ),
+    "data": (
+        {"data": ("digits: 4 files, 8 bytes, SHA-256 ab",)},
+        "data             digits: 4 files, 8 bytes, SHA-256 ab",
+    ),
+    "records": (
+        {"records": ("the schedule", "the order")},
+        "records          followed as the SIGNER wrote them: the schedule, the order",
+    ),
     "packages": (
         {"besides": ("numpy 2", "torch 2")},
         "packages         added to Capsule's recipe: numpy 2, torch 2",
@@ -274,10 +286,41 @@ def test_a_fact_has_a_line_and_an_unknown_one_has_none(facts, line):
 
 
 def test_many_packages_are_counted():
-    packages = tuple(f"p{number} 1" for number in range(15))
-    text = shown(verified(besides=packages)).replace("\n", " ")
-    assert "p11 1 and 3 more, which the report lists" in text
-    assert "p12" not in text
+    packages = tuple(f"package-{number} 1.0.{'0' * 30}" for number in range(15))
+    lines = shown(verified(besides=packages, startup=("a 1: a.pth",))).splitlines()
+    (line,) = (line for line in lines if line.startswith("packages"))
+    assert "package-4 1.0" in line
+    assert line.endswith(" and 9 more, which the report lists")
+    # However many there are, what every start of Python executes is named.
+    assert f"{' ' * 17}executed at every start of Python: a 1: a.pth" in lines
+
+
+def test_many_data_sets_are_counted():
+    lines = shown(verified(data=tuple(f"d{number}: 1 file" for number in range(5)))).splitlines()
+    assert "data             d0: 1 file" in lines
+    assert f"{' ' * 17}d2: 1 file" in lines
+    assert f"{' ' * 17}and 2 more, which the report lists" in lines
+
+
+def test_a_pattern_of_the_signer_hides_no_other_relaxation():
+    patterns = (f"trainer.outputs=!{'0' * 500}", "trainer.outputs=!score.json")
+    given_up = ("determinism.cores=None", *patterns, "trainer.standard_output=False")
+    (line,) = (
+        line
+        for line in shown(verified(relaxations=given_up)).splitlines()
+        if line.startswith("relaxations")
+    )
+    assert line.endswith(f"!{'0' * 53}…, trainer.outputs=!score.json")
+    assert "determinism.cores=None, trainer.standard_output=False, " in line
+    many = tuple(f"trainer.outputs=!{number:050}" for number in range(30))
+    assert " and 26 more, which the report lists" in shown(verified(relaxations=many))
+
+
+def test_the_end_of_a_long_verdict_is_shown():
+    """Segments, a fresh seed and the signer's own image take more than 400 characters."""
+    end = "; the training code was the signer's own and not this Capsule's"
+    report = verified().model_copy(update={"summary": f"{'x' * 400}{end}"})
+    assert shown(report).rstrip().endswith(end)
 
 
 def test_a_key_that_signed_twice_is_named_once():

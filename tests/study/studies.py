@@ -10,6 +10,7 @@ from capsule.experiment.lock import Lock, LockedProject
 from capsule.host.spec_file import spec_of
 from capsule.host.yaml_document import YamlDocument
 from capsule.study.lock import LockedMember, SharedPins, StudyLock
+from capsule.study.program_scores import ScoreReader
 from capsule.study.results import MemberIdentity, StudyResults, member_result
 from capsule.study.spec import StudySpec
 from capsule.study.study_file import StudyFile
@@ -112,5 +113,7 @@ def make_results(lock=None, missing=()):
                 claim_id=claims.claim_id(),
                 bundle=sha256_hex(member.name.encode()),
             )
-            members.append(member_result(lock, identity, claims, no_outputs))
+            members.append(
+                member_result(lock, identity, claims, no_outputs, ScoreReader(lock.study))
+            )
     return StudyResults(lock, tuple(members), tuple(missing))

@@ -11,6 +11,7 @@ from capsule.host.errors import CapsuleError
 from capsule.image.cache import Cache
 from capsule.image.lockfile import write_lock
 from capsule.study.lock import (
+    MAX_STUDY_BYTES,
     STARTS,
     STUDY_LOCK,
     earlier_lock,
@@ -282,6 +283,14 @@ def test_a_lock_is_read_as_it_was_written(tmp_path, document):
 )
 def test_an_edited_lock_is_refused(tmp_path, document, path, value, message):
     assert message in refused(tmp_path, edited(document, path, value))
+
+
+def test_a_study_that_no_file_of_one_could_hold_is_refused(tmp_path, document):
+    """The settings are compared with the spec of each of up to 2,000 members."""
+    settings = {"name": "x" * MAX_STUDY_BYTES}
+    assert "study: more than 2 MiB" in refused(
+        tmp_path, edited(document, ["study", "set"], settings)
+    )
 
 
 def test_members_that_change_places_are_refused(tmp_path, document):

@@ -10,7 +10,8 @@ from capsule.bundle.trust import TrustPolicy
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.contract import Output
 from capsule.host.errors import CapsuleError
-from capsule.study.program_scores import program_tasks
+from capsule.study import program_scores
+from capsule.study.program_scores import ScoreReader, program_tasks
 from capsule.study.report import StudyReport, csv_report, page_report
 from capsule.study.results import MemberIdentity, StudyResults, member_result
 from capsule.study.study_bundle import open_study, pack_study
@@ -38,7 +39,7 @@ def scores_of(text, pointer):
     return [point.returns for point in points]
 
 
-def result(lock, member, content, sha256=None):
+def result(lock, member, content, sha256=None, scores=None):
     """Return the result of a member whose program wrote this file."""
     claims = ProgramClaims(
         lock=member.lock,
@@ -52,7 +53,8 @@ def result(lock, member, content, sha256=None):
     identity = MemberIdentity(
         name=member.name, claim_id=claims.claim_id(), bundle=sha256_hex(member.name.encode())
     )
-    return member_result(lock, identity, claims, lambda _claims, _path: content)
+    scores = scores or ScoreReader(lock.study)
+    return member_result(lock, identity, claims, lambda _claims, _path: content, scores)
 
 
 def make_program_results(lock):
@@ -63,6 +65,33 @@ def make_program_results(lock):
     contents[1] = contents[2] = contents[0]
     members = zip(lock.members, contents, strict=True)
     return StudyResults(lock, tuple(result(lock, *each) for each in members))
+
+
+def test_members_that_share_a_file_share_its_scores_and_do_not_fill_the_memory(monkeypatch):
+    """A bundle stores the file once, however many members claim it."""
+    lock, content = program_lock(), b'{"test": {"accuracy": [1, 2, 3]}, "loss": 4}'
+    scores = ScoreReader(lock.study)
+    first, second, third, *_ = lock.members
+    tasks = [result(lock, each, content, scores=scores).tasks for each in (first, second)]
+    assert tasks[0] is tasks[1]
+    monkeypatch.setattr(program_scores, "MAX_SCORES", 11)
+    scores = ScoreReader(lock.study)
+    for member in (first, second):
+        result(lock, member, content, scores=scores)
+    with pytest.raises(CapsuleError, match="the members of the study have more than 11 scores"):
+        result(lock, third, content, scores=scores)
+    monkeypatch.setattr(program_scores, "MAX_SCORES", 3)
+    with pytest.raises(CapsuleError, match="more than 3 scores"):
+        result(lock, first, content)
+
+
+def test_a_file_with_scores_has_no_more_values_than_a_document(monkeypatch):
+    """Each takes up to a hundred times its two bytes."""
+    monkeypatch.setattr(program_scores, "MAX_VALUES", 6)
+    lock = program_lock({"loss": f"{METRICS}#/loss"})
+    result(lock, lock.members[0], b'{"loss": 1, "other": [1, 2]}')
+    with pytest.raises(CapsuleError, match="has more than 6 values"):
+        result(lock, lock.members[0], b'{"loss": 1, "other": [1, 2, 3, 4, 5]}')
 
 
 # The document and the values are those of RFC 6901, section 5; those that are no numbers are not

@@ -1,10 +1,12 @@
 """The study spec: what is refused, where, and with which fix."""
 
 import pytest
+from pydantic import ValidationError
 
 from capsule.host.errors import CapsuleError
 from capsule.study.study_file import StudyFile
 from tests.study.small_studies import BASE, STUDY, write
+from tests.study.studies import make_file
 
 
 def refused(tmp_path, study, code="CAP-S003"):
@@ -130,7 +132,31 @@ def test_the_fix_of_a_name_or_of_the_place_of_a_score_shows_the_form(tmp_path):
     assert error.fix.startswith("Use at most 32 lower-case letters, digits and '-'")
     error = refused(tmp_path, "scores: {accuracy: metrics.json}\n" + STUDY)
     assert "scores.accuracy: has characters or a form" in error.message
-    assert error.fix == "Write PATH#POINTER: results/metrics.json#/test/accuracy."
+    assert error.fix.startswith("Write NAME: PATH#POINTER, such as accuracy: results/metrics.json#")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "=1+1",
+        "+1",
+        "-1",
+        "@SUM(A1)",
+        "a\x1b[2J",
+        "a\u202eb",
+        "a\nb",
+        "a\u2028b",
+        "\x9b1m",
+        "x" * 101,
+    ],
+)
+def test_the_name_of_a_score_is_text_in_a_terminal_and_in_a_spreadsheet(tmp_path, name):
+    """The bundle of a study is printed as CSV, in which nothing is replaced."""
+    with pytest.raises(ValidationError):
+        make_file(scores={name: "metrics.json#/loss"})
+    error = refused(tmp_path, 'scores: {"=1+1": "metrics.json#/loss"}\n' + STUDY)
+    assert "does not begin with = + - or @" in error.fix
+    make_file(scores={"Genauigkeit ü (%), 准确率": "metrics.json#/loss"})
 
 
 def test_a_misspelt_key_is_suggested(tmp_path):

@@ -5,8 +5,10 @@ from statistics import fmean, stdev
 import pytest
 
 from capsule.host.errors import CapsuleError
+from capsule.study import tables as study_tables
+from capsule.study.program_scores import ScoreReader
 from capsule.study.results import MemberIdentity, member_result
-from capsule.study.tables import AGGREGATES, tables_of
+from capsule.study.tables import AGGREGATES, differing_table, tables_of
 from tests.study.studies import (
     BASE,
     STEPS,
@@ -134,5 +136,40 @@ def test_an_evaluation_needs_a_return_of_each_start(returns):
     changed = {"evaluation": claims.evaluation.model_copy(update={"points": points})}
     identity = MemberIdentity(name=member.name, claim_id=ZERO, bundle=ZERO)
     with pytest.raises(CapsuleError, match="evaluation of step 0 has") as refused:
-        member_result(lock, identity, claims.model_copy(update=changed), no_outputs)
+        changed = claims.model_copy(update=changed)
+        member_result(lock, identity, changed, no_outputs, ScoreReader(lock.study))
     assert refused.value.code == "CAP-Y016"
+
+
+def with_row(table, place, **facts):
+    return (*table[:place], table[place].model_copy(update=facts), *table[place + 1 :])
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_no_row_is_computed_after_the_first_that_differs(results, tables, monkeypatch, place):
+    """An invented table must not cost its reader the hours that an honest one takes."""
+    tested = []
+    test = study_tables.equal_variance
+    monkeypatch.setattr(
+        study_tables, "equal_variance", lambda *each: tested.append(each) or test(*each)
+    )
+    assert differing_table(results, tables) is None
+    assert len(tested) == len(tables.variances)
+    forged = with_row(tables.variances, place, permutation_p_value=0.0)
+    for variances in (forged, tables.variances[:place]):
+        tested.clear()
+        stated = tables.model_copy(update={"variances": variances})
+        assert differing_table(results, stated) == "variances"
+        assert len(tested) == place + 1
+    tested.clear()
+    groups = with_row(tables.groups, 0, mean=99.0)
+    assert differing_table(results, tables.model_copy(update={"groups": groups})) == "groups"
+    assert tested == []
+
+
+def test_a_correction_is_compared_although_it_follows_from_all_tests(results, tables):
+    last = with_row(tables.variances, len(tables.variances) - 1, holm_p_value=0.0)
+    stated = tables.model_copy(update={"variances": last})
+    assert differing_table(results, stated) == "variances"
+    longer = tables.model_copy(update={"variances": (*tables.variances, tables.variances[0])})
+    assert differing_table(results, longer) == "variances"

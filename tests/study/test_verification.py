@@ -15,8 +15,10 @@ from capsule.report.progress import open_reporter
 from capsule.study import verification
 from capsule.study.member_bundles import MemberVerifier
 from capsule.study.sampling import VerifiedMember
-from capsule.study.verification import CheckedStudy, StudyChallenge, check_study
+from capsule.study.verification import CheckedStudy, StudyChallenge, check_study, reservations
 from tests.study.corpus import CORPUS, KEY, MEMBERS, refused, results_of
+from tests.study.studies import ZERO, make_lock
+from tests.study.test_program_scores import PROGRAM, SCORES, make_program_results
 
 
 def check(results, folder, key=KEY, **options):
@@ -235,6 +237,18 @@ def test_segments_of_decided_members_count_towards_the_chance():
     document = CheckedStudy(4, None, (), challenged("reproduced-segments", "intact")).document()
     assert document["challenge"]["chance_to_notice"] == chances(8, 1 + 2, 1, 2, 4)
     assert document["chance_to_notice"] == []
+
+
+def test_a_relaxation_of_the_lock_is_named_although_no_member_claims_it():
+    base = PROGRAM | {"entropy": {"mode": "recorded", "on_exhaustion": "virtual"}}
+    results = make_program_results(make_lock({"a": {"runs": 3}}, base=base, scores=SCORES))
+    first, *others = results.members
+    first = replace(first, claims=first.claims.model_copy(update={"entropy_profile": ZERO}))
+    assert reservations(replace(results, members=(first, *others))) == {
+        "relaxations": ["engine=process", "entropy.on_exhaustion=virtual"],
+        "records": ["the system's randomness"],
+        "source_trees": [ZERO],
+    }
 
 
 def test_without_a_challenge_the_document_has_none():

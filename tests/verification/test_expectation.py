@@ -3,6 +3,7 @@
 import pytest
 
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.spec import DataSpec
 from capsule.image.lockfile import write_lock
 from capsule.verification.request import Expectation, parse_lock
 from tests.bundle.locks import make_lock
@@ -27,6 +28,23 @@ def test_a_setting_that_the_bundle_does_not_have_is_called_absent():
     wanted = lock.spec.model_copy(update={"entropy": entropy})
     with pytest.raises(CapsuleError, match=r"entropy\.seed is absent, not 1"):
         Expectation(spec=wanted).check(lock, None)
+
+
+@pytest.mark.parametrize(
+    ("sha256", "expected"),
+    [(None, True), ("1" * 64, True), ("2" * 64, True), ("3" * 64, False)],
+    ids=["any", "of the file", "of the listing", "of other data"],
+)
+def test_the_published_digest_of_a_data_set_is_expected(sha256, expected):
+    """A lock does not contain it: its own digest is of the data that were used."""
+    lock = make_lock()
+    wanted = lock.spec.model_copy(update={"data": {"digits": DataSpec(sha256=sha256)}})
+    expectation = Expectation(spec=wanted)
+    if expected:
+        expectation.check_data({"digits": ("1" * 64, "2" * 64)}.get)
+        return
+    with pytest.raises(CapsuleError, match=r"its data set 'digits' has the SHA-256 1{64}, not 3"):
+        expectation.check_data({"digits": ("1" * 64, "2" * 64)}.get)
 
 
 def test_a_lock_of_the_same_spec_with_another_package_is_another(tmp_path):

@@ -2,13 +2,17 @@
 
 import pytest
 
+from capsule.bundle.trust import TrustPolicy
 from capsule.experiment.errors import CapsuleError
+from capsule.image.cache import Cache
 from capsule.machine.fingerprint import take_fingerprint
 from capsule.report.progress import SilentReporter
 from capsule.verification import verify as verification
 from capsule.verification.findings import ImageFinding, VerificationFindings
+from capsule.verification.integrity.data import data_digests
+from capsule.verification.request import Expectation, Mode, VerifyRequest
 from capsule.verification.verify import WITHOUT_IMAGE, _failed
-from tests.hostile.genuine import edit_json
+from tests.hostile.genuine import SIGNER, edit_json, outside, packed, program
 from tests.verification.runs import forged
 
 OTHER_RANDOMNESS = CapsuleError(
@@ -26,6 +30,32 @@ def test_a_replay_that_differs_decides_nothing_without_the_claimed_image(unclaim
     assert judgement.verdict == verdict
     assert judgement.summary.startswith(WITHOUT_IMAGE) == unclaimed
     assert judgement.summary.endswith(OTHER_RANDOMNESS.message)
+
+
+@pytest.mark.parametrize(
+    ("run", "tree", "records"),
+    [
+        (program, True, ("the system's randomness", "the order of arrivals")),
+        (lambda: outside("training"), False, None),
+    ],
+)
+def test_what_the_signer_wrote_and_a_re_execution_takes_is_named(run, tree, records, tmp_path):
+    """Code of a source tree, and records, can give any result that an honest run does not give."""
+    bundle = packed(run(), tmp_path / "run.capsule.tar")
+    request = VerifyRequest(bundle, TrustPolicy.of([SIGNER.public]), Mode("integrity"))
+    report = verification.verify(request, Cache(tmp_path / "cache"), SilentReporter())
+    assert report.verdict == "intact"
+    assert report.records == records
+    assert (report.source_tree or "").startswith("1 file, SHA-256 ") == tree
+
+
+def test_the_data_of_a_bundle_are_compared_with_those_that_are_expected(tmp_path, monkeypatch):
+    bundle = packed(program(), tmp_path / "run.capsule.tar")
+    request = VerifyRequest(bundle, TrustPolicy.of([SIGNER.public]), Mode("integrity"))
+    asked = []
+    monkeypatch.setattr(Expectation, "check_data", lambda _, digests: asked.append(digests))
+    verification.verify(request, Cache(tmp_path / "cache"), SilentReporter())
+    assert [each.func for each in asked] == [data_digests]
 
 
 @pytest.mark.xdist_group("verification")  # they share runs

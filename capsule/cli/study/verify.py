@@ -83,7 +83,7 @@ def command(
     from capsule.report.progress import open_reporter
     from capsule.study.member_bundles import MemberVerifier
     from capsule.study.study_bundle import open_study
-    from capsule.study.verification import check_study
+    from capsule.study.verification import check_study, reservations
 
     policy = load_policy(
         *trusted_files(keys, allowed_signers, others=allow_untrusted),
@@ -118,6 +118,7 @@ def command(
             "claim_id": study.claim_id,
             "authentic": opened.authentic,
             "signers": [signer.model_dump(mode="json") for signer in opened.signers],
+            **reservations(study.results),
         }
     document = facts | checked.document()
     if as_json:
@@ -129,7 +130,7 @@ def command(
 
 
 def _show(document: dict[str, Any], signers: Sequence[Signer]) -> None:
-    from capsule.report.text import printable
+    from capsule.report.text import listed, listed_relaxations, printable
 
     typer.echo(f"claim id  {document['claim_id']}")
     for signer in signers:
@@ -138,6 +139,13 @@ def _show(document: dict[str, Any], signers: Sequence[Signer]) -> None:
         typer.echo(f"signer    {printable(f'{signer}{counts}')}")
     members = counted(document["members"], "member")
     typer.echo(f"intact    every table follows from the claims of the {members}")
+    if document["relaxations"]:
+        typer.echo(f"relaxed   {printable(listed_relaxations(document['relaxations']))}")
+    if document["records"]:
+        typer.echo(f"records   followed as the SIGNER wrote them: {listed(document['records'])}")
+    if trees := document["source_trees"]:
+        code = counted(len(trees), "source tree", "source trees")
+        typer.echo(f"code      the SIGNER'S, of {code}: {listed(trees)}")
     if (bundles := document["bundles"]) is not None:
         typer.echo(f"bundles   the bundles of {len(bundles)} of {members} are in the folder")
         _show_members(each for each in bundles if each["agreement"] != "intact")
@@ -160,10 +168,11 @@ def _show(document: dict[str, Any], signers: Sequence[Signer]) -> None:
 
 
 def _show_members(members: Iterable[dict[str, Any]]) -> None:
-    from capsule.report.text import printable
+    from capsule.report.text import MAX_SENTENCE, printable
 
     for member in members:
-        typer.echo(f"{member['name']}: {member['agreement']}: {printable(member['reason'])}")
+        reason = printable(member["reason"], MAX_SENTENCE)
+        typer.echo(f"{member['name']}: {member['agreement']}: {reason}")
 
 
 def _were_forged(count: int, what: str) -> str:

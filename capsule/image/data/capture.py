@@ -22,7 +22,14 @@ from capsule.host.reporter import Progress
 from capsule.host.wording import counted
 from capsule.image.archives.layers import plain_path
 from capsule.image.cache import Cache, file_state, folder_state
-from capsule.image.data.listing import Listing, Meter, first_difference, list_data, pin_of
+from capsule.image.data.listing import (
+    Listing,
+    Meter,
+    digests_of,
+    first_difference,
+    list_data,
+    pin_of,
+)
 from capsule.image.data.places import (
     address_of,
     find_file,
@@ -146,9 +153,7 @@ def _note_of(place: Path, cache: Cache) -> Path | None:
 
 def _check_expected(name: str, spec: DataSpec, listing: Listing) -> None:
     """Compare a data set with the SHA-256 that the spec expects: of its file, or of its listing."""
-    accepted = [pin_of(listing).sha256]
-    if len(listing) == 1:
-        accepted.insert(0, next(iter(listing.values())).split()[-1])
+    accepted = digests_of(listing)
     if spec.sha256 is not None and spec.sha256 not in accepted:
         raise CapsuleError(
             "CAP-L307",

@@ -130,6 +130,13 @@ def listing_document(listing: Listing) -> bytes:
     return canonical_json(listing)
 
 
+def digests_of(listing: Listing) -> tuple[str, ...]:
+    """Return the SHA-256 by which a spec can name a data set: of its only file, of its listing."""
+    facts = [fact.split() for fact in listing.values()]
+    files = [words[-1] for words in facts if words[0] == "file"]
+    return (*(files if len(facts) == 1 else ()), pin_of(listing).sha256)
+
+
 def pin_of(listing: Listing) -> LockedData:
     """Return what a lock says of a data set with this listing."""
     sizes = [int(fact.split()[1]) for fact in listing.values() if fact.startswith("file ")]

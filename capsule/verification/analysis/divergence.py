@@ -183,7 +183,7 @@ def compare_results(
     Raises:
         CapsuleError: CAP-B090, a document of the run directory is missing or malformed.
     """
-    claims, outputs = run.claims, None
+    claims, outputs, fewer_attempts = run.claims, None, False
     if steps is not None and isinstance(claims, TrainingClaims):
         # A prefix has neither an evaluation nor final claims. analyse() compares its trace.
         index = read_checkpoint_index(directory)
@@ -196,9 +196,10 @@ def compare_results(
     found = found.model_copy(update={"flags": {**kept, **stated}})
     if isinstance(claims, ProgramClaims) and isinstance(found, ProgramClaims):
         outputs = compare_outputs(bundled_outputs(run), outputs_in(directory, executed.span))
-        if _repeats_arrivals(run, directory, claims, found):
+        if claims.arrivals != found.arrivals and _repeats_arrivals(run, directory, claims, found):
             found = found.model_copy(update={"arrivals": claims.arrivals})
-    return ComparisonFinding(compare_claims(claims, found), outputs, found)
+            fewer_attempts = True
+    return ComparisonFinding(compare_claims(claims, found), outputs, found, fewer_attempts)
 
 
 def _repeats_arrivals(

@@ -23,6 +23,7 @@ MAX_OPCODES = 2_000_000
 _PROTOCOLS = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 # Their arguments, a length and a version, are no part of the value.
 _FRAMING = frozenset({"FRAME", "PROTO"})
+_FRAME_BYTES = 9  # of the opcode and its length
 _PLAIN = re.compile(  # opcodes whose argument is a value; that of others selects one
     r"INT|BININT[12]?|LONG[14]?|(BIN)?FLOAT|(SHORT_)?(BIN)?STRING|(SHORT_)?(BIN)?UNICODE8?"
 )
@@ -95,20 +96,29 @@ def _opcodes(data: Data) -> Iterator[_Opcode]:
 
     Raises:
         ValueError: It is not a pickle.
-        NotComparableError: It has more than :data:`MAX_OPCODES`, or something else behind it.
+        NotComparableError: It has more than :data:`MAX_OPCODES`, frames that no reader accepts, or
+            something else behind it.
     """
     if data[:2] not in _PROTOCOLS:
         raise NotComparableError("not a pickle")
-    place = 0
+    place = frame = 0  # where the last opcode begins, and where its frame ends
     stream = cast("BinaryIO", Window(data))
     for count, (opcode, argument, at) in enumerate(pickletools.genops(stream), 1):
         if count > MAX_OPCODES:
             raise NotComparableError(f"more than {MAX_OPCODES:,} opcodes")
-        place = at or 0
+        # A reader loads frames as a whole (PEP 3154), and stops at one that ends within an opcode,
+        # within another frame or behind the file.
+        last, place = place, at or 0
+        if last < frame < place or (opcode.name == "FRAME" and place < frame):
+            raise NotComparableError("a frame that ends elsewhere")
+        if opcode.name == "FRAME":
+            frame = place + _FRAME_BYTES + int(argument or 0)
         yield _Opcode(opcode.name, argument, place)
     # The last opcode is STOP, of one byte.
     if place + 1 != len(data):
         raise NotComparableError("bytes behind the pickle")
+    if frame > len(data):
+        raise NotComparableError("a frame that ends elsewhere")
 
 
 def _described(opcode: _Opcode | None) -> str:

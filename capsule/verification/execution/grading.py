@@ -33,6 +33,11 @@ from capsule.verification.request import Mode
 from capsule.verification.verdict import Grade, ImageSource, Judgement, OutputComparison
 
 BITWISE = Judgement("reproduced-bitwise", "the re-execution reproduced every claim, bit for bit")
+FEWER_ATTEMPTS = Judgement(
+    "reproduced-bitwise",
+    f"{BITWISE.summary}, except that the program made fewer attempts to send or to receive at its "
+    "end than the arrival log lists",
+)
 OTHER_CODE = Judgement(
     "reproduced-bitwise",
     "every result is the same, bit for bit, although the libraries chose other code for this "
@@ -127,7 +132,7 @@ def judge_program(claims: ProgramClaims, found: ComparisonFinding) -> Judgement:
             "that could be reproduced",
             fix="Have the program write its results into its working folder, or print them.",
         )
-    return BITWISE
+    return FEWER_ATTEMPTS if found.fewer_attempts else BITWISE
 
 
 def _same_content(outputs: OutputComparison) -> str:

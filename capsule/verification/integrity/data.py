@@ -17,6 +17,7 @@ from capsule.image.data.archive import archive_size, read_data, unpack_data
 from capsule.image.data.listing import (
     MAX_LISTING_BYTES,
     Listing,
+    digests_of,
     first_difference,
     parse_listing,
     pin_of,
@@ -43,6 +44,11 @@ def check_data(run: RecordedRun) -> None:
             # The checks are made on the way into the context.
             with _archive(run, name, listing):
                 pass
+
+
+def data_digests(run: RecordedRun, name: str) -> tuple[str, ...]:
+    """Return the SHA-256 by which a spec can name a data set of a bundle that was checked."""
+    return digests_of(_listing(run, name, (run.lock.data or {})[name]))
 
 
 def supplied_data(

@@ -8,6 +8,7 @@ from capsule.cli.study.verify import _show, _show_members
 from tests.cli.conftest import capsule
 
 CORPUS = Path(__file__).parents[2] / "corpus"
+NOTHING = {"relaxations": [], "records": [], "source_trees": []}
 
 
 def test_a_signature_that_does_not_count_is_shown_as_such():
@@ -28,6 +29,14 @@ def test_a_signature_that_does_not_count_is_shown_as_such():
         ["is not a trusted key"],
         [None],
     ]
+
+
+def test_what_every_member_relies_on_is_shown():
+    command = ("study", "verify", CORPUS / "study-program.capsule-study.tar")
+    done = capsule(*command, "--key", CORPUS / "author.pub")
+    (tree,) = json.loads(capsule(*command, "--allow-untrusted", "--json").stdout)["source_trees"]
+    assert f"code      the SIGNER'S, of 1 source tree: {tree}\n" in done.stdout
+    assert "records" not in done.stdout
 
 
 def test_a_co_signature_counts_for_the_study_and_not_for_its_members(tmp_path):
@@ -71,6 +80,7 @@ def test_reasons_from_bundles_do_not_control_the_terminal(capsys):
 def test_one_member_is_written_in_the_singular(capsys):
     bundle = {"name": "a.1", "agreement": "intact", "reason": ""}
     document = {
+        **NOTHING,
         "claim_id": "c",
         "members": 1,
         "bundles": [bundle],
@@ -92,6 +102,7 @@ def test_one_member_is_written_in_the_singular(capsys):
 def test_members_that_a_sample_cannot_decide_are_counted(capsys):
     member = {"name": "a.1", "agreement": "inconclusive", "reason": "it needs its data sets"}
     document = {
+        **NOTHING,
         "claim_id": "c",
         "members": 4,
         "bundles": None,

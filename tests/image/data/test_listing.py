@@ -13,6 +13,7 @@ from capsule.experiment.canonical import sha256_file, sha256_hex
 from capsule.host.errors import CapsuleError
 from capsule.image.data.listing import (
     Meter,
+    digests_of,
     first_difference,
     list_data,
     listing_document,
@@ -59,6 +60,16 @@ def test_the_digest_is_that_of_the_canonical_document(place):
     assert (pin.sha256, pin.files, pin.size) == (hashlib.sha256(document).hexdigest(), 1, 5)
     assert size_text(pin) == "1 file, 5 bytes"
     assert size_text(pin.model_copy(update={"size": 1})) == "1 file, 1 byte"
+
+
+def test_a_spec_names_a_data_set_by_its_only_file_or_by_its_listing():
+    def listed(facts):
+        return *digests_of(facts)[:-1], digests_of(facts)[-1] == pin_of(facts).sha256
+
+    assert listed({"a": f"file 5 {HELLO}"}) == (HELLO, True)
+    assert listed({"a": f"file 5 {HELLO}", "b": f"file 5 {HELLO}"}) == (True,)
+    # A link can have any text as its target.
+    assert listed({"a": f"symlink {HELLO}"}) == (True,)
 
 
 def test_modes_and_times_do_not_count(place):

@@ -517,3 +517,4 @@ def test_a_program_that_ends_may_attempt_less_when_it_is_repeated(
         recorded = run_bundle.RecordedRun.read(bundle)
         found = compare_results(recorded, None, "process", run.directory, None, executed)
     assert [each.component for each in found.differences] == ([] if equal else ["arrivals"])
+    assert found.fewer_attempts == equal

@@ -88,6 +88,36 @@ def test_the_frames_and_the_version_of_a_protocol_are_packaging():
     assert (found.format, found.nature) == ("pickle", "packaging")
 
 
+@pytest.mark.parametrize(
+    ("load", "length"),
+    [
+        pytest.param(pickle.loads, lambda size: size + 1, id="behind the file"),
+        pytest.param(pickle.loads, lambda _: 1 << 63, id="beyond a file"),
+        pytest.param(pickle._loads, lambda size: size - 6, id="within an opcode"),
+    ],
+)
+def test_a_frame_that_a_reader_rejects_is_no_packaging(load, length):
+    data = pickle.dumps({"loss": 0.5}, 4)
+    size = int.from_bytes(data[3:11], "little")
+    forged = data[:3] + length(size).to_bytes(8, "little") + data[11:]
+    with pytest.raises((pickle.UnpicklingError, OverflowError)):
+        load(forged)  # the readers in C and in Python check different things
+    assert compare(forged, data).nature == "content"
+
+
+def test_a_frame_within_a_frame_is_no_packaging():
+    data = pickle.dumps([1, 2], 4)
+    frame = data[2:11]
+    forged = data[:11] + frame + data[11:]
+    assert compare(forged, data).nature == "content"
+
+
+def test_bytes_outside_of_frames_are_compared():
+    left, right = ([bytes(70_000), number, bytes(70_000)] for number in (1, 2))
+    found = compare(pickle.dumps(left, 4), pickle.dumps(right, 4))
+    assert (found.format, [part.claimed for part in found.parts]) == ("pickle", ["1"])
+
+
 def test_another_structure_is_named_with_its_place():
     found = compare(pickle.dumps([1, 2], 2), pickle.dumps([1], 2))
     # After the protocol (2 bytes), the empty list (1) and its number (2) comes MARK or a number.

@@ -124,6 +124,13 @@ def test_equal_outputs_are_reproduced_bit_for_bit():
     assert program() == BITWISE
 
 
+def test_attempts_that_were_not_made_again_are_not_said_to_be_reproduced():
+    """The signer may have invented them."""
+    verdict, summary = judge_program(SOMETHING, ComparisonFinding((), fewer_attempts=True))
+    assert verdict == "reproduced-bitwise"
+    assert "except that the program made fewer attempts" in summary
+
+
 def test_nothing_claimed_and_nothing_left_decides_nothing():
     with pytest.raises(CapsuleError, match="NOTHING IS CLAIMED") as caught:
         program(NOTHING)

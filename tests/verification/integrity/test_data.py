@@ -42,6 +42,11 @@ def run(folder, monkeypatch):
     )
 
 
+def test_the_digests_of_a_data_set_are_those_of_the_listing_in_the_bundle(run, folder):
+    digests = sha256_file(folder / "one"), run.lock.data["digits"].sha256
+    assert data.data_digests(run, "digits") == digests
+
+
 def test_the_users_copy_stays_known_after_the_verification_of_a_bundle_with_data(
     run, folder, tmp_path
 ):
