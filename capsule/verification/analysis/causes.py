@@ -59,9 +59,11 @@ CalendarClock = Literal["system", "virtual", "fixed"]
 _CLOCK_FIXES: dict[CalendarClock, str] = {
     "system": "Set entropy.clock: virtual, whose calendar starts at the same date in every run; or "
     "exclude the file with trainer.outputs.",
-    "virtual": "Under entropy.clock: virtual, the dates of a thread differ if it reads the clock "
-    "another number of times, and so do times of files. Exclude the file with trainer.outputs; or, "
-    "in the first case, set entropy.clock: fixed, whose date never advances.",
+    "virtual": "Under entropy.clock: virtual, the dates of a thread differ if it reads the clock, "
+    "sleeps or waits until a time-out another number of times. Times of files, and dates that a "
+    "program reads without the C library (as programs in Go do), are the machine's. Exclude the "
+    "file with trainer.outputs, or the standard output with trainer.standard_output: false; or, in "
+    "the first case, set entropy.clock: fixed, whose date never advances.",
     "fixed": "Under entropy.clock: fixed, times of files still differ, and so do dates that a "
     "program reads without the C library. Exclude the file with trainer.outputs.",
 }

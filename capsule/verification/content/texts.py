@@ -93,12 +93,9 @@ def _reordered(left: Data, right: Data, found: Findings) -> Findings:
         return found
     if _lines_in_any_order(left) != _lines_in_any_order(right):
         return found
-    ordered = Findings(found.format)
-    for part in found.parts:
-        ordered.differs(part.where, (part.claimed, part.found), "order")
+    parts = [part.model_copy(update={"nature": "order"}) for part in found.parts]
     # There may be more parts than were kept.
-    ordered.count = found.count
-    return ordered
+    return Findings(found.format, parts=parts, count=found.count, natures={"order"})
 
 
 def _lines_in_any_order(data: Data) -> tuple[int, int]:

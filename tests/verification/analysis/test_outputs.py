@@ -52,7 +52,10 @@ def two_runs(tmp_path):
             (recorded_files, printed[0], recorded, "stdout.txt", claimed),
             (found_files, printed[1], directory / WORKSPACE, "../stdout.txt", found),
         ):
-            outputs = {path: make_output(folder, path, data) for path, data in files.items()}
+            outputs = {
+                path: data if isinstance(data, Output) else make_output(folder, path, data)
+                for path, data in files.items()
+            }
             sides.append(make_claims(outputs, make_output(folder, output, text), **(others or {})))
         return compare_files(*sides, recorded, directory), compare_claims(*sides)
 
@@ -164,6 +167,18 @@ def test_a_name_that_differs_in_a_date_only_is_that_of_the_same_file(two_runs):
     assert causes(found, differences) == [("clock", "shown")]
     found, _ = two_runs({names[0]: b"score 1\n"}, {names[1]: b"score 2\n"})
     assert (found.nature, found.files[0].where) == ("content", "line 1")
+
+
+def test_a_link_to_a_file_with_a_date_in_its_name_is_a_date(two_runs):
+    def link(target):
+        return {"log": Output(size=1, sha256=sha256_hex(target.encode()), target=target)}
+
+    names = f"{CLAIMED + 5}.log", f"{FOUND + 9}.log"
+    found, differences = two_runs(link(names[0]), link(names[1]))
+    assert (found.nature, found.files[0].found) == ("date", f"link to {names[1]}")
+    assert causes(found, differences) == [("clock", "shown")]
+    found, _ = two_runs(link(names[0]), link("other.log"))
+    assert found.nature == "content"
 
 
 def test_only_dates_is_said_only_if_every_output_differs_in_dates_only(two_runs):
