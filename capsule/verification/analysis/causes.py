@@ -301,16 +301,25 @@ def _clock(facts: Facts) -> Cause | None:
     dated = _of_nature(facts, "date")
     if not dated or facts.outputs is None:
         return None
-    only = facts.outputs.nature in HARMLESS
+    fix = _CLOCK_FIXES[facts.clock]
+    certainty: Certainty = "likely"
+    rest = "what else differs may follow from it"
+    if facts.outputs.nature in HARMLESS:
+        certainty, rest = "shown", "nothing else differs"
+    elif facts.clock != "system":
+        # A clock that starts at the same date in every run shows that the program took another
+        # path, and rarely why.
+        certainty, rest = "possible", "what made them differ may have changed the rest, too"
+        fix = f"{_NOT_REPEATED} {fix}"
     return Cause(
         name="clock",
-        certainty="shown" if only else "likely",
+        certainty=certainty,
         evidence=(
             *(f"{place}: {part.claimed} / {part.found}" for place, part in dated[:_EVIDENCE]),
-            "each is a date by its format, or falls within the time of the run that wrote it"
-            + ("; nothing else differs" if only else "; what else differs may follow from it"),
+            "each is a date by its format, or falls within the time of the run that wrote it; "
+            + rest,
         ),
-        fix=_CLOCK_FIXES[facts.clock],
+        fix=fix,
     )
 
 

@@ -208,6 +208,16 @@ def test_the_remedy_for_dates_is_not_the_clock_that_the_program_read(
     assert not_advised not in cause.fix
 
 
+@pytest.mark.parametrize("clock", ["virtual", "fixed"])
+def test_a_clock_that_starts_alike_in_every_run_is_a_sign_of_another_path(two_runs, clock):
+    dates = b"start %d\n" % (CLAIMED + 1), b"start %d\n" % (FOUND + 1)
+    found, _ = two_runs({"a": dates[0], "b": b"1"}, {"a": dates[1], "b": b"2"})
+    (cause,) = explain(Facts(None, (), (), outputs=found, clock=clock))
+    assert (cause.name, cause.certainty) == ("clock", "possible")
+    assert "threads or processes of the program race" in cause.fix
+    assert "trainer.outputs" in cause.fix
+
+
 def test_the_order_of_lines_is_a_cause_of_its_own(two_runs):
     found, differences = two_runs({}, {}, printed=(b"1\n2\n", b"2\n1\n"))
     assert found.nature == "order"
