@@ -40,11 +40,12 @@ COMPUTED = ("loss", "gradient", "parameters", "target", "optimizer")
 CAUSES_SHOWN = 2
 _EVIDENCE = 3  # changes named for one cause
 _DURATION = re.compile(
-    r"(?<![a-z])(times?|seconds?|secs?|duration|elapsed|took|fps|sps|speed|throughput|latency"
+    r"(?<![a-z])(times?|timers?|seconds?|secs?|duration|elapsed|took|fps|sps|speed|throughput|latency"
     r"|(it|steps?|frames?)(/|_per_)s(ec(ond)?)?)(?![a-z])",
     re.IGNORECASE,
 )
 _NUMBER = re.compile(r"[-+]?(\d[\d_,]*\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
+_DISTANCE = re.compile(r", [\d,]+ ulp away$")  # what content/values.py adds to a number
 _OF_ONE_RUN = (
     "the files of one run agree with each other: these were changed or damaged, or come from "
     "several runs"
@@ -346,7 +347,7 @@ def _durations(facts: Facts) -> Cause | None:
 def _is_named_like_a_duration(part: Part | OutputDifference) -> bool:
     if not isinstance(part, Part) or not _DURATION.search(f"{part.where} {part.claimed}"):
         return False
-    return _NUMBER.sub("", part.claimed) == _NUMBER.sub("", part.found)
+    return _NUMBER.sub("", part.claimed) == _NUMBER.sub("", _DISTANCE.sub("", part.found))
 
 
 def _all_kept(outputs: OutputComparison | None) -> bool:

@@ -1,5 +1,6 @@
 """What a program wrote in two runs: which files differ, and in what."""
 
+import pickle
 import shutil
 
 import pytest
@@ -224,12 +225,18 @@ def test_the_order_of_lines_is_a_cause_of_its_own(two_runs):
     assert causes(found, differences) == [("order-of-lines", "shown")]
 
 
+# A pickle, with the first two bytes of a number, whose name is long.
+TIMER = pickle.dumps({f"env_runners--{'connector--' * 5}timer": 1.0}).replace(b"?\xf0", b"%s")
+
+
 @pytest.mark.parametrize(
     ("claimed", "again", "expected"),
     [
         (b"SPS: 812\nreturn 9\n", b"SPS: 79\nreturn 9\n", [("durations", "likely")]),
         (b'{"fps": 812, "steps": 9}', b'{"fps": 79, "steps": 9}', [("durations", "likely")]),
         (b"train/time_elapsed 8.5\n", b"train/time_elapsed 1e-05\n", [("durations", "likely")]),
+        (b'{"wall_time": 8.5, "x": 9}', b'{"wall_time": 1e-05, "x": 9}', [("durations", "likely")]),
+        (TIMER % b"?\x80", TIMER % b"@\x00", [("durations", "likely")]),
         (b"SPS: 812\nreturn 9\n", b"SPS: 79\nreturn 7\n", [("durations", "possible")]),
         (b"total_timesteps 812\n", b"total_timesteps 79\n", [("unexplained", None)]),
         (b"time to first goal: 3\n", b"no time left: 3\n", [("unexplained", None)]),
