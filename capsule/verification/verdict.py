@@ -209,6 +209,7 @@ CauseName = Literal[
     "durations",
     "packaging",
     "order-of-lines",
+    "addresses",
     "other-names",
     "unexplained",
 ]

@@ -380,6 +380,28 @@ def _order_of_lines(facts: Facts) -> Cause | None:
     )
 
 
+def _addresses(facts: Facts) -> Cause | None:
+    """The outputs name objects by their addresses."""
+    addressed = _of_nature(facts, "address")
+    if not addressed or facts.outputs is None:
+        return None
+    only = facts.outputs.nature == "address"
+    return Cause(
+        name="addresses",
+        certainty="shown" if only else "possible",
+        evidence=(
+            *(f"{place}: {part.claimed} / {part.found}" for place, part in addressed[:_EVIDENCE]),
+            "these texts are equal except for addresses of memory, which differ if threads or "
+            "processes take memory in another order"
+            + ("" if only else "; what else differs may have another cause"),
+        ),
+        fix="Do not write objects that are shown by their address (<function f at 0x…>). If a "
+        "library does, write the results, such as the parameters of a network, to another file, "
+        "and exclude this one with trainer.outputs, or trainer.standard_output: false if it is "
+        "the standard output.",
+    )
+
+
 def _other_names(facts: Facts) -> Cause | None:
     files = () if facts.outputs is None else facts.outputs.files
     renamed = [f for f in files if f.found_path is not None and f.content is None]
@@ -419,6 +441,7 @@ _RULES: tuple[Callable[[Facts], Cause | None], ...] = (
     _durations,
     _packaging,
     _order_of_lines,
+    _addresses,
     _other_names,
 )
 

@@ -23,9 +23,9 @@ SHOWN_BEFORE = 20  # characters before the first difference, if that is not at t
 MAX_NAME_CHARACTERS = 400  # of a part, which consists of names of members, fields and the like
 
 # The gravest last. Dates are what a format, or the time of the run, shows to be dates; packaging is
-# how a format writes the same content down.
-Nature = Literal["packaging", "date", "order", "content"]
-NATURES: tuple[Nature, ...] = ("packaging", "date", "order", "content")
+# how a format writes the same content down; addresses are of objects that a text names by them.
+Nature = Literal["packaging", "date", "order", "address", "content"]
+NATURES: tuple[Nature, ...] = ("packaging", "date", "order", "address", "content")
 HARMLESS: frozenset[Nature] = frozenset({"packaging", "date"})
 
 Data = bytes | mmap.mmap

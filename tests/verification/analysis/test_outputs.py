@@ -250,6 +250,28 @@ def test_numbers_that_are_named_like_durations_are_a_cause(two_runs, claimed, ag
     assert causes(found, differences) == expected
 
 
+@pytest.mark.parametrize(
+    ("claimed", "again", "expected"),
+    [
+        (b"<f at 0x7fffb06f4f40>\n", b"<f at 0x7fffb8700f40>\n", [("addresses", "shown")]),
+        (b'{"f": "<f at 0xa5d2c0>"}', b'{"f": "<f at 0xa5d2d0>"}', [("addresses", "shown")]),
+        (b"<f at 0xa5d2c0>\n1\n", b"<f at 0xa5d2d0>\n2\n", [("addresses", "possible")]),
+        (b"<f at 0xa5d2c0>, 1\n", b"<f at 0xa5d2d0>, 2\n", [("unexplained", None)]),
+        (b"digest 0xa5d2c0\n", b"digest 0xa5d2d0\n", [("unexplained", None)]),
+    ],
+)
+def test_addresses_of_objects_are_a_cause(two_runs, claimed, again, expected):
+    found, differences = two_runs({"log": claimed}, {"log": again})
+    assert found.nature == ("address" if expected == [("addresses", "shown")] else "content")
+    assert causes(found, differences) == expected
+
+
+def test_a_text_with_an_address_and_a_date_differs_in_an_address(two_runs):
+    texts = [b"%d <f at 0x%x>\n" % (time + 1, time) for time in (CLAIMED, FOUND)]
+    found, _ = two_runs({"log": texts[0]}, {"log": texts[1]})
+    assert found.nature == "address"
+
+
 def test_where_no_cause_is_known_none_is_called_possible(two_runs):
     found, differences = two_runs({"a": b"1"}, {"a": b"2"})
     assert causes(found, differences) == [("unexplained", None)]
