@@ -49,8 +49,8 @@ def divergence_lines(found: Divergence) -> Iterator[tuple[str, str]]:
         # Before the evidence, which is the first to go if there is no room for everything.
         if cause.fix is not None:
             yield "fix", cause.fix
-        for number, sentence in enumerate(cause.evidence):
-            yield "" if number else "evidence", f"- {sentence}"
+        for position, sentence in enumerate(cause.evidence):
+            yield "" if position else "evidence", f"- {sentence}"
     for number in found.numbers:
         yield "distance", _number(number)
     yield from _tensors(found.checkpoint, found.tensors)

@@ -211,6 +211,7 @@ CauseName = Literal[
     "order-of-lines",
     "addresses",
     "other-names",
+    "other-draws",
     "unexplained",
 ]
 # The most certain one comes first, since explain() of analysis/causes.py sorts by this order.

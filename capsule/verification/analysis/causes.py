@@ -91,6 +91,7 @@ class Facts:
         bisection: What dense records of both sides showed.
         outputs: The outputs of a program that differ, compared by content.
         clock: The calendar clock that the program read.
+        drawn: The processes of the program that asked for other amounts of randomness.
     """
 
     alignment: TraceAlignment | None
@@ -102,6 +103,7 @@ class Facts:
     bisection: Bisection | None = None
     outputs: OutputComparison | None = None
     clock: CalendarClock = "system"
+    drawn: tuple[str, ...] = ()
 
     @property
     def first(self) -> Difference | None:
@@ -417,6 +419,26 @@ def _other_names(facts: Facts) -> Cause | None:
     )
 
 
+def _other_draws(facts: Facts) -> Cause | None:
+    """The processes of a program did not do the same work."""
+    # Another program, or other settings, do other work in any case.
+    if not facts.drawn or facts.changes or facts.outputs is None:
+        return None
+    if facts.outputs.nature in HARMLESS:
+        return None
+    return Cause(
+        name="other-draws",
+        certainty="possible",
+        evidence=(
+            *_shortened(facts.drawn),
+            "so they did different work: which process does what may depend on their speed",
+        ),
+        fix="Let the random numbers of a piece of work not depend on the process that does it: "
+        "seed its generators ('{seed}' in trainer.command, or the variable CAPSULE_SEED), or use "
+        "capsule.training.arrivals. Or use one process.",
+    )
+
+
 def _of_nature(facts: Facts, nature: Nature) -> list[tuple[str, Part | OutputDifference]]:
     """Return the parts of outputs that differ in one way, each with its place."""
     files = () if facts.outputs is None else facts.outputs.files
@@ -443,6 +465,7 @@ _RULES: tuple[Callable[[Facts], Cause | None], ...] = (
     _order_of_lines,
     _addresses,
     _other_names,
+    _other_draws,
 )
 
 
@@ -487,8 +510,12 @@ def _first(facts: Facts) -> str:
 
 
 def _named(found: Sequence[Change]) -> list[str]:
-    more = [f"and {len(found) - _EVIDENCE} more"] if len(found) > _EVIDENCE else []
-    return [str(change) for change in found[:_EVIDENCE]] + more
+    return _shortened([str(change) for change in found])
+
+
+def _shortened(evidence: Sequence[str]) -> list[str]:
+    more = [f"and {len(evidence) - _EVIDENCE} more"] if len(evidence) > _EVIDENCE else []
+    return [*evidence[:_EVIDENCE], *more]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -158,8 +158,17 @@ def compare_sides(
         loss=distance(*alignment.losses[1:], width=32) if alignment and alignment.losses else None,
         outputs=outputs,
         clock=calendar_clock(a.spec),
+        drawn=tuple(_other_draws(a.drawn, b.drawn)),
     )
     return RunComparison(a.name, b.name, facts, numbers, checkpoint, tensors, compared)
+
+
+def _other_draws(a: Mapping[str, int], b: Mapping[str, int]) -> Iterator[str]:
+    """Yield each process that asked for other amounts of randomness in the two runs."""
+    for name in sorted({*a, *b}):
+        if a.get(name) != b.get(name):
+            amounts = (f"{each[name]:,} bytes" if name in each else "nothing" for each in (a, b))
+            yield f"process {name} asked for randomness: {' / '.join(amounts)}"
 
 
 def compare_results(
