@@ -60,14 +60,19 @@ CalendarClock = Literal["system", "virtual", "fixed"]
 _CLOCK_FIXES: dict[CalendarClock, str] = {
     "system": "Set entropy.clock: virtual, whose calendar starts at the same date in every run; or "
     "exclude the file with trainer.outputs.",
-    "virtual": "Under entropy.clock: virtual, the dates of a thread differ if it reads the clock, "
-    "sleeps or waits until a time-out another number of times. Times of files, and dates that a "
-    "program reads without the C library (as programs in Go do), are the machine's. Exclude the "
-    "file with trainer.outputs, or the standard output with trainer.standard_output: false; or, in "
-    "the first case, set entropy.clock: fixed, whose date never advances.",
+    "virtual": "Under entropy.clock: virtual, dates differ if a thread reads the clock, sleeps or "
+    "waits until a time-out another number of times. Times of files, and dates of programs that do "
+    "not use the C library (such as those in Go), are the machine's. Exclude the file with "
+    "trainer.outputs, or set trainer.standard_output: false; or, for a thread's dates, set "
+    "entropy.clock: fixed, whose date never advances.",
     "fixed": "Under entropy.clock: fixed, times of files still differ, and so do dates that a "
     "program reads without the C library. Exclude the file with trainer.outputs.",
 }
+_OTHER_PATH = (
+    "If threads or processes of the program race, exchange results through "
+    "capsule.training.arrivals, or use one process. Exclude files with durations, or with dates of "
+    "programs that do not use the C library (such as those in Go), with trainer.outputs."
+)
 _NOT_REPEATED = (
     "Durations that the program measures differ in every run: keep them out of its outputs, or "
     "exclude these with trainer.outputs or trainer.standard_output. If threads or processes of the "
@@ -313,7 +318,7 @@ def _clock(facts: Facts) -> Cause | None:
         # A clock that starts at the same date in every run shows that the program took another
         # path, and rarely why.
         certainty, rest = "possible", "what made them differ may have changed the rest, too"
-        fix = f"{_NOT_REPEATED} {fix}"
+        fix = _OTHER_PATH
     return Cause(
         name="clock",
         certainty=certainty,
