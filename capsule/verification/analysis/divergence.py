@@ -38,6 +38,7 @@ from capsule.verification.analysis.runs import (
     read_checkpoint_index,
 )
 from capsule.verification.analysis.trace_alignment import TraceAlignment, align_traces
+from capsule.verification.content.parts import shown_name
 from capsule.verification.content.tensor_comparison import compare_tensors
 from capsule.verification.content.ulp import Width, distance
 from capsule.verification.equivalence.returns import compare_returns
@@ -168,7 +169,7 @@ def _other_draws(a: Mapping[str, int], b: Mapping[str, int]) -> Iterator[str]:
     for name in sorted({*a, *b}):
         if a.get(name) != b.get(name):
             amounts = (f"{each[name]:,} bytes" if name in each else "nothing" for each in (a, b))
-            yield f"process {name} asked for randomness: {' / '.join(amounts)}"
+            yield f"process {shown_name(name)} asked for randomness: {' / '.join(amounts)}"
 
 
 def compare_results(
