@@ -45,6 +45,14 @@ FIXES = {
     "disk-full": "Raise limits.disk_mb, or free disk space: a run never uses the last "
     f"{RESERVE_BYTES >> 20} MiB of a disk. {_REPLAY}",
 }
+# What programs print when they reach a limit that no engine reports, and what to do then.
+_LIMIT_SIGNS = {
+    "Resource temporarily unavailable": "If a process or thread could not be started, raise "
+    "limits.processes.",
+    "can't start new thread": "Raise limits.processes.",
+    "No space left on device": "If /tmp or /dev/shm was full, raise limits.temporary_mb.",
+    "insufficient shared memory": "Raise limits.temporary_mb.",
+}
 
 
 class EndedError(CapsuleError):
@@ -273,7 +281,7 @@ def reported_failure(run_directory: Path) -> CapsuleError | None:
     if report.code == PROGRAM_FAILED:
         lines = "".join(f"\n  {line}" for line in _program_lines(log, report))
         fix = f"Correct the program. Its whole output is in {log}."
-        return CapsuleError(report.code, f"{report.message}{at}{lines}", fix=fix)
+        return CapsuleError(report.code, f"{report.message}{at}{lines}", fix=_limits_of(log) + fix)
     return CapsuleError(report.code, report.message + at, fix=report.fix)
 
 
@@ -292,6 +300,17 @@ def _program_lines(log: Path, report: contract.Failure) -> list[str]:
     exceptions = [*_exceptions(lines)][-1:]
     earlier = [line for position, line in exceptions if position < len(lines) - SHOWN_LINES]
     return [*earlier, *(["…"] if earlier else []), *lines[-SHOWN_LINES:]]
+
+
+def _limits_of(log: Path) -> str:
+    """Return what to do about limits of the run that a program's output shows to be reached."""
+    text = "\n".join(last_lines(log, SEARCHED_LINES))
+    hints = (
+        f"Its output contains {sign!r}. {fix} "
+        for sign, fix in _LIMIT_SIGNS.items()
+        if sign in text
+    )
+    return "".join(hints)
 
 
 def _exceptions(lines: list[str]) -> Iterator[tuple[int, str]]:

@@ -31,6 +31,11 @@ _EXAMPLES = {
 _BOOLEANS = {"true": True, "false": False}
 _NULLS = {"", "~", "null"}
 _PLACE = re.compile(r"\d+:\d+: ")
+_SYNTAX_FIXES = {  # by what the parser says
+    r"'\t'": "Indent with spaces instead of tabs.",
+    "expected ',' or ']'": "Correct the YAML. In a list in brackets, a value with brackets needs "
+    "quotes: ['gymnasium[mujoco]'].",
+}
 _TOO_DEEP = f"sections and lists are nested more than {MAX_DEPTH} deep"
 _LESS_DEEP = "Nest fewer of them."
 _CONTAINERS = {_TAG + "map", _TAG + "seq"}
@@ -209,11 +214,8 @@ class _Reader:
             problem = str(error.problem or error.context)
             if problem.startswith("but "):  # the second half of a sentence
                 problem = f"{error.context}, {problem}"
-            tab = r"'\t'" in problem
-            self._reject(
-                f"{where}{problem}",
-                "Indent with spaces instead of tabs." if tab else "Correct the YAML.",
-            )
+            fixes = (fix for sign, fix in _SYNTAX_FIXES.items() if sign in problem)
+            self._reject(f"{where}{problem}", next(fixes, "Correct the YAML."))
         except RecursionError:
             self._reject(_TOO_DEEP, _LESS_DEEP)
         except (YAMLError, ValueError) as error:

@@ -46,10 +46,11 @@ def divergence_lines(found: Divergence) -> Iterator[tuple[str, str]]:
         yield from output_rows(found.outputs)
     for cause in found.causes:
         yield "cause", cause.shown
-        for sentence in cause.evidence:
-            yield "", f"- {sentence}"
+        # Before the evidence, which is the first to go if there is no room for everything.
         if cause.fix is not None:
             yield "fix", cause.fix
+        for position, sentence in enumerate(cause.evidence):
+            yield "" if position else "evidence", f"- {sentence}"
     for number in found.numbers:
         yield "distance", _number(number)
     yield from _tensors(found.checkpoint, found.tensors)

@@ -239,7 +239,8 @@ def _difference(number: int, name: str, report: Report) -> _Difference:
             (
                 each.name.replace("-", " "),
                 each.certainty or "",
-                " ".join(filter(None, (*each.evidence, each.fix))),
+                " ".join(each.evidence),
+                each.fix or "",
             )
             for each in (found.causes if found else ())
         ],

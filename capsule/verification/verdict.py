@@ -209,7 +209,9 @@ CauseName = Literal[
     "durations",
     "packaging",
     "order-of-lines",
+    "addresses",
     "other-names",
+    "other-draws",
     "unexplained",
 ]
 # The most certain one comes first, since explain() of analysis/causes.py sorts by this order.

@@ -154,6 +154,12 @@ def test_tabs_are_to_be_replaced_by_spaces():
     assert error.fix == "Indent with spaces instead of tabs."
 
 
+def test_a_requirement_with_extras_needs_quotes_in_a_list_in_brackets():
+    error = refused("image: {packages: [numpy, gymnasium[mujoco]==1.2.2]}\n")
+    assert error.message.startswith("spec.yaml:1:36: ")
+    assert "needs quotes: ['gymnasium[mujoco]']" in error.fix
+
+
 def test_a_comment_may_stand_between_a_key_and_its_value():
     text = re.sub("name: (.*)", r"name: # after the key\n  \1\n", SMALL, count=1)
     assert parse_spec(text.encode(), "spec.yaml") == parse_spec(SMALL.encode(), "spec.yaml")

@@ -88,7 +88,12 @@ def different(subject) -> Report:
             b="re-execution",
             equal=False,
             causes=(
-                Cause(name="arithmetic", certainty="likely", evidence=("Minibatches are equal.",)),
+                Cause(
+                    name="arithmetic",
+                    certainty="likely",
+                    evidence=("Minibatches are equal.", "Tensors were computed." * 20),
+                    fix="Use a portable profile.",
+                ),
             ),
             explanations=(
                 Explanation(what="cpu.flags", a="avx2", b="avx512f", why="other kernels"),

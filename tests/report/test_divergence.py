@@ -53,9 +53,9 @@ def test_causes_have_their_evidence_and_their_remedy():
     )
     assert lines(causes=causes) == [
         ("cause", "arithmetic (likely)"),
-        ("", "- one"),
-        ("", "- two"),
         ("fix", "Use portable."),
+        ("evidence", "- one"),
+        ("", "- two"),
         ("cause", "unexplained"),
     ]
 

@@ -143,9 +143,10 @@ def _child_processes(evidence: Evidence) -> Judgement:
         whose = agreeing(told.unwatched, "its", "their")
         return "assumed", f"{told.unwatched:,} of {processes} did not set {whose} flags"
     torch = sum(group.processes for group in evidence.torch)
+    # A fork of one of these processes may import torch, so this can be the larger number.
     return "eliminated", (
-        f"{torch:,} of {counted(told.started, 'Python process', 'Python processes')} imported "
-        "torch; each set its flags and read them back"
+        f"{counted(told.started, 'Python process was', 'Python processes were')} started; torch "
+        f"was imported in {torch:,}, forked ones included; each set its flags and read them back"
     )
 
 

@@ -214,13 +214,26 @@ def _sdist_only(
         pattern = rf"(\S+) depends? on {re.escape(name)}(?![\w-]|\.\w)"
         dependents = sorted(set(re.findall(pattern, explanation)))
         named.append(f"{name} (required by {', '.join(dependents)})" if dependents else name)
+    builds = " ".join(_requirement(name, explanation) for name in names)
     return CapsuleError(
         "CAP-L104",
         f"image.packages: no wheel of {', '.join(named)} fits {_python_of(distribution)}, and "
         "source distributions are not accepted",
         fix="Pin a version that has a wheel, or build one ('pip wheel --no-deps --wheel-dir "
-        f"../wheels {' '.join(names)}') and name its folder in image.sources.find_links.",
+        f"../wheels {builds}') and name its folder in image.sources.find_links.",
     )
+
+
+def _requirement(name: str, explanation: str) -> str:
+    """Return the requirement of a package as uv's text states it; only its name if it is unclear.
+
+    Without its version, pip would build the newest one, which may not be the one that is required.
+    """
+    version = r"(?:[=<>!~]=?[^\s,]+,?)*(?<!,)"
+    pattern = rf"(?:depends? on|you require) ({re.escape(name)}{version})(?=,? |$)"
+    found = set(re.findall(pattern, explanation))
+    requirement = found.pop() if len(found) == 1 else name
+    return requirement if requirement == name else f'"{requirement}"'
 
 
 def _python_of(distribution: Distribution) -> str:

@@ -40,11 +40,12 @@ COMPUTED = ("loss", "gradient", "parameters", "target", "optimizer")
 CAUSES_SHOWN = 2
 _EVIDENCE = 3  # changes named for one cause
 _DURATION = re.compile(
-    r"(?<![a-z])(times?|seconds?|secs?|duration|elapsed|took|fps|sps|speed|throughput|latency"
+    r"(?<![a-z])(times?|timers?|seconds?|secs?|duration|elapsed|took|fps|sps|speed|throughput|latency"
     r"|(it|steps?|frames?)(/|_per_)s(ec(ond)?)?)(?![a-z])",
     re.IGNORECASE,
 )
 _NUMBER = re.compile(r"[-+]?(\d[\d_,]*\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
+_DISTANCE = re.compile(r", [\d,]+ ulp away$")  # what content/values.py adds to a number
 _OF_ONE_RUN = (
     "the files of one run agree with each other: these were changed or damaged, or come from "
     "several runs"
@@ -59,12 +60,19 @@ CalendarClock = Literal["system", "virtual", "fixed"]
 _CLOCK_FIXES: dict[CalendarClock, str] = {
     "system": "Set entropy.clock: virtual, whose calendar starts at the same date in every run; or "
     "exclude the file with trainer.outputs.",
-    "virtual": "Under entropy.clock: virtual, the dates of a thread differ if it reads the clock "
-    "another number of times, and so do times of files. Exclude the file with trainer.outputs; or, "
-    "in the first case, set entropy.clock: fixed, whose date never advances.",
+    "virtual": "Under entropy.clock: virtual, dates differ if a thread reads the clock, sleeps or "
+    "waits until a time-out another number of times. Times of files, and dates of programs that do "
+    "not use the C library (such as those in Go), are the machine's. Exclude the file with "
+    "trainer.outputs, or set trainer.standard_output: false; or, for a thread's dates, set "
+    "entropy.clock: fixed, whose date never advances.",
     "fixed": "Under entropy.clock: fixed, times of files still differ, and so do dates that a "
     "program reads without the C library. Exclude the file with trainer.outputs.",
 }
+_OTHER_PATH = (
+    "If threads or processes of the program race, exchange results through "
+    "capsule.training.arrivals, or use one process. Exclude files with durations, or with dates of "
+    "programs that do not use the C library (such as those in Go), with trainer.outputs."
+)
 _NOT_REPEATED = (
     "Durations that the program measures differ in every run: keep them out of its outputs, or "
     "exclude these with trainer.outputs or trainer.standard_output. If threads or processes of the "
@@ -88,6 +96,7 @@ class Facts:
         bisection: What dense records of both sides showed.
         outputs: The outputs of a program that differ, compared by content.
         clock: The calendar clock that the program read.
+        drawn: The processes of the program that asked for other amounts of randomness.
     """
 
     alignment: TraceAlignment | None
@@ -99,6 +108,7 @@ class Facts:
     bisection: Bisection | None = None
     outputs: OutputComparison | None = None
     clock: CalendarClock = "system"
+    drawn: tuple[str, ...] = ()
 
     @property
     def first(self) -> Difference | None:
@@ -299,16 +309,25 @@ def _clock(facts: Facts) -> Cause | None:
     dated = _of_nature(facts, "date")
     if not dated or facts.outputs is None:
         return None
-    only = facts.outputs.nature in HARMLESS
+    fix = _CLOCK_FIXES[facts.clock]
+    certainty: Certainty = "likely"
+    rest = "what else differs may follow from it"
+    if facts.outputs.nature in HARMLESS:
+        certainty, rest = "shown", "nothing else differs"
+    elif facts.clock != "system":
+        # A clock that starts at the same date in every run shows that the program took another
+        # path, and rarely why.
+        certainty, rest = "possible", "what made them differ may have changed the rest, too"
+        fix = _OTHER_PATH
     return Cause(
         name="clock",
-        certainty="shown" if only else "likely",
+        certainty=certainty,
         evidence=(
             *(f"{place}: {part.claimed} / {part.found}" for place, part in dated[:_EVIDENCE]),
-            "each is a date by its format, or falls within the time of the run that wrote it"
-            + ("; nothing else differs" if only else "; what else differs may follow from it"),
+            "each is a date by its format, or falls within the time of the run that wrote it; "
+            + rest,
         ),
-        fix=_CLOCK_FIXES[facts.clock],
+        fix=fix,
     )
 
 
@@ -335,7 +354,7 @@ def _durations(facts: Facts) -> Cause | None:
 def _is_named_like_a_duration(part: Part | OutputDifference) -> bool:
     if not isinstance(part, Part) or not _DURATION.search(f"{part.where} {part.claimed}"):
         return False
-    return _NUMBER.sub("", part.claimed) == _NUMBER.sub("", part.found)
+    return _NUMBER.sub("", part.claimed) == _NUMBER.sub("", _DISTANCE.sub("", part.found))
 
 
 def _all_kept(outputs: OutputComparison | None) -> bool:
@@ -368,6 +387,28 @@ def _order_of_lines(facts: Facts) -> Cause | None:
     )
 
 
+def _addresses(facts: Facts) -> Cause | None:
+    """The outputs name objects by their addresses."""
+    addressed = _of_nature(facts, "address")
+    if not addressed or facts.outputs is None:
+        return None
+    only = facts.outputs.nature == "address"
+    return Cause(
+        name="addresses",
+        certainty="shown" if only else "possible",
+        evidence=(
+            *(f"{place}: {part.claimed} / {part.found}" for place, part in addressed[:_EVIDENCE]),
+            "these texts are equal except for addresses of memory, which differ if threads or "
+            "processes take memory in another order"
+            + ("" if only else "; what else differs may have another cause"),
+        ),
+        fix="Do not write objects that are shown by their address (<function f at 0x…>). If a "
+        "library does, write the results, such as the parameters of a network, to another file, "
+        "and exclude this one with trainer.outputs, or trainer.standard_output: false if it is "
+        "the standard output.",
+    )
+
+
 def _other_names(facts: Facts) -> Cause | None:
     files = () if facts.outputs is None else facts.outputs.files
     renamed = [f for f in files if f.found_path is not None and f.content is None]
@@ -380,6 +421,26 @@ def _other_names(facts: Facts) -> Cause | None:
         evidence=(f"equal content has other names: {_listed(pairs)}",),
         fix="Derive names of files from the seed or the step, not from a time, a process id or a "
         "random number.",
+    )
+
+
+def _other_draws(facts: Facts) -> Cause | None:
+    """The processes of a program did not do the same work."""
+    # Another program, or other settings, do other work in any case.
+    if not facts.drawn or facts.changes or facts.outputs is None:
+        return None
+    if facts.outputs.nature in HARMLESS:
+        return None
+    return Cause(
+        name="other-draws",
+        certainty="possible",
+        evidence=(
+            *_shortened(facts.drawn),
+            "so they did different work: which process does what may depend on their speed",
+        ),
+        fix="Let the random numbers of a piece of work not depend on the process that does it: "
+        "seed its generators ('{seed}' in trainer.command, or the variable CAPSULE_SEED), or use "
+        "capsule.training.arrivals. Or use one process.",
     )
 
 
@@ -407,7 +468,9 @@ _RULES: tuple[Callable[[Facts], Cause | None], ...] = (
     _durations,
     _packaging,
     _order_of_lines,
+    _addresses,
     _other_names,
+    _other_draws,
 )
 
 
@@ -452,8 +515,12 @@ def _first(facts: Facts) -> str:
 
 
 def _named(found: Sequence[Change]) -> list[str]:
-    more = [f"and {len(found) - _EVIDENCE} more"] if len(found) > _EVIDENCE else []
-    return [str(change) for change in found[:_EVIDENCE]] + more
+    return _shortened([str(change) for change in found])
+
+
+def _shortened(evidence: Sequence[str]) -> list[str]:
+    more = [f"and {len(evidence) - _EVIDENCE} more"] if len(evidence) > _EVIDENCE else []
+    return [*evidence[:_EVIDENCE], *more]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from capsule.verification.analysis.runs import (
     read_checkpoint_index,
 )
 from capsule.verification.analysis.trace_alignment import TraceAlignment, align_traces
+from capsule.verification.content.parts import shown_name
 from capsule.verification.content.tensor_comparison import compare_tensors
 from capsule.verification.content.ulp import Width, distance
 from capsule.verification.equivalence.returns import compare_returns
@@ -158,8 +159,17 @@ def compare_sides(
         loss=distance(*alignment.losses[1:], width=32) if alignment and alignment.losses else None,
         outputs=outputs,
         clock=calendar_clock(a.spec),
+        drawn=tuple(_other_draws(a.drawn, b.drawn)),
     )
     return RunComparison(a.name, b.name, facts, numbers, checkpoint, tensors, compared)
+
+
+def _other_draws(a: Mapping[str, int], b: Mapping[str, int]) -> Iterator[str]:
+    """Yield each process that asked for other amounts of randomness in the two runs."""
+    for name in sorted({*a, *b}):
+        if a.get(name) != b.get(name):
+            amounts = (f"{each[name]:,} bytes" if name in each else "nothing" for each in (a, b))
+            yield f"process {shown_name(name)} asked for randomness: {' / '.join(amounts)}"
 
 
 def compare_results(

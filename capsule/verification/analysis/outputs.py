@@ -19,6 +19,7 @@ from capsule.experiment import contract
 from capsule.experiment.beneath import open_beneath
 from capsule.experiment.contract import Output
 from capsule.experiment.files import open_regular
+from capsule.experiment.spec import calendar_clock
 from capsule.host.wording import counted
 from capsule.verification.analysis.comparison import MAX_DIFFERENCES
 from capsule.verification.content.formats import compare_content
@@ -61,9 +62,8 @@ def bundled_outputs(run: RecordedRun) -> ProgramOutputs:
             raise FileNotFoundError(member)
         return open_regular(bundle.member(member))
 
-    return ProgramOutputs(
-        listing, open_file, stated_span(observed.started, observed.finished, time.time())
-    )
+    span = stated_span(observed.started, observed.finished, time.time())
+    return ProgramOutputs(listing, open_file, span.with_clock(calendar_clock(run.lock.spec)))
 
 
 def outputs_in(directory: Path, span: Span = UNKNOWN) -> ProgramOutputs:
@@ -165,8 +165,11 @@ class _Files:
     ) -> OutputDifference:
         """Compare the recorded ``path`` with what the re-execution has at ``other``."""
         content = self._content(path, before, other, after)
-        nature: Nature = "content" if content is None else content.nature
         claimed, found = _described(before), _described(after)
+        nature: Nature = "content" if content is None else content.nature
+        # A link to a file whose name is a date is one of these dates itself.
+        if _is_link(before) and _is_link(after) and self.context.times.dates(claimed, found):
+            nature = "date"
         if content is not None:
             claimed, found = content.parts[0].claimed, content.parts[0].found
         if path != other:
@@ -210,6 +213,10 @@ def _mapped(stream: BufferedReader) -> Data:
 
 def _is_file(output: Claimed | None) -> TypeGuard[Output]:
     return isinstance(output, Output) and output.target is None
+
+
+def _is_link(output: Claimed | None) -> bool:
+    return isinstance(output, Output) and output.target is not None
 
 
 def _modes(output: Claimed | None) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,6 +15,8 @@ from capsule.bundle.claims import read_document
 from capsule.bundle.events import event_lines
 from capsule.bundle.keys import PublicKey
 from capsule.bundle.run_bundle import RecordedRun
+from capsule.entropy.evidence import is_own
+from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
 from capsule.experiment.lock import Lock
 from capsule.experiment.mechanisms import Mechanisms
@@ -72,6 +75,7 @@ class ComparedRun:
         entropy: The randomness that was recorded, if it was.
         arrivals: The arrival log of a program, if it recorded one.
         compilers: Packages that compiled functions for its processor, if it imported any.
+        drawn: Bytes of randomness that each process of a program asked for, by its path.
         resumed: Whether an attempt resumed the run.
         contradictions: Statements of the run that contradict each other.
         recorded: Where it is from, if that is a bundle.
@@ -87,6 +91,7 @@ class ComparedRun:
     entropy: Path | None = None
     arrivals: Path | None = None
     compilers: str | None = None
+    drawn: Mapping[str, int] = field(default_factory=dict)
     resumed: bool = False
     contradictions: tuple[str, ...] = ()
     recorded: RecordedRun | None = None
@@ -135,6 +140,7 @@ def bundle_side(run: RecordedRun, name: str) -> ComparedRun:
         entropy=bundle.files.get(run_bundle.ENTROPY_PROFILE),
         arrivals=bundle.files.get(run_bundle.ARRIVALS),
         compilers=run.compilers(),
+        drawn=_drawn(bundle.read(run_bundle.ENTROPY_REPORT, EntropyReport)) if program else {},
         resumed=_resumed(bundle.open(run_bundle.RUN + contract.EVENTS)),
         recorded=run,
     )
@@ -162,6 +168,7 @@ def directory_side(
     if not (path / contract.RESULT).exists():
         raise _no_run(f"{path} has no {contract.RESULT}")
     program = (path / contract.OUTPUTS).exists()
+    drawn = _present(path / contract.ENTROPY_REPORT) if program else None
     return ComparedRun(
         name=name,
         spec=read_document(path / contract.JOB, contract.Job).spec,
@@ -173,7 +180,18 @@ def directory_side(
         entropy=_present(path / contract.ENTROPY_PROFILE),
         arrivals=_present(path / contract.ARRIVALS),
         compilers=read_document(path / contract.MECHANISMS, Mechanisms).compilers,
+        drawn={} if drawn is None else _drawn(read_document(drawn, EntropyReport)),
     )
+
+
+def _drawn(report: EntropyReport) -> dict[str, int]:
+    """Return the bytes of randomness that each process of a program asked for, by its path."""
+    drawn: Counter[str] = Counter()
+    for use in report.uses:
+        drawn[use.process] += use.bytes
+    for program in report.programs:
+        drawn[program.process] += program.requests.bytes
+    return {name: count for name, count in drawn.items() if not is_own(name)}
 
 
 def _bundled_training(run: RecordedRun) -> Training:

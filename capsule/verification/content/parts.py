@@ -19,12 +19,13 @@ MAX_MEMBER_BYTES = 64 << 20  # of a member that is unpacked into memory
 MAX_UNPACKED_BYTES = 4 << 30  # of both sides, over a whole verification
 MAX_DEPTH = 3  # of files within files
 SHOWN_CHARACTERS = 80
+SHOWN_BEFORE = 20  # characters before the first difference, if that is not at the beginning
 MAX_NAME_CHARACTERS = 400  # of a part, which consists of names of members, fields and the like
 
 # The gravest last. Dates are what a format, or the time of the run, shows to be dates; packaging is
-# how a format writes the same content down.
-Nature = Literal["packaging", "date", "order", "content"]
-NATURES: tuple[Nature, ...] = ("packaging", "date", "order", "content")
+# how a format writes the same content down; addresses are of objects that a text names by them.
+Nature = Literal["packaging", "date", "order", "address", "content"]
+NATURES: tuple[Nature, ...] = ("packaging", "date", "order", "address", "content")
 HARMLESS: frozenset[Nature] = frozenset({"packaging", "date"})
 
 Data = bytes | mmap.mmap
@@ -72,7 +73,7 @@ class Findings:
         self.count += 1
         self.natures.add(nature)
         if len(self.parts) < MAX_PARTS:
-            claimed, found = map(shown, pair)
+            claimed, found = _shown_pair(*pair)
             self.parts.append(
                 Part(where=shown_name(where), claimed=claimed, found=found, nature=nature)
             )
@@ -148,13 +149,30 @@ class Context:
 
 def shown(value: object) -> str:
     """Return the beginning of a value as text; null and Booleans as JSON writes them."""
-    is_word = value is None or isinstance(value, bool)
-    return _beginning(json.dumps(value) if is_word else str(value), SHOWN_CHARACTERS)
+    return _beginning(_text(value), SHOWN_CHARACTERS)
 
 
 def shown_name(where: str) -> str:
     """Return the beginning of the name of a part."""
     return _beginning(where, MAX_NAME_CHARACTERS)
+
+
+def _shown_pair(claimed: object, found: object) -> tuple[str, str]:
+    """Return two values as texts, cut so that the first difference is in them."""
+    texts = _text(claimed), _text(found)
+    characters = enumerate(zip(*texts, strict=False))
+    first = next((at for at, (a, b) in characters if a != b), min(map(len, texts)))
+    start = first - SHOWN_BEFORE if first > SHOWN_CHARACTERS - SHOWN_BEFORE else 0
+    if max(map(len, texts)) <= SHOWN_CHARACTERS:
+        start = 0
+    before, after = (
+        "…" * bool(start) + _beginning(text[start:], SHOWN_CHARACTERS) for text in texts
+    )
+    return before, after
+
+
+def _text(value: object) -> str:
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
 def _beginning(text: str, most: int) -> str:

@@ -9,6 +9,7 @@ from itertools import zip_longest
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from capsule.verification.content.parts import (
+    SHOWN_CHARACTERS,
     Comparison,
     Context,
     Data,
@@ -63,7 +64,7 @@ def compare_pickle(left: Data, right: Data, context: Context) -> Comparison:
                 found.differs(where, (a.argument, b.argument))
         # In a dictionary, the key comes before the value, and so names it.
         if isinstance(a.argument, str) and a.argument == b.argument:
-            label = repr(a.argument[:40])
+            label = repr(a.argument[:SHOWN_CHARACTERS])
     return found.comparison()
 
 

@@ -22,6 +22,7 @@ from capsule.verification.content.values import (
     compare_leaves,
     compare_values,
     exact_float,
+    nature_of_texts,
     parse,
 )
 
@@ -81,7 +82,7 @@ def compare_text(left: Data, right: Data, context: Context) -> Comparison:
     found = Findings("text")
     for number, a, b in _pairs(left, right):
         if a != b:
-            nature: Nature = "date" if a and b and context.times.dates(a, b) else "content"
+            nature: Nature = nature_of_texts(a, b, context) if a and b else "content"
             found.differs(f"line {number:,}", (_shown(a), _shown(b)), nature)
     return _reordered(left, right, found).comparison()
 
@@ -93,12 +94,9 @@ def _reordered(left: Data, right: Data, found: Findings) -> Findings:
         return found
     if _lines_in_any_order(left) != _lines_in_any_order(right):
         return found
-    ordered = Findings(found.format)
-    for part in found.parts:
-        ordered.differs(part.where, (part.claimed, part.found), "order")
+    parts = [part.model_copy(update={"nature": "order"}) for part in found.parts]
     # There may be more parts than were kept.
-    ordered.count = found.count
-    return ordered
+    return Findings(found.format, parts=parts, count=found.count, natures={"order"})
 
 
 def _lines_in_any_order(data: Data) -> tuple[int, int]:

@@ -3,14 +3,16 @@
 A number that is, as seconds, milliseconds, microseconds or nanoseconds since 1970, a moment of the
 run that wrote it, is a reading of the clock. A signer who states a false time of the recorded run
 gains nothing by it: what the re-execution wrote must also be a reading of the verifier's own clock,
-and the verifier has measured the time of the re-execution.
+or of the virtual one that the run was given, and the verifier has measured the time of the
+re-execution.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TypeGuard
 
@@ -18,6 +20,10 @@ SLACK_SECONDS = 2.0  # clocks are read before and after the run, and written in 
 # Without these two bounds, a signer could state a time in which any number is a date.
 EARLIEST = datetime(2026, 1, 1, tzinfo=UTC).timestamp()  # there were no bundles before
 CLOCKS_APART = 86_400.0  # by how much the signer's clock may be ahead of the verifier's, in seconds
+# The virtual clock (docs/random-profiles.md) starts here. A wait advances it by at most twice its
+# duration, and each of its readings by a millisecond, for which an hour is allowed.
+VIRTUAL_START = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
+VIRTUAL_READINGS_SECONDS = 3_600.0
 _SCALES = (1.0, 1e3, 1e6, 1e9)  # seconds to nanoseconds
 _TOKEN = re.compile(  # no part of a longer number
     r"(?<!\d)(?:"
@@ -30,16 +36,31 @@ _TOKEN = re.compile(  # no part of a longer number
 
 @dataclass(frozen=True)
 class Span:
-    """The time of a run, in seconds since 1970."""
+    """The time of a run, in seconds since 1970.
+
+    Attributes:
+        start: When it began.
+        end: When it ended.
+        virtual: The time that its virtual clock may have shown, if it had one.
+    """
 
     start: float
     end: float
+    virtual: Span | None = None
 
-    def holds(self, number: float) -> bool:
-        """Tell whether a number is a moment of this time, in a usual unit."""
+    def with_clock(self, clock: str) -> Span:
+        """Return the time of a run with this ``entropy.clock``."""
+        if clock != "virtual":
+            return self
+        seconds = 2 * (self.end - self.start) + VIRTUAL_READINGS_SECONDS
+        return replace(self, virtual=Span(VIRTUAL_START, VIRTUAL_START + seconds))
+
+    def holds(self, number: float, scales: Sequence[float] = _SCALES) -> bool:
+        """Tell whether a number is a moment of this time, in a usual unit or one of ``scales``."""
         low, high = self.start - SLACK_SECONDS, self.end + SLACK_SECONDS
         # NaN compares false with everything, so a span of NaN holds no number.
-        return any(low * scale <= number <= high * scale for scale in _SCALES)
+        held = any(low * scale <= number <= high * scale for scale in scales)
+        return held or (self.virtual is not None and self.virtual.holds(number, scales))
 
     def masked(self, text: str) -> str:
         """Return a text with every date of this time replaced by one sign, which no text holds."""
@@ -58,7 +79,7 @@ class Span:
             moment = datetime.strptime(digits[:14], "%Y%m%d%H%M%S").replace(tzinfo=UTC)
         except ValueError:
             return False
-        return self.start - SLACK_SECONDS <= moment.timestamp() <= self.end + SLACK_SECONDS
+        return self.holds(moment.timestamp(), _SCALES[:1])
 
 
 UNKNOWN = Span(math.nan, math.nan)  # the time of a run of which no moment is known

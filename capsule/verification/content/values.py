@@ -14,6 +14,7 @@ from typing import Any
 from capsule.verification.content.parts import (
     Context,
     Findings,
+    Nature,
     NotComparableError,
     shown,
     shown_name,
@@ -23,6 +24,7 @@ from capsule.verification.content.ulp import distance
 MAX_JSON_BYTES = 32 << 20
 _MIN_ENCODED = 32  # characters of a text in which Base64 is looked for
 _PICKLE = b"\x80"
+_ADDRESS = re.compile(r"\bat 0x[0-9a-f]{6,16}\b")  # as Python shows objects: <function f at 0x…>
 # float() also takes underscores, digits of other scripts, infinity and NaN, which other readers
 # take for texts. The bounds keep the work with a number small.
 NUMBER = re.compile(r"[+-]?[0-9]{1,400}(\.[0-9]{0,400})?([eE][+-]?[0-9]{1,9})?")
@@ -118,6 +120,8 @@ def compare_leaves(where: str, pair: tuple[Any, Any], found: Findings, context: 
     before, after = _decoded(left), _decoded(right)
     if before is not None and after is not None:
         found.include(where, context.inner(where, before, after))
+    elif isinstance(left, str) and isinstance(right, str):
+        found.differs(where, pair, nature_of_texts(left, right, context))
     elif context.times.dates(left, right):
         found.differs(where, pair, "date")
     elif isinstance(left, float) and isinstance(right, float):
@@ -126,6 +130,14 @@ def compare_leaves(where: str, pair: tuple[Any, Any], found: Findings, context: 
         found.differs(where, (left, f"{right!r}{far}"))
     else:
         found.differs(where, pair)
+
+
+def nature_of_texts(left: str, right: str, context: Context) -> Nature:
+    """Return how two texts differ: in dates only, in addresses of memory too, or in content."""
+    if context.times.dates(left, right):
+        return "date"
+    before, after = (_ADDRESS.sub("at 0x", text) for text in (left, right))
+    return "address" if before == after or context.times.dates(before, after) else "content"
 
 
 def _decoded(value: Any) -> bytes | None:

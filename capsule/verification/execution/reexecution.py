@@ -27,7 +27,7 @@ from capsule.execution import ExecutionOptions, SeenSurroundings
 from capsule.experiment import contract
 from capsule.experiment.lock import Lock
 from capsule.experiment.mechanisms import Mechanisms
-from capsule.experiment.spec import LimitsSpec
+from capsule.experiment.spec import LimitsSpec, calendar_clock
 from capsule.host.errors import IMAGE_CODES, CapsuleError, ExitCode
 from capsule.host.owner import temporary_folder
 from capsule.host.reporter import Reporter
@@ -109,7 +109,7 @@ class Reexecutor:
         mechanisms = read_document(directory / contract.MECHANISMS, Mechanisms)
         here = image_relaxations(lock, self.engine.name, report, mechanisms)
         return ExecutionFinding(
-            span=Span(started, time.time()),
+            span=Span(started, time.time()).with_clock(calendar_clock(lock.spec)),
             reexecuted_steps=result.steps if isinstance(result, contract.Result) else None,
             ledger=ledger,
             ledger_differences=compare_ledgers(bundle.read(run_bundle.LEDGER, Ledger), ledger),

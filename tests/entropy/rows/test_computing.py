@@ -223,8 +223,14 @@ def test_a_trainer_on_the_cpu_of_a_machine_with_a_gpu_does_not_use_it():
 def test_the_trainer_itself_is_no_child_process():
     assert "Child processes" not in judged(interpreters(TRAINER, 1))
     assert evidence_of(interpreters(TRAINER, 3), "Child processes") == (
-        "3 of 3 Python processes imported torch; each set its flags and read them back"
+        "3 Python processes were started; torch was imported in 3, forked ones included; each set "
+        "its flags and read them back"
     )
+
+
+def test_a_forked_child_that_imports_torch_is_not_one_of_the_started_ones():
+    text = evidence_of(interpreters(PROGRAM, 3, torch=4), "Child processes")
+    assert text.startswith("3 Python processes were started; torch was imported in 4, forked ")
 
 
 def test_children_without_torch_are_no_row():

@@ -62,23 +62,28 @@ def test_pylock_without_digest_or_wheel(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("explanation", "named"),
+    ("explanation", "required_by", "built"),
     [
-        ("and brax==0.12.3 depends on gym, we can conclude", "gym (required by brax==0.12.3)"),
-        ("all versions of brax depend on gym>=0.21 and", "gym (required by brax)"),
-        ("brax depends on gym-notices and you require gym", "gym"),
+        ("and brax==0.12.3 depends on gym, we can conclude", "brax==0.12.3", "gym"),
+        ("all versions of brax depend on gym>=0.21 and", "brax", '"gym>=0.21"'),
+        ("brax depends on gym>=0.21,<0.26, we can conclude", "brax", '"gym>=0.21,<0.26"'),
+        ("brax depends on gym==0.21.* and you require brax", "brax", '"gym==0.21.*"'),
+        ("a==1 depends on gym<1, and a==2 depends on gym>1, we", "a==1, a==2", "gym"),
+        ("brax depends on gym-notices and you require gym", None, "gym"),
+        ("no usable wheels and you require gym==0.26.2, we can", None, '"gym==0.26.2"'),
     ],
 )
 def test_a_package_without_a_wheel_is_named_with_what_requires_it(
-    tmp_path, monkeypatch, explanation, named
+    tmp_path, monkeypatch, explanation, required_by, built
 ):
     hint = "hint: Wheels are required for `gym` because building from source is disabled"
     monkeypatch.setattr(wheels, "_run_uv", lambda *_: f"{explanation}\n{hint}")
     search = WheelSearch(DEBIAN_12, MachineSources(), Cache(tmp_path), print)
     with pytest.raises(CapsuleError) as caught:
         compile_wheels(search, ["brax"], [])
+    named = f"gym (required by {required_by})" if required_by else "gym"
     assert caught.value.message.startswith(f"image.packages: no wheel of {named} fits ")
-    assert "--wheel-dir ../wheels gym'" in caught.value.fix
+    assert f"--wheel-dir ../wheels {built}'" in caught.value.fix
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import json
 import shutil
 from array import array
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +17,8 @@ from capsule.bundle import run_bundle
 from capsule.bundle.bundle import open_bundle
 from capsule.bundle.keys import generate, load_private
 from capsule.bundle.packing import pack_run
+from capsule.bundle.run_bundle import RecordedRun
+from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
 from capsule.experiment.arrival_log import NOTHING, ArrivalLog, Messages
 from capsule.experiment.errors import CapsuleError, ExitCode
@@ -28,7 +31,13 @@ from capsule.report.divergence import divergence_lines
 from capsule.report.terminal import show_report
 from capsule.verification.analysis.divergence import compare_results, compare_sides
 from capsule.verification.analysis.outputs import ProgramOutputs
-from capsule.verification.analysis.runs import ComparedRun, Training, directory_side, open_side
+from capsule.verification.analysis.runs import (
+    ComparedRun,
+    Training,
+    bundle_side,
+    directory_side,
+    open_side,
+)
 from capsule.verification.content.times import UNKNOWN
 from capsule.verification.verdict import Bisection, ComponentDifference
 from tests.bundle import locks
@@ -331,7 +340,7 @@ def unreadable(path):
     raise FileNotFoundError(path)
 
 
-def program(name, contradictions=(), **outputs):
+def program(name, contradictions=(), drawn=None, **outputs):
     files = {path: contract.Output(size=1, sha256=digit * 64) for path, digit in outputs.items()}
     listing = contract.Outputs(files=files, standard_output=None)
     return ComparedRun(
@@ -340,6 +349,7 @@ def program(name, contradictions=(), **outputs):
         contract.Runtime(flags={}, libraries={}, device={}),
         outputs=ProgramOutputs(listing, unreadable, UNKNOWN),
         contradictions=contradictions,
+        drawn=drawn or {},
     )
 
 
@@ -393,6 +403,30 @@ def test_programs_are_compared_by_their_outputs():
     assert [each.component for each in found.differences] == ["files.y.sha256"]
     same = compare_sides(program("a", x="1"), program("b", x="1")).report()
     assert (same.equal, same.causes, same.differences) == (True, (), ())
+
+
+def test_processes_that_drew_other_amounts_of_randomness_did_other_work():
+    drawn = {"0x": 8, "0x.1": 4024}, {"0x": 8, "0x.1": 2544, "0x.2": 0}
+    a, b = (program(name, drawn=each, x=name) for name, each in zip("12", drawn, strict=True))
+    found = compare_sides(a, b).report()
+    assert named(found) == ("other-draws", "possible")
+    assert found.causes[0].evidence[:2] == (
+        "process 0x.1 asked for randomness: 4,024 bytes / 2,544 bytes",
+        "process 0x.2 asked for randomness: nothing / 0 bytes",
+    )
+    assert "seed its generators" in found.causes[0].fix
+    assert named(compare_sides(a, replace(b, drawn=drawn[0])).report())[0] == "unexplained"
+    # Another program draws other amounts anyway.
+    changed = replace(b, runtime=b.runtime.model_copy(update={"libraries": {"numpy": "2"}}))
+    assert named(compare_sides(a, changed).report())[0] != "other-draws"
+
+
+def test_the_draws_of_a_bundle_are_those_of_its_program_without_capsule_itself():
+    with open_bundle(Path(__file__).parents[2] / "corpus" / "program.capsule.tar", []) as bundle:
+        drawn = bundle_side(RecordedRun.read(bundle), "a").drawn
+        report = bundle.read(run_bundle.ENTROPY_REPORT, EntropyReport)
+    assert all("x" in process for process in drawn)
+    assert sum(drawn.values()) == report.requests(drawn.__contains__).bytes > 0
 
 
 def test_a_contradiction_makes_runs_unequal_and_names_its_side():

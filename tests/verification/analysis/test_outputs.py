@@ -1,5 +1,6 @@
 """What a program wrote in two runs: which files differ, and in what."""
 
+import pickle
 import shutil
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from capsule.bundle.claims import ProgramClaims
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.contract import OUTPUTS, WORKSPACE, Output, Outputs
+from capsule.report.text import printable
 from capsule.verification.analysis.causes import Facts, explain
 from capsule.verification.analysis.comparison import compare_claims
 from capsule.verification.analysis.outputs import (
@@ -52,7 +54,10 @@ def two_runs(tmp_path):
             (recorded_files, printed[0], recorded, "stdout.txt", claimed),
             (found_files, printed[1], directory / WORKSPACE, "../stdout.txt", found),
         ):
-            outputs = {path: make_output(folder, path, data) for path, data in files.items()}
+            outputs = {
+                path: data if isinstance(data, Output) else make_output(folder, path, data)
+                for path, data in files.items()
+            }
             sides.append(make_claims(outputs, make_output(folder, output, text), **(others or {})))
         return compare_files(*sides, recorded, directory), compare_claims(*sides)
 
@@ -166,6 +171,18 @@ def test_a_name_that_differs_in_a_date_only_is_that_of_the_same_file(two_runs):
     assert (found.nature, found.files[0].where) == ("content", "line 1")
 
 
+def test_a_link_to_a_file_with_a_date_in_its_name_is_a_date(two_runs):
+    def link(target):
+        return {"log": Output(size=1, sha256=sha256_hex(target.encode()), target=target)}
+
+    names = f"{CLAIMED + 5}.log", f"{FOUND + 9}.log"
+    found, differences = two_runs(link(names[0]), link(names[1]))
+    assert (found.nature, found.files[0].found) == ("date", f"link to {names[1]}")
+    assert causes(found, differences) == [("clock", "shown")]
+    found, _ = two_runs(link(names[0]), link("other.log"))
+    assert found.nature == "content"
+
+
 def test_only_dates_is_said_only_if_every_output_differs_in_dates_only(two_runs):
     dates = b"start %d\n" % (CLAIMED + 1), b"start %d\n" % (FOUND + 1)
     found, differences = two_runs({"a": dates[0]}, {"a": dates[1]}, printed=dates)
@@ -191,6 +208,17 @@ def test_the_remedy_for_dates_is_not_the_clock_that_the_program_read(
     (cause,) = explain(Facts(None, (), (), outputs=found, clock=clock))
     assert advised in cause.fix
     assert not_advised not in cause.fix
+    assert printable(cause.fix) == cause.fix  # reports cut what is longer
+
+
+@pytest.mark.parametrize("clock", ["virtual", "fixed"])
+def test_a_clock_that_starts_alike_in_every_run_is_a_sign_of_another_path(two_runs, clock):
+    dates = b"start %d\n" % (CLAIMED + 1), b"start %d\n" % (FOUND + 1)
+    found, _ = two_runs({"a": dates[0], "b": b"1"}, {"a": dates[1], "b": b"2"})
+    (cause,) = explain(Facts(None, (), (), outputs=found, clock=clock))
+    assert (cause.name, cause.certainty) == ("clock", "possible")
+    assert "threads or processes of the program race" in cause.fix
+    assert "trainer.outputs" in cause.fix
 
 
 def test_the_order_of_lines_is_a_cause_of_its_own(two_runs):
@@ -199,12 +227,18 @@ def test_the_order_of_lines_is_a_cause_of_its_own(two_runs):
     assert causes(found, differences) == [("order-of-lines", "shown")]
 
 
+# A pickle, with the first two bytes of a number, whose name is long.
+TIMER = pickle.dumps({f"env_runners--{'connector--' * 5}timer": 1.0}).replace(b"?\xf0", b"%s")
+
+
 @pytest.mark.parametrize(
     ("claimed", "again", "expected"),
     [
         (b"SPS: 812\nreturn 9\n", b"SPS: 79\nreturn 9\n", [("durations", "likely")]),
         (b'{"fps": 812, "steps": 9}', b'{"fps": 79, "steps": 9}', [("durations", "likely")]),
         (b"train/time_elapsed 8.5\n", b"train/time_elapsed 1e-05\n", [("durations", "likely")]),
+        (b'{"wall_time": 8.5, "x": 9}', b'{"wall_time": 1e-05, "x": 9}', [("durations", "likely")]),
+        (TIMER % b"?\x80", TIMER % b"@\x00", [("durations", "likely")]),
         (b"SPS: 812\nreturn 9\n", b"SPS: 79\nreturn 7\n", [("durations", "possible")]),
         (b"total_timesteps 812\n", b"total_timesteps 79\n", [("unexplained", None)]),
         (b"time to first goal: 3\n", b"no time left: 3\n", [("unexplained", None)]),
@@ -216,6 +250,28 @@ def test_numbers_that_are_named_like_durations_are_a_cause(two_runs, claimed, ag
     found, differences = two_runs({"log": claimed}, {"log": again})
     assert found.nature == "content"
     assert causes(found, differences) == expected
+
+
+@pytest.mark.parametrize(
+    ("claimed", "again", "expected"),
+    [
+        (b"<f at 0x7fffb06f4f40>\n", b"<f at 0x7fffb8700f40>\n", [("addresses", "shown")]),
+        (b'{"f": "<f at 0xa5d2c0>"}', b'{"f": "<f at 0xa5d2d0>"}', [("addresses", "shown")]),
+        (b"<f at 0xa5d2c0>\n1\n", b"<f at 0xa5d2d0>\n2\n", [("addresses", "possible")]),
+        (b"<f at 0xa5d2c0>, 1\n", b"<f at 0xa5d2d0>, 2\n", [("unexplained", None)]),
+        (b"digest 0xa5d2c0\n", b"digest 0xa5d2d0\n", [("unexplained", None)]),
+    ],
+)
+def test_addresses_of_objects_are_a_cause(two_runs, claimed, again, expected):
+    found, differences = two_runs({"log": claimed}, {"log": again})
+    assert found.nature == ("address" if expected == [("addresses", "shown")] else "content")
+    assert causes(found, differences) == expected
+
+
+def test_a_text_with_an_address_and_a_date_differs_in_an_address(two_runs):
+    texts = [b"%d <f at 0x%x>\n" % (time + 1, time) for time in (CLAIMED, FOUND)]
+    found, _ = two_runs({"log": texts[0]}, {"log": texts[1]})
+    assert found.nature == "address"
 
 
 def test_where_no_cause_is_known_none_is_called_possible(two_runs):

@@ -84,6 +84,24 @@ def test_a_value_is_shown_up_to_a_bound(text):
         assert found == text[:80] + "…"
 
 
+@pytest.mark.parametrize(
+    ("equal", "before"), [(0, ""), (60, "x" * 60), (61, "…" + "x" * 20), (900, "…" + "x" * 20)]
+)
+def test_the_first_difference_of_long_values_is_shown(equal, before):
+    found = Findings("test")
+    found.differs("line", ("x" * equal + "a" * 100, "x" * equal + "b" * 100))
+    (part,) = found.parts
+    left, right = (80 - len(before.strip("…"))) * "a", (80 - len(before.strip("…"))) * "b"
+    assert (part.claimed, part.found) == (f"{before}{left}…", f"{before}{right}…")
+
+
+def test_values_that_fit_are_shown_in_full():
+    found = Findings("test")
+    found.differs("line", ("x" * 79, "x" * 79 + "y"))
+    (part,) = found.parts
+    assert (part.claimed, part.found) == ("x" * 79, "x" * 79 + "y")
+
+
 def test_the_name_of_a_part_is_kept_up_to_a_bound():
     found, name = Findings("test"), "x" * MAX_NAME_CHARACTERS
     for where in (name, name + "y"):

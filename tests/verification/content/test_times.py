@@ -3,15 +3,19 @@
 import json
 import math
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from capsule import native
 from capsule.verification.content.times import (
     CLOCKS_APART,
     EARLIEST,
     SLACK_SECONDS,
+    UNKNOWN,
+    VIRTUAL_START,
     Span,
     Times,
     stated_span,
@@ -79,6 +83,32 @@ def test_a_span_of_nan_holds_nothing():
     never = Span(math.nan, math.nan)
     assert not any(never.holds(number) for number in (0, CLAIMED, math.nan, math.inf))
     assert never.masked(f"{CLAIMED} 2024-11-22T07:55:01") == f"{CLAIMED} 2024-11-22T07:55:01"
+
+
+def test_the_virtual_clock_shows_dates_of_its_own():
+    begin = int(VIRTUAL_START)
+    virtual = SPAN.with_clock("virtual")
+    for clock in ("system", "fixed"):
+        assert SPAN.with_clock(clock) == SPAN
+    assert virtual.masked("2026-01-01 00:00:21,022 ready") == "\0d ready"
+    assert virtual.masked(f"tfevents.{begin}.capsule") == "tfevents.\0d.capsule"
+    assert virtual.masked("2026-01-02 00:00:21,022") == "2026-01-02 00:00:21,022"  # too late
+    for number, held in (
+        (CLAIMED + 600, True),
+        (begin, True),
+        ((begin + 1_200 + 3_600) * 1000, True),  # twice as long as the run, and an hour
+        (begin + 1_200 + 3_600 + 3, False),
+        (begin - 3, False),
+    ):
+        assert virtual.holds(number) is held
+    assert not SPAN.holds(begin)
+    # A run of an impossible time has no dates, on this clock neither.
+    assert not UNKNOWN.with_clock("virtual").holds(begin)
+
+
+def test_the_virtual_clock_starts_where_the_preloaded_library_starts_it():
+    source = Path(native.__file__).parent / "source" / "interposer" / "clock.c"
+    assert f"#define START (INT64_C({int(VIRTUAL_START)}) * NANOSECONDS)" in source.read_text()
 
 
 FORMATS = ["%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H-%M-%S", "%Y-%m-%d_%H.%M.%S", "%Y%m%d%H%M%S",
