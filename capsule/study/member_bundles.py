@@ -59,7 +59,10 @@ class MemberVerifier(NamedTuple):
             expected=Expectation(claim=member.claim_id),
         )
         report = verify(request, self.cache, self.reporter)
-        return VerifiedMember(member.name, report.verdict, report.summary)
+        verdict, summary = report.verdict, report.summary
+        if report.error is None:
+            return VerifiedMember(member.name, verdict, summary)
+        return VerifiedMember.after_error(member.name, verdict, summary, report.error["fix"])
 
 
 def find_bundles(results: StudyResults, folder: Path) -> dict[str, Path]:

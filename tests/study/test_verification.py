@@ -1,9 +1,11 @@
 """Verifying a study by its members: their bundles, a sample of them, a challenge."""
 
+import errno
 import json
 import shutil
 from dataclasses import replace
 from fractions import Fraction
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,6 +18,7 @@ from capsule.study import verification
 from capsule.study.member_bundles import MemberVerifier
 from capsule.study.sampling import VerifiedMember
 from capsule.study.verification import CheckedStudy, StudyChallenge, check_study
+from tests.refusals import refusal
 from tests.study.corpus import CORPUS, KEY, MEMBERS, refused, results_of
 
 
@@ -42,6 +45,7 @@ def test_members_without_a_bundle_are_left_out(results, folder):
 def test_a_bundle_of_another_signer_is_untrusted(results, folder):
     checked = check(results, folder, CORPUS / "verifier.pub")
     assert {member.agreement for member in checked.bundles} == {"untrusted"}
+    assert all("--key" in member.reason for member in checked.bundles)  # the remedy
     assert checked.exit_code == 3
 
 
@@ -106,6 +110,36 @@ def test_a_member_of_a_sample_without_a_bundle_is_run_from_its_lock(results, fol
     assert locks == {"exploration.2": results.members[3].claims.lock}
     assert [each.agreement for each in checked.sample][3] == "not-reproduced"
     assert checked.exit_code == ExitCode.DIFFERS
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        CapsuleError("CAP-E001", "no engine answers\nof two", fix="Start Docker or Podman."),
+        OSError(errno.ENOSPC, "No space left on device"),
+    ],
+)
+def test_what_this_machine_lacks_decides_nothing_and_stops_no_sample(results, monkeypatch, error):
+    def rerun(member, *_surroundings):
+        if member.identity.name == MEMBERS[0]:
+            raise error
+        return VerifiedMember(member.identity.name, "reproduced-bitwise", "")
+
+    monkeypatch.setattr(verification, "rerun", rerun)
+    checked = check_study(results, None, 4, None, Verifier())
+    undecided, *others = checked.sample
+    assert (undecided.agreement, checked.exit_code) == ("inconclusive", ExitCode.INCONCLUSIVE)
+    known = ("no engine answers. Start Docker or Podman.", "device. Free disk space, or set TMPDIR")
+    assert any(text in undecided.reason for text in known)
+    assert [each.agreement for each in others] == ["reproduced-bitwise"] * 3
+
+
+@pytest.mark.parametrize(("raised", "code"), [("CAP-X005", "CAP-X005"), ("CAP-E012", "CAP-V007")])
+def test_a_wrong_or_interrupted_command_ends_a_sample(results, monkeypatch, raised, code):
+    error = Mock(side_effect=CapsuleError(raised, "", fix=""))
+    monkeypatch.setattr(verification, "rerun", error)
+    refusal(code, check_study, results, None, 4, None, Verifier())
+    assert error.call_count == 1
 
 
 @pytest.mark.parametrize(("given", "undecidable"), [(None, 2), ("exploration.2", 1)])
