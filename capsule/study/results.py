@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -42,6 +42,7 @@ class MemberResult:
         claims: Its claims.
         tasks: The evaluations in each of its tasks.
         outputs: The outputs of a program in which its scores are, by their paths.
+        engine: The engine that ran it, as its bundle states; None if only its claims are known.
     """
 
     plan: PlannedMember
@@ -49,6 +50,7 @@ class MemberResult:
     claims: TrainingClaims | ProgramClaims
     tasks: Tasks
     outputs: Mapping[str, bytes] = field(default_factory=dict)
+    engine: str | None = None
 
     @cached_property
     def scores(self) -> dict[ScoredTask, dict[Network, Score]]:
@@ -69,6 +71,11 @@ class StudyResults:
     lock: StudyLock
     members: tuple[MemberResult, ...]
     missing: tuple[str, ...] = ()
+
+    @property
+    def without_image(self) -> bool:
+        """Whether all members ran as plain processes, so that verifiers have to choose it, too."""
+        return bool(self.members) and all(member.claims.image is None for member in self.members)
 
     @classmethod
     def of(cls, study: StudyDirectory) -> StudyResults:
@@ -105,13 +112,14 @@ def _open(path: Path) -> OpenedBundle:
 
 def _from_bundle(lock: StudyLock, name: str, path: Path) -> MemberResult:
     with _open(path) as bundle:
-        claims = RecordedRun.read(bundle).claims
+        run = RecordedRun.read(bundle)
+        claims, engine = run.claims, run.observations().engine.get("name")
         identity = MemberIdentity(name=name, claim_id=claims.claim_id(), bundle=sha256_file(path))
 
         def read(claims: ProgramClaims, path: str) -> bytes:
             return bundle.content(claimed_outputs(claims.outputs)[path])
 
-        return member_result(lock, identity, claims, read)
+        return replace(member_result(lock, identity, claims, read), engine=engine)
 
 
 def member_result(

@@ -39,7 +39,7 @@ The signed results of a study of {runs} in {groups}. `study/lock.json` pins ever
 run, `members/` has what each of them claims, and `claims.json` has the tables that follow.
 
     capsule study verify {file} --key KEY.pub             # check everything that needs no execution
-    capsule study verify {file} --key KEY.pub --sample {sample}  # and run {members} again
+    capsule study verify {file} --key KEY.pub --sample {sample}{engine}  # and run {members} again
     capsule study report {file}                           # tables and figures
 
 Study claim id: {claim_id}
@@ -61,6 +61,11 @@ class StudyBundle(NamedTuple):
 def sample_of(members: int) -> int:
     """Return how many members the commands that are shown for a study run again."""
     return min(USUAL_SAMPLE, members)
+
+
+def engine_needed(results: StudyResults) -> str:
+    """Return the option without which no machine runs the members of a study again."""
+    return " --engine process" if results.without_image else ""
 
 
 def pack_study(
@@ -105,6 +110,7 @@ def pack_study(
         groups=counted(len(results.lock.study.groups), "group"),
         file=shlex.quote(destination.name),
         sample=sample,
+        engine=engine_needed(results),
         members=counted(sample, "member"),
         claim_id=bundle.claim_id,
     )

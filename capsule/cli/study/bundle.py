@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from capsule.cli import options
-from capsule.cli.common import guarded, print_json, shell_word
+from capsule.cli.common import engine_option, guarded, print_json, shell_word
 from capsule.cli.options import OUTPUT, option
 from capsule.cli.study.arguments import FolderArgument
 
@@ -58,5 +58,6 @@ def command(
         return
     typer.echo(f"claim id  {bundle.claim_id}\nmembers   {len(results.members)}\nbundle    {path}")
     trust = f" --key {shell_word(public_half(key_file))}" if key else ""
-    sample = sample_of(len(results.members))
-    typer.echo(f"next: capsule study verify {shell_word(path)}{trust} --sample {sample}", err=True)
+    engine = engine_option(member.engine for member in results.members)
+    options = f"{trust} --sample {sample_of(len(results.members))}{engine}"
+    typer.echo(f"next: capsule study verify {shell_word(path)}{options}", err=True)
