@@ -300,7 +300,9 @@ class StudyDirectory:
             return MemberState(name, "running", None, *progress)
         outcome = self.outcome(name)
         if outcome is None:
-            return MemberState(name, "waiting" if event is None else "stopped", None, *progress)
+            # It may have been killed before its first event. 'capsule list' has the same condition.
+            begun = (folder / WORK).is_dir()
+            return MemberState(name, "stopped" if begun else "waiting", None, *progress)
         return MemberState(name, "failed" if outcome.code else "done", outcome, *progress)
 
     def outcome(self, name: str) -> Outcome | None:

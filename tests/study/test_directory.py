@@ -178,6 +178,9 @@ def test_states(directory):
     name = "exploration.1"
     assert directory.state(name).state == "waiting"
     with directory.held(name) as (folder, _):
+        (folder / WORK).mkdir()
+    assert directory.state(name)[1:] == ("stopped", None, None, None, None)  # as 'capsule list'
+    with directory.held(name) as (folder, _):
         write_events(folder, event(128), event(256), '{"kind":"prog')
         running = directory.state(name)
     assert (running.state, running.step, running.total_steps) == ("running", 256, 1024)
