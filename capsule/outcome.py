@@ -45,6 +45,14 @@ FIXES = {
 }
 
 
+# The same reasons in messages.
+_REASONS = {
+    "out-of-memory": "memory ran out",
+    "timed-out": "its time ran out",
+    "disk-full": "disk space ran out",
+}
+
+
 class EndedError(CapsuleError):
     """An execution ended without a result and without a report (CAP-E010).
 
@@ -213,8 +221,9 @@ def outcome(
         raise _with_evidence(failure, ended)
     result = run_directory / contract.RESULT
     if ended.reason != "exited" or ended.status != 0 or not result.exists():
+        what = "the program" if isinstance(spec.trainer, CommandTrainer) else "the training"
         raise EndedError(
-            f"training ended with status {ended.status} ({how_ended(ended)}); "
+            f"{what} {how_ended(ended)}; "
             f"last output: {''.join(last_lines(run_directory / contract.LOG, 1))!r}",
             ended.reason,
             fix=_fix_of(ended, run_directory),
@@ -224,11 +233,18 @@ def outcome(
 
 def how_ended(ended: Exit) -> str:
     """Return how a task ended, for messages: only what was observed."""
-    if ended.evidence:
-        return f"{ended.reason}: {ended.evidence}"
-    if ended.reason == "exited" and ended.status == _KILLED:
-        return "killed by SIGKILL, and nothing was observed that tells why"
-    return ended.reason
+    status = f"ended with status {ended.status}"
+    if ended.reason in _REASONS:
+        return f"{status}, because {_observed(ended)}"
+    if ended.status == _KILLED:
+        return f"{status} (killed by SIGKILL, and nothing was observed that tells why)"
+    return status
+
+
+def _observed(ended: Exit) -> str:
+    """Return why the engine or the kernel stopped a task."""
+    reason = _REASONS[ended.reason]
+    return f"{reason} ({ended.evidence})" if ended.evidence else reason
 
 
 def _fix_of(ended: Exit, run_directory: Path) -> str:
@@ -250,7 +266,7 @@ def _with_evidence(failure: CapsuleError, ended: Exit) -> CapsuleError:
     first, line_end, output = failure.message.partition("\n")
     return CapsuleError(
         failure.code,
-        f"{first} ({how_ended(ended)}){line_end}{output}",
+        f"{first}, because {_observed(ended)}{line_end}{output}",
         fix=f"{FIXES[ended.reason]} {failure.fix}",
     )
 
