@@ -59,10 +59,8 @@ class MemberVerifier(NamedTuple):
             expected=Expectation(claim=member.claim_id),
         )
         report = verify(request, self.cache, self.reporter)
-        verdict, summary = report.verdict, report.summary
-        if report.error is None:
-            return VerifiedMember(member.name, verdict, summary)
-        return VerifiedMember.after_error(member.name, verdict, summary, report.error["fix"])
+        fix = None if report.error is None else report.error["fix"]
+        return VerifiedMember(member.name, report.verdict, report.summary, fix)
 
 
 def find_bundles(results: StudyResults, folder: Path) -> dict[str, Path]:

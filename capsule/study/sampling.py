@@ -50,18 +50,14 @@ class VerifiedMember:
     Attributes:
         name: The member.
         agreement: The verdict on its bundle, or on what it claims.
-        reason: The verdict in one sentence, and the remedy if an error ended the verification.
+        reason: The verdict in one sentence.
+        fix: The remedy if an error ended the verification.
     """
 
     name: str
     agreement: Grade
     reason: str
-
-    @classmethod
-    def after_error(cls, name: str, agreement: Grade, message: str, fix: str) -> VerifiedMember:
-        """Return the result of a verification that an error ended."""
-        sentence = message.partition("\n")[0]  # the output of a failed program follows
-        return cls(name, agreement, f"{sentence}. {fix}")
+    fix: str | None = None
 
 
 def chosen_members(results: StudyResults, number: int) -> list[MemberResult]:

@@ -160,7 +160,7 @@ def check_study(
             # As in 'capsule verify': what this machine lacks decides nothing about the member, and
             # nothing about the members after it.
             error = deciding_error(raised)
-            return VerifiedMember.after_error(name, verdict_of(error), error.message, error.fix)
+            return VerifiedMember(name, verdict_of(error), error.message, error.fix)
 
     bundles = tuple(verified(name, Mode("integrity")) for name in found)
     sampled = tuple(again(member) for member in drawn)
