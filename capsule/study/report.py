@@ -136,11 +136,14 @@ def show_report(report: StudyReport, console: Console) -> None:
     for test in report.tables.variances:
         # A p-value that equals the level is significant, by the definition of a level.
         if test.network == "final" and test.permutation_p_value <= SIGNIFICANT:
+            # One of many pairs is below the level by chance alone.
+            alone = "" if test.holm_p_value <= SIGNIFICANT else " only without a correction"
+            found, corrected = map(_probability, (test.permutation_p_value, test.holm_p_value))
             print_line(
                 console,
                 f"The variances of {test.first} and {test.second} ({printable(test.task)}, final) "
-                f"differ: p {_probability(test.permutation_p_value)} by permutations, "
-                f"{_probability(test.holm_p_value)} corrected for all pairs.",
+                f"differ{alone}: p {found} by permutations, p {corrected} corrected for all pairs "
+                f"(level {SIGNIFICANT}).",
             )
     if report.joined:
         console.print(report.joined, highlight=False)

@@ -152,6 +152,18 @@ def test_settings_are_ranked_on_a_terminal_and_named_as_their_members():
                             reverse=True)[:10]  # fmt: skip
 
 
+@pytest.mark.parametrize(("holm", "differ"), [(0.1, "differ"), (0.143, "differ only without")])
+def test_a_difference_of_variances_is_one_of_all_pairs(report, holm, differ):
+    test = report.tables.variances[0].model_copy(
+        update={"network": "final", "permutation_p_value": 0.048, "holm_p_value": holm}
+    )
+    tables = report.tables.model_copy(update={"variances": (test,)})
+    text = printed(show_report, report._replace(tables=tables), width=80)
+    assert f"(CartPole-v1, final) {differ}" in text
+    found = f": p = 0.048 by permutations, p = {holm:.3f} corrected for all pairs (level 0.1).\n"
+    assert found in text
+
+
 @pytest.mark.parametrize(("image", "engine"), [(None, " --engine process"), (CLAIMED, "")])
 def test_commands_on_the_page_are_ones_that_the_study_accepts(image, engine):
     results = make_results(make_lock({"a": {"runs": 2}}), image=image)
