@@ -20,7 +20,7 @@ from capsule.report.text import print_line, printable
 from capsule.study.results import MemberResult, StudyResults, grouped, means
 from capsule.study.statistics.bootstrap import IntervalRow
 from capsule.study.statistics.profiles import profile_band
-from capsule.study.study_bundle import engine_needed, sample_of
+from capsule.study.study_bundle import sampling_options
 from capsule.study.tables import (
     AGGREGATES,
     CurveRow,
@@ -303,10 +303,7 @@ def page_report(report: StudyReport, source: str, starts_of: str | None = None) 
     # The page has commands to copy, in which a path must stay one word.
     word, single = shlex.quote(source), {row.group for row in tables.groups if row.runs == 1}
     check = (
-        [
-            f"capsule study verify {word} --key KEY.pub --sample {sample_of(planned)}"
-            + engine_needed(results)
-        ]
+        [f"capsule study verify {word} --key KEY.pub {sampling_options(results)}"]
         if report.claim_id
         else [f"capsule study bundle {word} --key KEY"]
     )

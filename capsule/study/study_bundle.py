@@ -39,7 +39,7 @@ The signed results of a study of {runs} in {groups}. `study/lock.json` pins ever
 run, `members/` has what each of them claims, and `claims.json` has the tables that follow.
 
     capsule study verify {file} --key KEY.pub             # check everything that needs no execution
-    capsule study verify {file} --key KEY.pub --sample {sample}{engine}  # and run {members} again
+    capsule study verify {file} --key KEY.pub {options}  # and run {members} again
     capsule study report {file}                           # tables and figures
 
 Study claim id: {claim_id}
@@ -63,9 +63,12 @@ def sample_of(members: int) -> int:
     return min(USUAL_SAMPLE, members)
 
 
-def engine_needed(results: StudyResults) -> str:
-    """Return the option without which no machine runs the members of a study again."""
-    return " --engine process" if results.without_image else ""
+def sampling_options(results: StudyResults) -> str:
+    """Return the options with which any machine runs members of a study again."""
+    options = f"--sample {sample_of(len(results.lock.members))}"
+    # A word of the user's: where the bundles of the members are on another machine is not known.
+    options += " --members FOLDER" * results.needs_bundles(None)
+    return options + " --engine process" * results.without_image
 
 
 def pack_study(
@@ -103,15 +106,13 @@ def pack_study(
     bundle = StudyBundle(claims, results)
     if destination.suffix != ".tar":
         destination /= f"{name}-{bundle.claim_id[:8]}{SUFFIX}"
-    sample = sample_of(len(results.members))
     guide = _GUIDE.format(
         name=name,
         runs=counted(len(results.members), "run"),
         groups=counted(len(results.lock.study.groups), "group"),
         file=shlex.quote(destination.name),
-        sample=sample,
-        engine=engine_needed(results),
-        members=counted(sample, "member"),
+        options=sampling_options(results),
+        members=counted(sample_of(len(results.members)), "member"),
         claim_id=bundle.claim_id,
     )
     files = {

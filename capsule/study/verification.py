@@ -14,12 +14,11 @@ from capsule.study.member_bundles import (
     count_segments,
     find_bundles,
 )
-from capsule.study.results import MemberResult, StudyResults
+from capsule.study.results import MemberResult, StudyResults, files_needed
 from capsule.study.sampling import (
     VerifiedMember,
     chance_to_notice,
     chosen_members,
-    files_needed,
     rerun,
 )
 from capsule.verification.request import Mode

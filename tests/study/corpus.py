@@ -18,14 +18,15 @@ def results_of(name):
         return study.results
 
 
-def finished_study(results, folder):
-    """Make the folder of a study whose members have ended with the bundles of the corpus."""
+def finished_study(folder, name="study"):
+    """Make the folder of a study of the corpus whose members have ended with its bundles."""
+    results = results_of(name)
     study = StudyDirectory.create(folder, results.lock, resume=False)
     for member in results.members:
         identity = member.identity
         place = study.folder(identity.name)
         place.mkdir(parents=True)
-        source = CORPUS / "study.members" / f"{identity.name}.capsule.tar"
+        source = CORPUS / f"{name}.members" / f"{identity.name}.capsule.tar"
         shutil.copyfile(source, place / "x.capsule.tar")
         outcome = Outcome(bundle="x.capsule.tar", claim_id=identity.claim_id)
         (place / OUTCOME).write_bytes(outcome.document())

@@ -6,7 +6,7 @@ from tests.study.corpus import finished_study
 
 
 def test_the_damaged_bundle_of_a_member_is_named_with_the_remedy_of_its_owner(results, tmp_path):
-    study = finished_study(results, tmp_path / "study")
+    study = finished_study(tmp_path / "study")
     assert len(StudyResults.of(study).members) == len(results.members)
     damaged = study.folder(results.members[-1].identity.name) / "x.capsule.tar"
     data = bytearray(damaged.read_bytes())

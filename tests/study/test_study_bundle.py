@@ -11,7 +11,7 @@ from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.errors import CapsuleError
 from capsule.study.study_bundle import CLAIMS, GUIDE, LOCK, MEMBER, open_study, pack_study
 from capsule.study.tables import tables_of
-from tests.study.studies import CLAIMED, make_claims, make_lock, make_results
+from tests.study.studies import BASE, CLAIMED, make_claims, make_lock, make_results
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +71,16 @@ def test_its_guide_has_a_command_that_runs_members_again(keys, tmp_path, runs, i
     with open_bundle(path, (), kind="study") as opened:
         guide = opened.content(GUIDE).decode()
     assert f"capsule study verify 'my study.tar' --key KEY.pub --sample {shown}" in guide
+
+
+def test_its_guide_names_the_bundles_that_members_need(keys, tmp_path):
+    own = {"suite": "gymnasium", "id": "mine/Catch-v0", "modules": ["catch"]}
+    base = BASE | {"code": {"path": "."}, "environment": own}
+    results = make_results(make_lock({"a": {"runs": 1}}, base=base), image=CLAIMED)
+    path, _ = pack_study(results, keys[0], tmp_path)
+    with open_bundle(path, (), kind="study") as opened:
+        guide = opened.content(GUIDE).decode()
+    assert "--key KEY.pub --sample 1 --members FOLDER  # and run 1 member again" in guide
 
 
 def test_it_is_small(packed):
