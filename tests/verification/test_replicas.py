@@ -139,7 +139,7 @@ def test_another_processor_reproduces_within_the_tolerance(verified, here):
     text = printed(show_report, report, width=200)
     assert matches(INTERVAL.sub("[…]", SHOWN), text), text
     # Their draws follow from the claim id, and so from this machine and this version.
-    assert intervals(text) == pytest.approx(intervals(SHOWN), rel=0.15, abs=0.05)
+    assert intervals(text) == pytest.approx(intervals(SHOWN), rel=0.2, abs=0.05)
     assert verified(here).exit_code == ExitCode.DIFFERS
 
 
