@@ -38,9 +38,14 @@ _GUIDE = """# {name}
 The signed results of a study of {runs} in {groups}. `study/lock.json` pins every
 run, `members/` has what each of them claims, and `claims.json` has the tables that follow.
 
-    capsule study verify {file} --key KEY.pub             # check everything that needs no execution
-    capsule study verify {file} --key KEY.pub {options}  # and run {members} again
-    capsule study report {file}                           # tables and figures
+    # Check everything that needs no execution.
+    capsule study verify {file} --key KEY.pub
+
+    # Run {members} again, too{given}.
+    capsule study verify {file} --key KEY.pub {options}
+
+    # Show the tables. With -o FILE, write a page that has the figures, too.
+    capsule study report {file}
 
 Study claim id: {claim_id}
 """
@@ -113,6 +118,7 @@ def pack_study(
         file=shlex.quote(destination.name),
         options=sampling_options(results),
         members=counted(sample_of(len(results.members)), "member"),
+        given="; FOLDER has the bundles of the members" if results.needs_bundles(None) else "",
         claim_id=bundle.claim_id,
     )
     files = {

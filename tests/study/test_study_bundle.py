@@ -63,7 +63,7 @@ def test_the_file_may_be_named(packed, results, keys, tmp_path):
 
 @pytest.mark.parametrize(
     ("runs", "image", "shown"),
-    [(2, CLAIMED, "2  # and run 2 members"), (4, None, "3 --engine process  # and run 3")],
+    [(2, CLAIMED, "2\n"), (4, None, "3 --engine process\n")],
 )
 def test_its_guide_has_a_command_that_runs_members_again(keys, tmp_path, runs, image, shown):
     results = make_results(make_lock({"a": {"runs": runs}}), image=image)
@@ -80,7 +80,8 @@ def test_its_guide_names_the_bundles_that_members_need(keys, tmp_path):
     path, _ = pack_study(results, keys[0], tmp_path)
     with open_bundle(path, (), kind="study") as opened:
         guide = opened.content(GUIDE).decode()
-    assert "--key KEY.pub --sample 1 --members FOLDER  # and run 1 member again" in guide
+    assert "\n    # Run 1 member again, too; FOLDER has the bundles of the members.\n" in guide
+    assert " --key KEY.pub --sample 1 --members FOLDER\n" in guide
 
 
 def test_it_is_small(packed):
