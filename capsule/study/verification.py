@@ -161,10 +161,15 @@ def check_study(
             error = deciding_error(raised)
             return VerifiedMember(name, verdict_of(error), error.message, error.fix)
 
+    def noted(member: VerifiedMember) -> VerifiedMember:
+        # The results of many hours are printed at the end, which an interruption prevents.
+        verifier.reporter.note(f"{member.name}: {member.agreement}")
+        return member
+
     bundles = tuple(verified(name, Mode("integrity")) for name in found)
-    sampled = tuple(again(member) for member in drawn)
+    sampled = tuple(noted(again(member)) for member in drawn)
     challenged = tuple(
-        verified(name, Mode("segments", segments=count)) for name, count in chosen.items()
+        noted(verified(name, Mode("segments", segments=count))) for name, count in chosen.items()
     )
     return CheckedStudy(
         len(members),

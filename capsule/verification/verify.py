@@ -92,7 +92,7 @@ def deciding_error(raised: CapsuleError | OSError) -> CapsuleError:
         raise CapsuleError(
             "CAP-V007",
             "the verification was interrupted; nothing was decided",
-            fix="Start it again, perhaps with --mode prefix:N.",
+            fix="Start it again. 'capsule verify --mode prefix:N' executes only a part of a run.",
         ) from raised
     if error.exit_code == ExitCode.USAGE:
         raise raised

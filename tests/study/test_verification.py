@@ -5,6 +5,7 @@ import json
 import shutil
 from dataclasses import replace
 from fractions import Fraction
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -67,10 +68,11 @@ def test_a_challenge_needs_bundles(results):
 class Verifier:
     """Answers by the mode of a verification, and lists what was verified."""
 
-    engine = cache = reporter = None
+    engine = cache = None
 
     def __init__(self, **answers):
-        self.answers, self.verified = answers, []
+        self.answers, self.verified, self.notes = answers, [], []
+        self.reporter = SimpleNamespace(note=self.notes.append)
 
     def verify(self, member, path, mode):
         self.verified.append((member.name, path.parent.name, mode.name, mode.segments))
@@ -126,8 +128,13 @@ def test_what_this_machine_lacks_decides_nothing_and_stops_no_sample(results, mo
         return VerifiedMember(member.identity.name, "reproduced-bitwise", "")
 
     monkeypatch.setattr(verification, "rerun", rerun)
-    checked = check_study(results, None, 4, None, Verifier())
+    verifier = Verifier()
+    checked = check_study(results, None, 4, None, verifier)
     undecided, *others = checked.sample
+    assert verifier.notes[:2] == [
+        f"{MEMBERS[0]}: inconclusive",
+        f"{MEMBERS[1]}: reproduced-bitwise",
+    ]
     assert (undecided.agreement, checked.exit_code) == ("inconclusive", ExitCode.INCONCLUSIVE)
     known = ("Start Docker or Podman.", "Free disk space, or set TMPDIR")
     assert undecided.fix.startswith(known)
