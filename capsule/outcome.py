@@ -39,7 +39,8 @@ _REPLAY = "A lower trainer.replay_capacity makes the replay memory smaller, if t
 FIXES = {
     "out-of-memory": "Raise limits.memory_mb (and the memory of the batch job, if there is one). "
     f"{_REPLAY}",
-    "timed-out": "Raise limits.minutes; the run can be resumed with 'capsule run --resume'.",
+    "timed-out": "Raise limits.minutes. Or resume the run, which then has so many minutes again: "
+    "'capsule run --resume' or, in a study, 'capsule study run --resume'.",
     "disk-full": "Raise limits.disk_mb, or free disk space: a run never uses the last "
     f"{RESERVE_BYTES >> 20} MiB of a disk. {_REPLAY}",
 }
