@@ -516,8 +516,7 @@ def film(
     if ended.reason != "exited" or ended.status != 0:
         raise CapsuleError(
             "CAP-E047",
-            f"the program that plays the evaluation ended with status {ended.status} "
-            f"({how_ended(ended)}); "
+            f"the program that plays the evaluation {how_ended(ended)}; "
             f"last output: {''.join(last_lines(directory / contract.LOG, 1))!r}",
             fix=FIXES.get(
                 ended.reason,

@@ -41,7 +41,8 @@ _REPLAY = "A lower trainer.replay_capacity makes the replay memory smaller, if t
 FIXES = {
     "out-of-memory": "Raise limits.memory_mb (and the memory of the batch job, if there is one). "
     f"{_REPLAY}",
-    "timed-out": "Raise limits.minutes; the run can be resumed with 'capsule run --resume'.",
+    "timed-out": "Raise limits.minutes. Or resume the run, which then has so many minutes again: "
+    "'capsule run --resume' or, in a study, 'capsule study run --resume'.",
     "disk-full": "Raise limits.disk_mb, or free disk space: a run never uses the last "
     f"{RESERVE_BYTES >> 20} MiB of a disk. {_REPLAY}",
 }
@@ -52,6 +53,14 @@ _LIMIT_SIGNS = {
     "can't start new thread": "Raise limits.processes.",
     "No space left on device": "If /tmp or /dev/shm was full, raise limits.temporary_mb.",
     "insufficient shared memory": "Raise limits.temporary_mb.",
+}
+
+
+# The same reasons in messages.
+_REASONS = {
+    "out-of-memory": "memory ran out",
+    "timed-out": "its time ran out",
+    "disk-full": "disk space ran out",
 }
 
 
@@ -223,8 +232,9 @@ def outcome(
         raise _with_evidence(failure, ended)
     result = run_directory / contract.RESULT
     if ended.reason != "exited" or ended.status != 0 or not result.exists():
+        what = "the program" if isinstance(spec.trainer, CommandTrainer) else "the training"
         raise EndedError(
-            f"training ended with status {ended.status} ({how_ended(ended)}); "
+            f"{what} {how_ended(ended)}; "
             f"last output: {''.join(last_lines(run_directory / contract.LOG, 1))!r}",
             ended.reason,
             fix=_fix_of(ended, run_directory),
@@ -234,11 +244,18 @@ def outcome(
 
 def how_ended(ended: Exit) -> str:
     """Return how a task ended, for messages: only what was observed."""
-    if ended.evidence:
-        return f"{ended.reason}: {ended.evidence}"
-    if ended.reason == "exited" and ended.status == _KILLED:
-        return "killed by SIGKILL, and nothing was observed that tells why"
-    return ended.reason
+    status = f"ended with status {ended.status}"
+    if ended.reason in _REASONS:
+        return f"{status}, because {_observed(ended)}"
+    if ended.status == _KILLED:
+        return f"{status} (killed by SIGKILL, and nothing was observed that tells why)"
+    return status
+
+
+def _observed(ended: Exit) -> str:
+    """Return why the engine or the kernel stopped a task."""
+    reason = _REASONS[ended.reason]
+    return f"{reason} ({ended.evidence})" if ended.evidence else reason
 
 
 def _fix_of(ended: Exit, run_directory: Path) -> str:
@@ -260,7 +277,7 @@ def _with_evidence(failure: CapsuleError, ended: Exit) -> CapsuleError:
     first, line_end, output = failure.message.partition("\n")
     return CapsuleError(
         failure.code,
-        f"{first} ({how_ended(ended)}){line_end}{output}",
+        f"{first}, because {_observed(ended)}{line_end}{output}",
         fix=f"{FIXES[ended.reason]} {failure.fix}",
     )
 

@@ -12,6 +12,7 @@ from capsule.experiment import beneath, contract
 from capsule.experiment.beneath import MAX_DEPTH
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.files import write_atomic
+from capsule.experiment.trainers import CommandTrainer
 from capsule.machine.devices import Device
 from capsule.outcome import (
     MAX_READ_BYTES,
@@ -281,7 +282,7 @@ ANY = SimpleNamespace(trainer=None)  # a spec
     [
         (
             Exit(137, "out-of-memory", evidence="the engine reports OOMKilled"),
-            "status 137 (out-of-memory: the engine reports OOMKilled);",
+            "status 137, because memory ran out (the engine reports OOMKilled);",
             "Raise limits.memory_mb",
         ),
         (
@@ -289,8 +290,12 @@ ANY = SimpleNamespace(trainer=None)  # a spec
             "status 137 (killed by SIGKILL, and nothing was observed that tells why);",
             "If 'dmesg' shows it, raise limits.memory_mb",
         ),
-        (Exit(137, "timed-out"), "status 137 (timed-out);", "Raise limits.minutes"),
-        (Exit(1, "exited"), "status 1 (exited);", "See "),
+        (
+            Exit(137, "timed-out"),
+            "status 137, because its time ran out;",
+            "Raise limits.minutes",
+        ),
+        (Exit(1, "exited"), "status 1;", "See "),
     ],
 )
 def test_how_a_run_ended_says_only_what_was_observed(tmp_path, ended, message, fix):
@@ -300,6 +305,17 @@ def test_how_a_run_ended_says_only_what_was_observed(tmp_path, ended, message, f
     assert message in caught.value.message
     assert fix in caught.value.fix
     assert ("limits.memory_mb" in caught.value.fix) == ("memory" in fix)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "named"), [({"command": ["./train"]}, "program"), (None, "training")]
+)
+def test_a_user_program_is_not_called_a_training(tmp_path, trainer, named):
+    spec = SimpleNamespace(
+        trainer=trainer and CommandTrainer.model_validate_json(json.dumps(trainer))
+    )
+    error = refusals.refusal("CAP-E010", outcome, spec, tmp_path, Exit(130, "timed-out"))
+    assert error.message.startswith(f"the {named} ended with status 130, because its time ran out;")
 
 
 def test_a_failure_that_is_explained_by_the_memory_says_so(tmp_path):
@@ -312,7 +328,8 @@ def test_a_failure_that_is_explained_by_the_memory_says_so(tmp_path):
         outcome(ANY, tmp_path, Exit(1, "out-of-memory", evidence="the engine reports OOMKilled"))
     assert caught.value.code == "CAP-T302"
     assert caught.value.message == (
-        "it was ended by signal 9 (out-of-memory: the engine reports OOMKilled)\n  last line"
+        "it was ended by signal 9, because memory ran out (the engine reports OOMKilled)\n"
+        "  last line"
     )
     assert caught.value.fix.startswith("Raise limits.memory_mb")
     with pytest.raises(CapsuleError) as caught:

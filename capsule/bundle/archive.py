@@ -151,8 +151,8 @@ def _cannot_be_opened(path: Path, error: OSError) -> CapsuleError:
         return CapsuleError(
             "CAP-B101",
             f"{str(path)!r} is a folder",
-            fix="Name the .capsule.tar file in it. 'capsule show' describes the folder of a run, "
-            "and 'capsule study report' that of a study.",
+            fix="Name the bundle (.capsule.tar, .capsule-study.tar) in it. 'capsule show' "
+            "describes the folder of a run, and 'capsule study report' that of a study.",
         )
     if isinstance(error, NotRegularError):
         return tampered(

@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
@@ -50,6 +50,19 @@ def guarded(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
             _fail(refusal or bug, as_json=bool(kwargs.get("as_json")))
 
     return command
+
+
+def engine_option(engines: Iterable[str | None]) -> str:
+    """Return the option without which a verification does not use the engine of some runs.
+
+    Args:
+        engines: The engine of each run; None where it is not known.
+    """
+    from capsule.engine.connection import CONTAINER_ENGINES
+
+    # Runs of several engines have none that suits all of them.
+    (engine, *others) = {*engines}
+    return "" if others or engine in (None, *CONTAINER_ENGINES) else f" --engine {engine}"
 
 
 def no_effect(option: str, beside: str, fix: str) -> CapsuleError:

@@ -12,7 +12,7 @@ import typer
 
 from capsule.cli import options
 from capsule.cli.beginning import NewRun, ResumedRun
-from capsule.cli.common import guarded, no_effect, print_json, shell_word, use_gpu
+from capsule.cli.common import engine_option, guarded, no_effect, print_json, shell_word, use_gpu
 from capsule.cli.defaults import checked_key, public_half
 from capsule.host.run_directory import WORK, started
 
@@ -156,7 +156,7 @@ def command(
     if not quiet:
         show_ledger(read_document(directory / WORK / LEDGER, Ledger), Console(stderr=True))
     trust = f" --key {shell_word(public_half(key_file))}" if key else ""
-    _show(bundle, claims, trust + _where(chosen.name))
+    _show(bundle, claims, trust + engine_option([chosen.name]))
 
 
 def _show(bundle: Path, claims: Claims, options: str) -> None:
@@ -194,13 +194,6 @@ def _places(data: list[str] | None, asked: Spec, *, embed_data: bool) -> dict[st
     if embed_data and asked.data is None:
         raise no_effect("--embed-data", "a spec without data sets", "It stores those of 'data'.")
     return places
-
-
-def _where(engine: str) -> str:
-    """Return the option without which 'capsule verify' does not use the engine of a run."""
-    from capsule.engine.connection import CONTAINER_ENGINES
-
-    return "" if engine in CONTAINER_ENGINES else f" --engine {engine}"
 
 
 def _document(bundle: Path, claims: Claims, directory: Path) -> dict[str, Any]:

@@ -183,6 +183,12 @@ def last_event(path: Path) -> contract.Event | None:
     return next(_events(path), None)
 
 
+def last_speed(path: Path) -> float | None:
+    """Return the agent steps per second that a run reported last; checkpoints, say, have none."""
+    speeds = (event.steps_per_second for event in _events(path))
+    return next((speed for speed in speeds if speed is not None), None)
+
+
 def _events(path: Path) -> Iterator[contract.Event]:
     """Yield the last events of a run, the last one first."""
     try:

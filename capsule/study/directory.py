@@ -33,7 +33,7 @@ from capsule.host.outputs import require_folder, write_output
 from capsule.host.run_directory import LOCK, MEMBERS, STUDY_LOCK, WORK
 from capsule.host.validation import first_reason
 from capsule.image.lockfile import read_lock, write_lock
-from capsule.report.runs import last_event
+from capsule.report.runs import last_event, last_speed
 from capsule.study.lock import LockedMember, StudyLock, read_study_lock
 
 OUTCOME = "outcome.json"
@@ -84,7 +84,7 @@ class MemberState(NamedTuple):
         outcome: How it ended, if it did.
         step: Agent steps done, as the run reports them; None if it has not begun.
         total_steps: Agent steps of the whole run; None where a program does not say.
-        steps_per_second: As the run last reported it.
+        steps_per_second: As a member that is running last reported it.
     """
 
     name: str
@@ -286,23 +286,24 @@ class StudyDirectory:
         folder = self.folder(name)
         if not folder.exists():
             return MemberState(name, "waiting")
-        event = None
+        event = speed = None
+        events = folder / WORK / contract.EVENTS
         # A program may put a link, a folder or a pipe there, which must not hide other members.
         with suppress(OSError):
-            event = last_event(folder / WORK / contract.EVENTS)
-        progress = (
-            (None, None, None)
-            if event is None
-            else (event.step, event.total_steps, event.steps_per_second)
-        )
+            event = last_event(events)
+        step, total = (None, None) if event is None else (event.step, event.total_steps)
         # The lock comes first: a run writes its outcome while it holds the folder, so that an
         # outcome read after this is final.
         if is_locked(folder / HOLD):
-            return MemberState(name, "running", None, *progress)
+            with suppress(OSError):
+                speed = last_speed(events)
+            return MemberState(name, "running", None, step, total, speed)
         outcome = self.outcome(name)
         if outcome is None:
-            return MemberState(name, "waiting" if event is None else "stopped", None, *progress)
-        return MemberState(name, "failed" if outcome.code else "done", outcome, *progress)
+            # It may have been killed before its first event. 'capsule list' has the same condition.
+            begun = (folder / WORK).is_dir()
+            return MemberState(name, "stopped" if begun else "waiting", None, step, total)
+        return MemberState(name, "failed" if outcome.code else "done", outcome, step, total)
 
     def outcome(self, name: str) -> Outcome | None:
         """Return how the last attempt to run a member ended.

@@ -59,7 +59,8 @@ class MemberVerifier(NamedTuple):
             expected=Expectation(claim=member.claim_id),
         )
         report = verify(request, self.cache, self.reporter)
-        return VerifiedMember(member.name, report.verdict, report.summary)
+        fix = None if report.error is None else report.error["fix"]
+        return VerifiedMember(member.name, report.verdict, report.summary, fix)
 
 
 def find_bundles(results: StudyResults, folder: Path) -> dict[str, Path]:

@@ -7,6 +7,7 @@ import io
 import itertools
 import shlex
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,7 +20,7 @@ from capsule.report.text import print_line, printable
 from capsule.study.results import MemberResult, StudyResults, grouped, means
 from capsule.study.statistics.bootstrap import IntervalRow
 from capsule.study.statistics.profiles import profile_band
-from capsule.study.study_bundle import sample_of
+from capsule.study.study_bundle import sampling_options
 from capsule.study.tables import (
     AGGREGATES,
     CurveRow,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 CURVES_OF_A_CHART = 4  # as many as the page has kinds of lines
+SHOWN_SETTINGS = 10  # of a group, on a terminal
 THRESHOLDS = 64  # of a performance profile
 PROFILE_NOTE = (
     "The areas are pointwise 95 % intervals by stratified bootstrap (Agarwal et al. 2021, "
@@ -84,6 +86,20 @@ class StudyReport(NamedTuple):
         have = agreeing(some, "has", "have")
         return f"{some} of {counted(planned, 'member')} {have} no results yet."
 
+    @property
+    def joined(self) -> str | None:
+        """Which groups join several settings, in a sentence; None if no group does."""
+        settings: dict[str, int] = {}
+        for plan in self.results.lock.planned.values():
+            settings[plan.group] = max(plan.setting, settings.get(plan.group, 0))
+        several = [f"{group} ({number})" for group, number in settings.items() if number > 1]
+        if not several:
+            return None
+        return (
+            "The statistics of a group include the differences between its settings where it has "
+            f"several: {', '.join(several)}."
+        )
+
     def claim_ids(self) -> dict[str, tuple[str, str]]:
         """Return the claim ids of the members on both machines, by their names."""
         if self.beside is None:
@@ -100,7 +116,7 @@ class StudyReport(NamedTuple):
 
 
 def show_report(report: StudyReport, console: Console) -> None:
-    """Print the scores of the groups, and which of them differ in variance."""
+    """Print the scores of the groups and settings, and which groups differ in variance."""
     from rich.table import Table
     from rich.text import Text
 
@@ -116,19 +132,64 @@ def show_report(report: StudyReport, console: Console) -> None:
         # The names of a program's scores are the signer's choice.
         shown.add_row(Text(printable(name)), row.network, str(row.runs), *cells)
     console.print(shown)
+    _show_settings(report, console)
     for test in report.tables.variances:
         # A p-value that equals the level is significant, by the definition of a level.
         if test.network == "final" and test.permutation_p_value <= SIGNIFICANT:
+            # One of many pairs is below the level by chance alone.
+            alone = "" if test.holm_p_value <= SIGNIFICANT else " only without a correction"
+            found, corrected = map(_probability, (test.permutation_p_value, test.holm_p_value))
             print_line(
                 console,
                 f"The variances of {test.first} and {test.second} ({printable(test.task)}, final) "
-                f"differ: p {_probability(test.permutation_p_value)} by permutations, "
-                f"{_probability(test.holm_p_value)} corrected for all pairs.",
+                f"differ{alone}: p {found} by permutations, p {corrected} corrected for all pairs "
+                f"(level {SIGNIFICANT}).",
             )
+    if report.joined:
+        console.print(report.joined, highlight=False)
     if report.beside is not None:
         print_line(console, _agreement(report))
     if report.missing:
         console.print(report.missing, highlight=False)
+
+
+def _show_settings(report: StudyReport, console: Console) -> None:
+    """Print the best settings of each group; the other table joins all settings of a group."""
+    from rich.table import Table
+    from rich.text import Text
+
+    ranked = itertools.groupby(_ranked_settings(report), key=lambda cells: cells[:2])
+    for (group, task), each in ranked:
+        best, others = list(islice(each, SHOWN_SETTINGS)), sum(1 for _ in each)
+        shown = Table("setting", "runs", "mean", "values", title_justify="left")
+        shown.title = printable(f"settings of {group}, {task}, by their final score")
+        shown.columns[0].overflow = shown.columns[3].overflow = "fold"
+        for cells in best:
+            shown.add_row(*(Text(printable(str(cell))) for cell in cells[2:]))
+        console.print(shown)
+        if others:
+            text = f"{counted(others, 'further setting')} of {group}: see the page (-o FILE)."
+            print_line(console, text)
+
+
+def _ranked_settings(report: StudyReport) -> list[tuple[object, ...]]:
+    """Return a row of cells for each setting of each group and task, the highest score first."""
+    places = {
+        # The part of a member's name between its group and the number of its run.
+        (plan.group, plan.setting): plan.name.removeprefix(f"{plan.group}.").rpartition(".")[0]
+        for plan in report.results.lock.planned.values()
+    }
+    return [
+        (
+            row.group,
+            row.task,
+            places[row.group, row.setting],
+            row.runs,
+            _short(row.score),
+            ", ".join(f"{field} {value}" for field, value in row.values.items()),
+        )
+        for row in sorted(report.tables.settings, key=lambda row: (row.group, row.task, -row.score))
+    ]
 
 
 def _agreement(report: StudyReport) -> str:
@@ -202,6 +263,7 @@ def latex_report(report: StudyReport) -> str:
             f"% {report.results.lock.study.name}, {printable(task)}",
             f"% study lock {report.results.lock.digest()}",
             *([f"% Incomplete: {report.missing}"] if report.missing else []),
+            *([f"% {report.joined}"] if report.joined else []),
             rf"\begin{{tabular}}{{l{'r' * len(groups)}}}",
             r"\hline",
             " & ".join(["Metric", *map(_escaped, groups)]) + r" \\",
@@ -241,7 +303,7 @@ def page_report(report: StudyReport, source: str, starts_of: str | None = None) 
     # The page has commands to copy, in which a path must stay one word.
     word, single = shlex.quote(source), {row.group for row in tables.groups if row.runs == 1}
     check = (
-        [f"capsule study verify {word} --key KEY.pub --sample {sample_of(planned)}"]
+        [f"capsule study verify {word} --key KEY.pub {sampling_options(results)}"]
         if report.claim_id
         else [f"capsule study bundle {word} --key KEY"]
     )
@@ -253,6 +315,7 @@ def page_report(report: StudyReport, source: str, starts_of: str | None = None) 
         claim_id=report.claim_id,
         lock=results.lock.digest(),
         note=NOTE,
+        joined=report.joined,
         scores=[_score_cells(row) for row in tables.groups],
         aggregates=[
             (
@@ -274,17 +337,7 @@ def page_report(report: StudyReport, source: str, starts_of: str | None = None) 
             )
             for row in tables.improvements
         ],
-        settings=[
-            (
-                row.group,
-                row.task,
-                row.setting,
-                row.runs,
-                _short(row.score),
-                ", ".join(f"{field} {value}" for field, value in row.values.items()),
-            )
-            for row in sorted(tables.settings, key=lambda row: (row.group, row.task, -row.score))
-        ],
+        settings=_ranked_settings(report),
         small=list(_start_charts(results, starts_of)),
         small_member=starts_of,
         members=[_member_cells(member) for member in results.members],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -13,9 +13,10 @@ from capsule.bundle.run_bundle import RecordedRun, claimed_outputs
 from capsule.experiment.canonical import sha256_file
 from capsule.experiment.contract import Evaluation
 from capsule.experiment.fields import Model
-from capsule.experiment.lock import Sha256
+from capsule.experiment.lock import Lock, Sha256
 from capsule.host.errors import CapsuleError, ExitCode
 from capsule.host.wording import counted
+from capsule.image.cache import Cache
 from capsule.report.scores import Network, Score, ScoredTask, by_task, network_scores
 from capsule.report.subject import evaluation_points
 from capsule.study.directory import StudyDirectory
@@ -42,6 +43,7 @@ class MemberResult:
         claims: Its claims.
         tasks: The evaluations in each of its tasks.
         outputs: The outputs of a program in which its scores are, by their paths.
+        engine: The engine that ran it, as its bundle states; None if only its claims are known.
     """
 
     plan: PlannedMember
@@ -49,6 +51,7 @@ class MemberResult:
     claims: TrainingClaims | ProgramClaims
     tasks: Tasks
     outputs: Mapping[str, bytes] = field(default_factory=dict)
+    engine: str | None = None
 
     @cached_property
     def scores(self) -> dict[ScoredTask, dict[Network, Score]]:
@@ -69,6 +72,23 @@ class StudyResults:
     lock: StudyLock
     members: tuple[MemberResult, ...]
     missing: tuple[str, ...] = ()
+
+    @property
+    def without_image(self) -> bool:
+        """Whether all members ran as plain processes, so that verifiers have to choose it, too."""
+        return bool(self.members) and all(member.claims.image is None for member in self.members)
+
+    def needs_bundles(self, cache: Cache | None) -> bool:
+        """Return whether a member cannot be run again without its own bundle.
+
+        Args:
+            cache: As of :func:`files_needed`.
+        """
+        locks = {member.name: self.lock.lock_of(member) for member in self.lock.members}
+        return any(
+            files_needed(member.claims, locks[member.identity.name], cache)
+            for member in self.members
+        )
 
     @classmethod
     def of(cls, study: StudyDirectory) -> StudyResults:
@@ -105,13 +125,14 @@ def _open(path: Path) -> OpenedBundle:
 
 def _from_bundle(lock: StudyLock, name: str, path: Path, scores: ScoreReader) -> MemberResult:
     with _open(path) as bundle:
-        claims = RecordedRun.read(bundle).claims
+        run = RecordedRun.read(bundle)
+        claims, engine = run.claims, run.observations().engine.get("name")
         identity = MemberIdentity(name=name, claim_id=claims.claim_id(), bundle=sha256_file(path))
 
         def read(claims: ProgramClaims, path: str) -> bytes:
             return bundle.content(claimed_outputs(claims.outputs)[path])
 
-        return member_result(lock, identity, claims, read, scores)
+        return replace(member_result(lock, identity, claims, read, scores), engine=engine)
 
 
 def member_result(
@@ -175,6 +196,28 @@ def _check_returns(evaluation: Evaluation) -> None:
                 f"its evaluation of step {point.step} has {counted(len(point.returns), 'return')} "
                 f"for {counted(len(evaluation.starts), 'start')}"
             )
+
+
+def files_needed(claims: ProgramClaims | TrainingClaims, lock: Lock, cache: Cache | None) -> str:
+    """Return the files of a member that its re-execution lacks; empty if it lacks none of them.
+
+    Args:
+        claims: What the member claims.
+        lock: Its lock.
+        cache: Of the machine that executes it; None: of a machine that has nothing of the study.
+    """
+    if isinstance(claims, ProgramClaims):
+        return "its source tree"
+    if claims.schedule is not None:
+        return "its recorded schedule"
+    if claims.entropy_profile is not None:
+        return "its recorded randomness"
+    if lock.data is not None:
+        return "its data sets"
+    # Locking the file of the study puts the tree of an environment into the cache.
+    tree = lock.project
+    cached = tree is None or (cache is not None and cache.trees.has(tree.sha256))
+    return "" if cached else "its source tree"
 
 
 def grouped(

@@ -23,7 +23,7 @@ from capsule.image.cache import Cache
 from capsule.machine.compare import expected_of_unknown
 from capsule.machine.fingerprint import Fingerprint, take_fingerprint
 from capsule.machine.requirements import check_requirements, gpu_warning
-from capsule.study.results import MemberResult, StudyResults
+from capsule.study.results import MemberResult, StudyResults, files_needed
 from capsule.verification.execution.admission import (
     check_code,
     check_unconfined,
@@ -51,11 +51,13 @@ class VerifiedMember:
         name: The member.
         agreement: The verdict on its bundle, or on what it claims.
         reason: The verdict in one sentence.
+        fix: The remedy if an error ended the verification.
     """
 
     name: str
     agreement: Grade
     reason: str
+    fix: str | None = None
 
 
 def chosen_members(results: StudyResults, number: int) -> list[MemberResult]:
@@ -77,21 +79,6 @@ def chosen_members(results: StudyResults, number: int) -> list[MemberResult]:
 def chance_to_notice(members: int, forged: int, sampled: int) -> float:
     """Return the probability that a sample includes at least one forged member."""
     return 1 - comb(members - forged, sampled) / comb(members, sampled)
-
-
-def files_needed(claims: ProgramClaims | TrainingClaims, lock: Lock, cache: Cache) -> str:
-    """Return the files of a member that its re-execution lacks; empty if it lacks none of them."""
-    if isinstance(claims, ProgramClaims):
-        return "its source tree"
-    if claims.schedule is not None:
-        return "its recorded schedule"
-    if claims.entropy_profile is not None:
-        return "its recorded randomness"
-    if lock.data is not None:
-        return "its data sets"
-    # Locking the file of the study puts the tree of an environment into the cache.
-    missing = lock.project is not None and not cache.trees.has(lock.project.sha256)
-    return "its source tree" if missing else ""
 
 
 def rerun(

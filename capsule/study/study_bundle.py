@@ -39,9 +39,14 @@ _GUIDE = """# {name}
 The signed results of a study of {runs} in {groups}. `study/lock.json` pins every
 run, `members/` has what each of them claims, and `claims.json` has the tables that follow.
 
-    capsule study verify {file} --key KEY.pub             # check everything that needs no execution
-    capsule study verify {file} --key KEY.pub --sample {sample}  # and run {members} again
-    capsule study report {file}                           # tables and figures
+    # Check everything that needs no execution.
+    capsule study verify {file} --key KEY.pub
+
+    # Run {members} again, too{given}.
+    capsule study verify {file} --key KEY.pub {options}
+
+    # Show the tables. With -o FILE, write a page that has the figures, too.
+    capsule study report {file}
 
 Study claim id: {claim_id}
 """
@@ -62,6 +67,16 @@ class StudyBundle(NamedTuple):
 def sample_of(members: int) -> int:
     """Return how many members the commands that are shown for a study run again."""
     return min(USUAL_SAMPLE, members)
+
+
+def sampling_options(results: StudyResults) -> str:
+    """Return the options with which any machine runs members of a study again."""
+    options = [f"--sample {sample_of(len(results.lock.members))}"]
+    if results.needs_bundles(None):
+        options.append("--members FOLDER")  # on another machine, whose folders are not known
+    if results.without_image:
+        options.append("--engine process")
+    return " ".join(options)
 
 
 def pack_study(
@@ -99,14 +114,14 @@ def pack_study(
     bundle = StudyBundle(claims, results)
     if destination.suffix != ".tar":
         destination /= f"{name}-{bundle.claim_id[:8]}{SUFFIX}"
-    sample = sample_of(len(results.members))
     guide = _GUIDE.format(
         name=name,
         runs=counted(len(results.members), "run"),
         groups=counted(len(results.lock.study.groups), "group"),
         file=shlex.quote(destination.name),
-        sample=sample,
-        members=counted(sample, "member"),
+        options=sampling_options(results),
+        members=counted(sample_of(len(results.members)), "member"),
+        given="; FOLDER has the bundles of the members" if results.needs_bundles(None) else "",
         claim_id=bundle.claim_id,
     )
     files = {

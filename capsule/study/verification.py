@@ -16,16 +16,16 @@ from capsule.study.member_bundles import (
     count_segments,
     find_bundles,
 )
-from capsule.study.results import MemberResult, StudyResults
+from capsule.study.results import MemberResult, StudyResults, files_needed
 from capsule.study.sampling import (
     VerifiedMember,
     chance_to_notice,
     chosen_members,
-    files_needed,
     rerun,
 )
 from capsule.verification.request import Mode
 from capsule.verification.verdict import exit_code_of
+from capsule.verification.verify import deciding_error, verdict_of
 
 SHARES = (0.05, 0.1, 0.2, 0.5)  # of what was forged, for which the chance to notice is stated
 
@@ -149,7 +149,7 @@ def check_study(
     Raises:
         CapsuleError: CAP-Y019, CAP-Y032 so many cannot be drawn; CAP-Y030, CAP-Y031 the folder has
             no bundles of the study, or others; CAP-Y033 a challenge without a folder; CAP-V062 no
-            member can be challenged; a member cannot be run here.
+            member can be challenged; CAP-V007 it was interrupted.
     """
     if challenge is not None and folder is None:
         raise CapsuleError(
@@ -172,12 +172,23 @@ def check_study(
         name = member.identity.name
         if name in found:  # with what the run recorded
             return verified(name, Mode("full"))
-        return rerun(member, locks[name], verifier.engine, verifier.cache, verifier.reporter)
+        try:
+            return rerun(member, locks[name], verifier.engine, verifier.cache, verifier.reporter)
+        except (CapsuleError, OSError) as raised:
+            # As in 'capsule verify': what this machine lacks decides nothing about the member, and
+            # nothing about the members after it.
+            error = deciding_error(raised)
+            return VerifiedMember(name, verdict_of(error), error.message, error.fix)
+
+    def noted(member: VerifiedMember) -> VerifiedMember:
+        # The results of many hours are printed at the end, which an interruption prevents.
+        verifier.reporter.note(f"{member.name}: {member.agreement}")
+        return member
 
     bundles = tuple(verified(name, Mode("integrity")) for name in found)
-    sampled = tuple(again(member) for member in drawn)
+    sampled = tuple(noted(again(member)) for member in drawn)
     challenged = tuple(
-        verified(name, Mode("segments", segments=count)) for name, count in chosen.items()
+        noted(verified(name, Mode("segments", segments=count))) for name, count in chosen.items()
     )
     return CheckedStudy(
         len(members),

@@ -70,18 +70,7 @@ def verify(request: VerifyRequest, cache: Cache, reporter: Reporter) -> Report:
     try:
         judgement = _verify(request, cache, reporter, found)
     except (CapsuleError, OSError) as raised:
-        error = refusal_of(raised) if isinstance(raised, OSError) else raised
-        # Any other OSError is a defect of Capsule (CAP-X001) and decides nothing about the bundle.
-        if error is None:
-            raise
-        if error.exit_code == ExitCode.INTERRUPTED:
-            raise CapsuleError(
-                "CAP-V007",
-                "the verification was interrupted; nothing was decided",
-                fix="Start it again, perhaps with --mode prefix:N.",
-            ) from raised
-        if error.exit_code == ExitCode.USAGE:
-            raise
+        error = deciding_error(raised)
         # The bundle was rejected while it was opened, before the trust stage could leave its
         # finding. The report names the signers all the same.
         if isinstance(error, UntrustedSignersError):
@@ -93,18 +82,44 @@ def verify(request: VerifyRequest, cache: Cache, reporter: Reporter) -> Report:
     return found.report(judgement, failure, time.monotonic() - started)
 
 
-def _failed(error: CapsuleError, found: VerificationFindings) -> Judgement:
-    """Judge by what ended the verification early.
+def deciding_error(raised: CapsuleError | OSError) -> CapsuleError:
+    """Return the coded error of a failure that gives a verdict, be it that nothing is decided.
+
+    Raises:
+        CapsuleError: The request itself is at fault, or this machine's clock (exit status 2);
+            CAP-V007, the verification was interrupted.
+        OSError: A defect of Capsule, which decides nothing about the bundle (CAP-X001).
+    """
+    error = refusal_of(raised) if isinstance(raised, OSError) else raised
+    if error is None:
+        raise raised
+    if error.exit_code == ExitCode.INTERRUPTED:
+        raise CapsuleError(
+            "CAP-V007",
+            "the verification was interrupted; nothing was decided",
+            fix="Start it again. 'capsule verify --mode prefix:N' executes only a part of a run.",
+        ) from raised
+    if error.exit_code == ExitCode.USAGE:
+        raise raised
+    return error
+
+
+def verdict_of(error: CapsuleError) -> Grade:
+    """Return the verdict of a verification that an error ended early.
 
     A failed check of the bundle is its fault; most failed executions decide nothing.
     """
-    verdict: Grade = "inconclusive"
     if error.exit_code == ExitCode.TAMPERED:
-        verdict = "untrusted" if isinstance(error, UntrustedError) else "tampered"
-    elif error.exit_code == ExitCode.DIFFERS:  # a replay that asks for other randomness
-        if found.image is not None and found.image.unclaimed:
-            return Judgement(verdict, WITHOUT_IMAGE + error.message)
-        verdict = "not-reproduced"
+        return "untrusted" if isinstance(error, UntrustedError) else "tampered"
+    # A replay that asks for other randomness differs.
+    return "not-reproduced" if error.exit_code == ExitCode.DIFFERS else "inconclusive"
+
+
+def _failed(error: CapsuleError, found: VerificationFindings) -> Judgement:
+    """Judge by what ended the verification early."""
+    verdict = verdict_of(error)
+    if verdict == "not-reproduced" and found.image is not None and found.image.unclaimed:
+        return Judgement("inconclusive", WITHOUT_IMAGE + error.message)
     return Judgement(verdict, error.message)
 
 

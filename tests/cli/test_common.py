@@ -12,7 +12,7 @@ import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capsule.cli.common import guarded, locked, print_json, use_gpu
+from capsule.cli.common import engine_option, guarded, locked, print_json, use_gpu
 from capsule.experiment.spec import SourcesSpec
 from capsule.host.errors import CapsuleError, ExitCode
 from capsule.image.cache import Cache
@@ -342,3 +342,18 @@ def test_the_pins_of_a_named_lock_cannot_be_changed(lock_of, place, name, change
     assert caught.value.message.startswith(f"{place / name} is a lock file")
     assert caught.value.fix == "Name the spec instead of the lock file."
     assert (place / name).read_bytes() == written
+
+
+@pytest.mark.parametrize(
+    ("engines", "option"),
+    [
+        (["docker", "podman"], ""),
+        (["docker", "docker"], ""),
+        (["bwrap", "bwrap"], " --engine bwrap"),
+        (["process"], " --engine process"),
+        (["process", "bwrap"], ""),  # neither suits both
+        ([None], ""),
+    ],
+)
+def test_an_engine_that_verify_does_not_choose_itself_is_named(engines, option):
+    assert engine_option(engines) == option

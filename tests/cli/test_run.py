@@ -3,7 +3,6 @@
 import pytest
 
 from capsule.bundle.keys import generate
-from capsule.cli import run
 from capsule.experiment.spec import MAX_MEBIBYTES
 from capsule.image.lockfile import write_lock
 from tests.cli.conftest import SMALL, capsule
@@ -66,14 +65,6 @@ def test_a_place_of_metrics_that_cannot_be_written_is_found_before_anything_is_m
         done = capsule("run", SMALL, *words, "--metrics", f"csv:{tmp_path / place}")
         assert (done.exit_code, done.stderr.partition(":")[0]) == (2, "CAP-P206")
     assert not (tmp_path / "runs").exists()
-
-
-def test_an_engine_that_verify_does_not_choose_itself_is_named_in_the_next_command():
-    assert [run._where(engine) for engine in ("docker", "podman")] == ["", ""]
-    assert [run._where(engine) for engine in ("bwrap", "process")] == [
-        " --engine bwrap",
-        " --engine process",
-    ]
 
 
 def test_a_file_in_the_place_of_the_folder_of_runs_is_found_before_anything_is_made(tmp_path):

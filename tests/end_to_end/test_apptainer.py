@@ -184,6 +184,6 @@ def test_memory_is_limited_by_watching_and_nothing_is_left(user, workplace, tmp_
     with user(*command, "--engine", "apptainer", cwd=tmp_path) as process:
         _, errors = process.communicate()
     assert process.returncode == ExitCode.TRAINING_FAILED
-    assert "out-of-memory" in errors
+    assert "memory ran out" in errors
     shown = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
     assert "Apptainer runtime parent" not in shown.stdout

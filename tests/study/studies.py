@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from capsule.bundle.claims import CheckpointClaim, TraceClaim, TrainingClaims
+from capsule.bundle.claims import CheckpointClaim, ImageClaim, TraceClaim, TrainingClaims
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.contract import Evaluation, EvaluationPoint
 from capsule.experiment.lock import Lock, LockedProject
@@ -29,6 +29,7 @@ GROUPS = {
     "rates": {"runs": 1, "grid": {"trainer.learning_rate": [0.1, 0.01, 0.001]}},
 }
 IMAGE = locked_image()
+CLAIMED = ImageClaim(config=f"sha256:{ZERO}", layers=())
 TREE = LockedProject(sha256=ZERO, size=0, files={}, git=None)
 STEPS = (0, 4, 8)
 
@@ -101,13 +102,13 @@ def no_outputs(_claims, path):
     raise AssertionError(path)
 
 
-def make_results(lock=None, missing=()):
+def make_results(lock=None, missing=(), image=None):
     lock = lock or make_lock()
     members = []
     for member in lock.members:
         if member.name not in missing:
             score = final_score(member)
-            claims = make_claims(member.lock, (0, 2 * score, score))
+            claims = make_claims(member.lock, (0, 2 * score, score), image=image)
             identity = MemberIdentity(
                 name=member.name,
                 claim_id=claims.claim_id(),

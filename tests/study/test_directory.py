@@ -178,7 +178,11 @@ def test_states(directory):
     name = "exploration.1"
     assert directory.state(name).state == "waiting"
     with directory.held(name) as (folder, _):
-        write_events(folder, event(128), event(256), '{"kind":"prog')
+        (folder / WORK).mkdir()
+    assert directory.state(name)[1:] == ("stopped", None, None, None, None)  # as 'capsule list'
+    with directory.held(name) as (folder, _):
+        checkpoint = '{"kind":"checkpoint","step":256,"time":1.0,"total_steps":1024}\n'
+        write_events(folder, event(128), event(255), checkpoint, '{"kind":"prog')
         running = directory.state(name)
     assert (running.state, running.step, running.total_steps) == ("running", 256, 1024)
     assert running.steps_per_second == 64.0

@@ -19,7 +19,7 @@ from capsule.study.report import (
 )
 from capsule.study.results import StudyResults
 from tests.report.terminals import printed
-from tests.study.studies import final_score, make_lock, make_results
+from tests.study.studies import CLAIMED, final_score, make_lock, make_results
 
 
 @pytest.fixture(scope="module")
@@ -133,11 +133,43 @@ def test_a_single_run_has_no_interval():
     assert found[found.index("a > c") + 2].startswith("[")
 
 
-def test_commands_on_the_page_are_ones_that_the_study_accepts():
-    lock = make_lock({"a": {"runs": 2}})
-    report = StudyReport.of(make_results(lock))._replace(claim_id="0" * 64)
+def test_settings_are_ranked_on_a_terminal_and_named_as_their_members():
+    sample = {"count": 12, "fields": {"trainer.learning_rate": {"log_uniform": [1e-5, 1e-2]}}}
+    grid = {"trainer.learning_rate": [0.1, 0.2], "trainer.discount": [0.5]}
+    report = StudyReport.of(make_results(make_lock({"s": {"sample": sample}, "g": {"grid": grid}})))
+    text = printed(show_report, report, width=100)
+    for name, rate in (("1-1", "0.1"), ("1-2", "0.2")):
+        values = rf"trainer\.discount 0\.5, trainer\.learning_rate {rate} "
+        assert re.search(rf"│ {name} +│ \d+ +│ [-.\d]+ +│ {values}", text)
+    assert f"{name}</td>" in page_report(report, "studies/tiny")
+    assert "2 further settings of s: see the page (-o FILE).\n" in text
+    joined = "differences between its settings where it has several: s (12), g (2)."
+    for shown in (" ".join(text.split()), page_report(report, "."), latex_report(report)):
+        assert joined in shown
+    rows = text.partition("settings of s,")[2].splitlines()
+    scores = [float(row.split("│")[3]) for row in rows if row.count("│") > 3]
+    assert scores == sorted((row.score for row in report.tables.settings if row.group == "s"),
+                            reverse=True)[:10]  # fmt: skip
+
+
+@pytest.mark.parametrize(("holm", "differ"), [(0.1, "differ"), (0.143, "differ only without")])
+def test_a_difference_of_variances_is_one_of_all_pairs(report, holm, differ):
+    test = report.tables.variances[0].model_copy(
+        update={"network": "final", "permutation_p_value": 0.048, "holm_p_value": holm}
+    )
+    tables = report.tables.model_copy(update={"variances": (test,)})
+    text = printed(show_report, report._replace(tables=tables), width=80)
+    assert f"(CartPole-v1, final) {differ}" in text
+    found = f": p = 0.048 by permutations, p = {holm:.3f} corrected for all pairs (level 0.1).\n"
+    assert found in text
+
+
+@pytest.mark.parametrize(("image", "engine"), [(None, " --engine process"), (CLAIMED, "")])
+def test_commands_on_the_page_are_ones_that_the_study_accepts(image, engine):
+    results = make_results(make_lock({"a": {"runs": 2}}), image=image)
+    report = StudyReport.of(results)._replace(claim_id="0" * 64)
     page = html.unescape(page_report(report, "my studies/a b.tar"))
-    assert "capsule study verify 'my studies/a b.tar' --key KEY.pub --sample 2<" in page
+    assert f"study verify 'my studies/a b.tar' --key KEY.pub --sample 2{engine}<" in page
 
 
 def test_another_study_is_not_compared(report):

@@ -11,11 +11,11 @@ from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import CudaAccelerator
 from capsule.image.cache import Cache
 from capsule.study import sampling
+from capsule.study.results import files_needed
 from capsule.study.sampling import (
     _compared,
     chance_to_notice,
     chosen_members,
-    files_needed,
     rerun,
 )
 from tests.machine.test_compare import CUDA, H200, NATIVE, PORTABLE, machine

@@ -11,7 +11,7 @@ from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.errors import CapsuleError
 from capsule.study.study_bundle import CLAIMS, GUIDE, LOCK, MEMBER, open_study, pack_study
 from capsule.study.tables import tables_of
-from tests.study.studies import make_claims, make_lock, make_results
+from tests.study.studies import BASE, CLAIMED, make_claims, make_lock, make_results
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +61,27 @@ def test_the_file_may_be_named(packed, results, keys, tmp_path):
         assert opened.claim_id == bundle.claim_id == packed[1].claim_id
 
 
-@pytest.mark.parametrize(("runs", "shown"), [(2, "2  # and run 2 members"), (4, "3  # and run 3")])
-def test_its_guide_samples_no_more_members_than_there_are(keys, tmp_path, runs, shown):
-    results = make_results(make_lock({"a": {"runs": runs}}))
+@pytest.mark.parametrize(
+    ("runs", "image", "shown"),
+    [(2, CLAIMED, "2\n"), (4, None, "3 --engine process\n")],
+)
+def test_its_guide_has_a_command_that_runs_members_again(keys, tmp_path, runs, image, shown):
+    results = make_results(make_lock({"a": {"runs": runs}}), image=image)
     path, _ = pack_study(results, keys[0], tmp_path / "my study.tar")
     with open_bundle(path, (), kind="study") as opened:
         guide = opened.content(GUIDE).decode()
     assert f"capsule study verify 'my study.tar' --key KEY.pub --sample {shown}" in guide
+
+
+def test_its_guide_names_the_bundles_that_members_need(keys, tmp_path):
+    own = {"suite": "gymnasium", "id": "mine/Catch-v0", "modules": ["catch"]}
+    base = BASE | {"code": {"path": "."}, "environment": own}
+    results = make_results(make_lock({"a": {"runs": 1}}, base=base), image=CLAIMED)
+    path, _ = pack_study(results, keys[0], tmp_path)
+    with open_bundle(path, (), kind="study") as opened:
+        guide = opened.content(GUIDE).decode()
+    assert "\n    # Run 1 member again, too; FOLDER has the bundles of the members.\n" in guide
+    assert " --key KEY.pub --sample 1 --members FOLDER\n" in guide
 
 
 def test_it_is_small(packed):

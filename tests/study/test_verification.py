@@ -1,9 +1,12 @@
 """Verifying a study by its members: their bundles, a sample of them, a challenge."""
 
+import errno
 import json
 import shutil
 from dataclasses import replace
 from fractions import Fraction
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,6 +19,7 @@ from capsule.study import verification
 from capsule.study.member_bundles import MemberVerifier
 from capsule.study.sampling import VerifiedMember
 from capsule.study.verification import CheckedStudy, StudyChallenge, check_study, reservations
+from tests.refusals import refusal
 from tests.study.corpus import CORPUS, KEY, MEMBERS, refused, results_of
 from tests.study.studies import ZERO, make_lock
 from tests.study.test_program_scores import PROGRAM, SCORES, make_program_results
@@ -44,6 +48,7 @@ def test_members_without_a_bundle_are_left_out(results, folder):
 def test_a_bundle_of_another_signer_is_untrusted(results, folder):
     checked = check(results, folder, CORPUS / "verifier.pub")
     assert {member.agreement for member in checked.bundles} == {"untrusted"}
+    assert all("--key" in member.fix for member in checked.bundles)
     assert checked.exit_code == 3
 
 
@@ -65,10 +70,11 @@ def test_a_challenge_needs_bundles(results):
 class Verifier:
     """Answers by the mode of a verification, and lists what was verified."""
 
-    engine = cache = reporter = None
+    engine = cache = None
 
     def __init__(self, **answers):
-        self.answers, self.verified = answers, []
+        self.answers, self.verified, self.notes = answers, [], []
+        self.reporter = SimpleNamespace(note=self.notes.append)
 
     def verify(self, member, path, mode):
         self.verified.append((member.name, path.parent.name, mode.name, mode.segments))
@@ -108,6 +114,41 @@ def test_a_member_of_a_sample_without_a_bundle_is_run_from_its_lock(results, fol
     assert locks == {"exploration.2": results.members[3].claims.lock}
     assert [each.agreement for each in checked.sample][3] == "not-reproduced"
     assert checked.exit_code == ExitCode.DIFFERS
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        CapsuleError("CAP-E001", "no engine answers\nof two", fix="Start Docker or Podman."),
+        OSError(errno.ENOSPC, "No space left on device"),
+    ],
+)
+def test_what_this_machine_lacks_decides_nothing_and_stops_no_sample(results, monkeypatch, error):
+    def rerun(member, *_surroundings):
+        if member.identity.name == MEMBERS[0]:
+            raise error
+        return VerifiedMember(member.identity.name, "reproduced-bitwise", "")
+
+    monkeypatch.setattr(verification, "rerun", rerun)
+    verifier = Verifier()
+    checked = check_study(results, None, 4, None, verifier)
+    undecided, *others = checked.sample
+    assert verifier.notes[:2] == [
+        f"{MEMBERS[0]}: inconclusive",
+        f"{MEMBERS[1]}: reproduced-bitwise",
+    ]
+    assert (undecided.agreement, checked.exit_code) == ("inconclusive", ExitCode.INCONCLUSIVE)
+    known = ("Start Docker or Podman.", "Free disk space, or set TMPDIR")
+    assert undecided.fix.startswith(known)
+    assert [each.agreement for each in others] == ["reproduced-bitwise"] * 3
+
+
+@pytest.mark.parametrize(("raised", "code"), [("CAP-X005", "CAP-X005"), ("CAP-E012", "CAP-V007")])
+def test_a_wrong_or_interrupted_command_ends_a_sample(results, monkeypatch, raised, code):
+    error = Mock(side_effect=CapsuleError(raised, "", fix=""))
+    monkeypatch.setattr(verification, "rerun", error)
+    refusal(code, check_study, results, None, 4, None, Verifier())
+    assert error.call_count == 1
 
 
 @pytest.mark.parametrize(("given", "undecidable"), [(None, 2), ("exploration.2", 1)])
@@ -211,7 +252,9 @@ def test_the_document_has_the_members_and_the_chances_to_notice_what_was_forged(
     checked = CheckedStudy(40, members("intact"), sample, challenged("reproduced-segments", of=20))
     document = json.loads(json.dumps(checked.document()))
     assert document["members"] == 40
-    assert document["bundles"] == [{"name": "m.0", "agreement": "intact", "reason": "a reason"}]
+    assert document["bundles"] == [
+        {"name": "m.0", "agreement": "intact", "reason": "a reason", "fix": None}
+    ]
     assert [each["agreement"] for each in document["sample"]] == [
         "reproduced-bitwise",
         "not-reproduced",

@@ -15,14 +15,18 @@ import capsule
 from capsule.engine.interface import Exit, Task
 from capsule.experiment import contract
 from capsule.experiment.canonical import canonical_json
+from capsule.experiment.spec import Numerics
+from capsule.experiment.variables import maths_variables
 from capsule.machine.fingerprint import Fingerprint
 
 PACKAGE = Path(capsule.__file__).parent
 NATIVE = str(PACKAGE / "native" / "lib").removeprefix("/")
 
-# What a processor without AVX2 and FMA makes of the profile 'native': torch takes its plainest
-# code, and Capsule's own layers, which need both, leave the work to it.
-OLD_PROCESSOR = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
+# The code that 'native' takes on a processor with AVX2 and FMA, and on one without them. Both are
+# pinned, so that a stand-in gives the same bits wherever the tests run (docs/numerics.md).
+NEW: Numerics = "portable-v3"
+OLD: Numerics = "portable-v2"
+# Capsule's own layers need AVX2 and FMA, and leave the work to torch without them.
 WITHOUT_CHAINS = textwrap.dedent(
     """\
     import sys
@@ -62,13 +66,13 @@ class StandIn:
     Attributes:
         folder: For what it needs on disk; another for each stand-in.
         fingerprint: What the machine says it is.
-        old: Whether its processor lacks AVX2 and FMA.
+        code: The profile whose code its processor takes: NEW or OLD.
         fault: Fields of the trainer that it gets wrong.
     """
 
     folder: Path
     fingerprint: Fingerprint
-    old: bool = False
+    code: Numerics = NEW
     fault: dict[str, Any] = field(default_factory=dict)
     name: str = "process"
 
@@ -93,14 +97,14 @@ class StandIn:
     def _train(self, task: Task) -> None:
         site = self.folder / "site"
         site.mkdir(parents=True, exist_ok=True)
-        (site / "sitecustomize.py").write_text(WITHOUT_CHAINS if self.old else "")
+        (site / "sitecustomize.py").write_text(WITHOUT_CHAINS if self.code == OLD else "")
         job = task.run_directory / contract.JOB
         document = json.loads(job.read_bytes())
         document["spec"]["trainer"].update(self.fault)
         job.write_bytes(canonical_json(document))
         environment = {
             **task.environment,
-            **(OLD_PROCESSOR if self.old else {}),
+            **maths_variables(self.code, None),
             "PATH": f"{Path(sys.executable).parent}:{os.defpath}",
             "PYTHONPATH": f"{site}:{PACKAGE.parent}",
         }
@@ -108,5 +112,8 @@ class StandIn:
             run_directory=str(task.run_directory), prefix=""
         )
         words = [sys.executable if word == "python3.11" else word for word in command]
+        # Native runs preload no shim for the parts of the libraries that cannot be pinned.
+        at = words.index("--")
+        words[at:at] = ["--preload", f"/{NATIVE}/libcapsule-math.so"]
         with (task.run_directory / contract.LOG).open("wb") as log:
             subprocess.run(words, env=environment, stdout=log, stderr=subprocess.STDOUT, check=True)

@@ -1,8 +1,10 @@
 """Real trainings on two kinds of processor: verified whole, graded, and vouched for."""
 
 import json
+import re
 import subprocess
 import sys
+import textwrap
 from datetime import UTC, datetime
 
 import pytest
@@ -22,40 +24,43 @@ from capsule.image.cache import Cache
 from capsule.image.code import training_code_digest
 from capsule.machine.fingerprint import take_fingerprint
 from capsule.report.progress import SilentReporter
+from capsule.report.terminal import show_report
 from capsule.verification import verify as verification
 from capsule.verification.execution import admission
 from capsule.verification.receipt import require_execution, sign_report
 from capsule.verification.request import Mode, VerifyRequest
+from tests.docs.pages import DOCS, matches
 from tests.hostile.genuine import edit_json, rederive
 from tests.locked_images import locked_image
-from tests.verification.stand_ins import StandIn
+from tests.report.terminals import printed
+from tests.verification.stand_ins import OLD, StandIn
 
 SPEC = {
     "name": "replica",
     "accelerator": {"kind": "cpu", "numerics": "native"},
-    "environment": {"suite": "gymnasium", "id": "CartPole-v1", "max_episode_steps": 50},
+    "environment": {"suite": "gymnasium", "id": "CartPole-v1", "max_episode_steps": 200},
     "trainer": {
         "algorithm": "dqn",
         "network": "mlp",
         "hidden_units": 32,
-        "total_steps": 1_600,
-        "replay_capacity": 1_600,
+        "total_steps": 2_600,
+        "replay_capacity": 2_600,
         "replay_start": 200,
         "update_interval": 2,
         "target_interval": 100,
-        "learning_rate": 0.001,
+        "learning_rate": 0.005,
         "min_squared_gradient": 0.001,
         "exploration_initial": 0.81,
         "exploration_final": 0.05,
         "exploration_steps": 800,
     },
     "evaluation": {
-        "interval": 1_600,
-        "starts": 24,
-        "noop_max": 5,
-        "tolerance": {"relative": 0.2},
+        "interval": 2_600,
+        "starts": 60,
+        "noop_max": 10,
+        "tolerance": {"relative": 0.1},
     },
-    "recording": {"trace_interval": 200, "tensor_interval": 1_600, "checkpoint_interval": 1_600},
+    "recording": {"trace_interval": 200, "tensor_interval": 2_600, "checkpoint_interval": 2_600},
     "image": {"packages": []},
     "limits": {"memory_mb": 512},
 }
@@ -81,7 +86,7 @@ def old(folder, here):
     """A machine whose processor has neither AVX2 nor FMA."""
     cpu = here.fingerprint.cpu.model_copy(update={"family": 6, "model": 26, "flags": ("sse4_2",)})
     fingerprint = here.fingerprint.model_copy(update={"cpu": cpu})
-    return StandIn(folder / "old", fingerprint, old=True)
+    return StandIn(folder / "old", fingerprint, code=OLD)
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +116,16 @@ def verified(bundle, folder, monkeypatch):
     return work
 
 
+GRADES = (DOCS / "grades.md").read_text()
+EXAMPLE = GRADES.split("## An example\n", 1)[1].split("\n## ", 1)[0]
+SHOWN = textwrap.dedent("\n".join(re.findall("^    .*$", EXAMPLE, re.MULTILINE)))
+INTERVAL = re.compile(r"\[(-?[\d.]+), (-?[\d.]+)\]")
+
+
+def intervals(text):
+    return [float(bound) for pair in INTERVAL.findall(text) for bound in pair]
+
+
 @pytest.mark.slow
 def test_another_processor_reproduces_within_the_tolerance(verified, here):
     report = verified(here, required="statistical")
@@ -119,8 +134,12 @@ def test_another_processor_reproduces_within_the_tolerance(verified, here):
     assert report.first_difference is not None
     (task,) = report.statistics.tasks
     assert task.paired
-    assert len(task.recorded) == len(task.found) == 24
+    assert len(task.recorded) == len(task.found) == 60
     assert "lies within the declared" in report.summary
+    text = printed(show_report, report, width=200)
+    assert matches(INTERVAL.sub("[…]", SHOWN), text), text
+    # Their draws follow from the claim id, and so from this machine and this version.
+    assert intervals(text) == pytest.approx(intervals(SHOWN), rel=0.2, abs=0.05)
     assert verified(here).exit_code == ExitCode.DIFFERS
 
 
@@ -147,8 +166,9 @@ def test_a_run_that_is_worse_does_not_pass(verified, here, folder):
     assert (report.verdict, report.expected_grade) == ("not-reproduced", "statistical")
     (task,) = report.statistics.tasks
     assert task.criteria[0].outcome == "outside"
-    assert task.found_metric.high < task.recorded_metric.low
-    assert task.rank_sum.p_value < 0.01
+    assert task.difference.high < 0
+    assert task.signed_rank.p_value < 0.01
+    assert f"its network scores {task.found_metric.estimate:.6g}," in " ".join(EXAMPLE.split())
 
 
 def forge(bundle, folder, observed, factor):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from capsule.cli import options
-from capsule.cli.common import guarded, print_json, shell_word
+from capsule.cli.common import engine_option, guarded, print_json, shell_word
 from capsule.cli.options import OUTPUT, option
 from capsule.cli.study.arguments import FolderArgument
+
+if TYPE_CHECKING:
+    from capsule.study.results import StudyResults
 
 
 @guarded
@@ -59,4 +62,13 @@ def command(
     typer.echo(f"claim id  {bundle.claim_id}\nmembers   {len(results.members)}\nbundle    {path}")
     trust = f" --key {shell_word(public_half(key_file))}" if key else ""
     sample = sample_of(len(results.members))
-    typer.echo(f"next: capsule study verify {shell_word(path)}{trust} --sample {sample}", err=True)
+    options = f"{trust} --sample {sample}{_to_run_again(results, folder)}"
+    typer.echo(f"next: capsule study verify {shell_word(path)}{options}", err=True)
+
+
+def _to_run_again(results: StudyResults, folder: Path) -> str:
+    """Return the options without which members of a study cannot be run again."""
+    from capsule.image.cache import Cache
+
+    bundles = f" --members {shell_word(folder)}" if results.needs_bundles(Cache()) else ""
+    return bundles + engine_option(member.engine for member in results.members)

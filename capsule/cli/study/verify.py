@@ -152,8 +152,8 @@ def _show(document: dict[str, Any], signers: Sequence[Signer]) -> None:
     _show_members(document["sample"])
     for chance in document["chance_to_notice"]:
         typer.echo(
-            f"If {_were_forged(chance['forged'], 'member')}, a sample of this size would have "
-            f"drawn one with probability {chance['probability']:.2f}."
+            f"If {counted(chance['forged'], 'member was', 'members were')} forged, a sample of "
+            f"this size would have drawn one with probability {chance['probability']:.2f}."
         )
     if document["sample"] and (undecidable := document["undecidable"]):
         bundles = agreeing(undecidable, "its own bundle", "their own bundles")
@@ -162,8 +162,9 @@ def _show(document: dict[str, Any], signers: Sequence[Signer]) -> None:
         _show_members(challenge["members"])
         for chance in challenge["chance_to_notice"]:
             typer.echo(
-                f"If {_were_forged(chance['forged'], 'segment')} of {challenge['of']}, this "
-                f"challenge would have found one with probability {chance['probability']:.2f}."
+                f"If {chance['forged']} of {counted(challenge['of'], 'segment')} "
+                f"{agreeing(chance['forged'], 'was', 'were')} forged, this challenge would have "
+                f"found one with probability {chance['probability']:.2f}."
             )
 
 
@@ -173,7 +174,5 @@ def _show_members(members: Iterable[dict[str, Any]]) -> None:
     for member in members:
         reason = printable(member["reason"], MAX_SENTENCE)
         typer.echo(f"{member['name']}: {member['agreement']}: {reason}")
-
-
-def _were_forged(count: int, what: str) -> str:
-    return counted(count, f"{what} was forged", f"{what}s were forged")
+        if member["fix"] is not None:
+            typer.echo(f"fix: {printable(member['fix'], MAX_SENTENCE)}")

@@ -73,12 +73,15 @@ def test_an_engine_without_anything_to_execute_is_rejected():
 
 def test_reasons_from_bundles_do_not_control_the_terminal(capsys):
     member = {"name": "a.1", "agreement": "not-reproduced", "reason": "output \x1b[2J\nintact"}
-    _show_members([member])
-    assert capsys.readouterr().out == "a.1: not-reproduced: output \ufffd[2J\ufffdintact\n"
+    _show_members([member | {"fix": None}])
+    line = "a.1: not-reproduced: output \ufffd[2J\ufffdintact\n"
+    assert capsys.readouterr().out == line
+    _show_members([member | {"fix": f"{'long ' * 60}\x1b[2J"}])
+    assert capsys.readouterr().out == f"{line}fix: {'long ' * 60}\ufffd[2J\n"
 
 
 def test_one_member_is_written_in_the_singular(capsys):
-    bundle = {"name": "a.1", "agreement": "intact", "reason": ""}
+    bundle = {"name": "a.1", "agreement": "intact", "reason": "", "fix": None}
     document = {
         **NOTHING,
         "claim_id": "c",
@@ -100,7 +103,12 @@ def test_one_member_is_written_in_the_singular(capsys):
 
 
 def test_members_that_a_sample_cannot_decide_are_counted(capsys):
-    member = {"name": "a.1", "agreement": "inconclusive", "reason": "it needs its data sets"}
+    member = {
+        "name": "a.1",
+        "agreement": "inconclusive",
+        "reason": "it needs its data sets",
+        "fix": None,
+    }
     document = {
         **NOTHING,
         "claim_id": "c",
