@@ -100,14 +100,19 @@ DIFFERENT = 1  # the status of 'capsule diff' for runs that differ
 
 
 def shown_commands(page):
-    """Yield the commands of the indented lines of a page, continued lines joined."""
+    """Return the commands of the indented lines of a page, continued lines joined.
+
+    A command that a page shows again, with another comment or none, is there once.
+    """
     text = FENCED.sub("", page.read_text()).replace("\\\n", " ")
+    shown = {}
     for line in text.splitlines():
         if line.startswith("    ") and (match := SHOWN.fullmatch(line.strip())):
-            yield match[1]
+            shown.setdefault(match[1].partition("  #")[0].strip(), match[1])
+    return list(shown.values())
 
 
-PAGES = [page for page in sorted(DOCS.glob("*.md")) if any(shown_commands(page))]
+PAGES = [page for page in sorted(DOCS.glob("*.md")) if shown_commands(page)]
 
 
 def experiment_of(spec, folder):
