@@ -451,5 +451,6 @@ _FIXES: dict[str, str] = {
     "CAP-R111": "Use the profile of the recorded run.",
     "CAP-R112": "Free disk space, raise the limit on file size, or set entropy.mode: virtual. The "
     "program must not write to the folder of the journal.",
-    "CAP-R114": "Raise limits.minutes; the run can be resumed with 'capsule run --resume'.",
+    "CAP-R114": "Raise limits.minutes. Or resume the run, which then has so many minutes again: "
+    "'capsule run --resume' or, in a study, 'capsule study run --resume'.",
 }
