@@ -58,7 +58,7 @@ class Pruning:
 
     @property
     def rows(self) -> list[Row]:
-        """Number and size of what is to be deleted, by kind, without kinds that have nothing."""
+        """Number and size of what is to be deleted, by kind; kinds without any are left out."""
         counts: dict[str, list[int]] = {}
         for item in self.items:
             counts.setdefault(item.kind, []).append(item.bytes)

@@ -148,7 +148,7 @@ def _roots(lock: Lock, recipe: Recipe | None) -> list[Requirement]:
 def _applies(
     requirement: Requirement, distribution: Distribution, extras: Iterable[str] = ("",)
 ) -> bool:
-    """Tell whether a requirement is that of one of some extras; the empty one is the package."""
+    """Tell whether a requirement applies with one of the extras; "" stands for none of them."""
     marker = requirement.marker
     if marker is None:
         return True

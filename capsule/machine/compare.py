@@ -227,7 +227,7 @@ def _system_rows(recorded: Fingerprint, here: Fingerprint, spec: Spec) -> Iterat
 
 
 def _relaxation_rows(spec: Spec) -> Iterator[FactComparison]:
-    """Yield the relaxations of the spec with which bits may differ, whatever the machines."""
+    """Yield the relaxations of the spec with which bits may differ even on the same machine."""
     on_gpu = isinstance(spec.accelerator, CudaAccelerator)
     for relaxation in relaxations(spec):
         field, _, value = relaxation.partition("=")

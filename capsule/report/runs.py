@@ -184,7 +184,7 @@ def last_event(path: Path) -> contract.Event | None:
 
 
 def last_speed(path: Path) -> float | None:
-    """Return the agent steps per second that a run reported last; checkpoints, say, have none."""
+    """Return the agent steps per second that a run reported last; not every event has them."""
     speeds = (event.steps_per_second for event in _events(path))
     return next((speed for speed in speeds if speed is not None), None)
 

@@ -8,16 +8,16 @@ et al. 2021 (arXiv:2108.13264) ask for interquartile means with intervals.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Sha256
-from capsule.report.scores import NETWORKS, Network, ScoredTask, normalize, summarize
+from capsule.report.scores import NETWORKS, ScoredTask, normalize, summarize
 from capsule.study.results import MemberIdentity, MemberResult, StudyResults, grouped, means
 from capsule.study.statistics.aggregates import (
     mean_of_means,
@@ -160,7 +160,6 @@ class StudyClaims(Model):
 
 
 Groups = dict[tuple[str, ScoredTask], list[MemberResult]]
-Notice = Callable[[VarianceRow], object]
 
 
 def tables_of(results: StudyResults) -> StudyTables:
@@ -169,7 +168,8 @@ def tables_of(results: StudyResults) -> StudyTables:
     The draws of its intervals follow from the digest of the study's lock, so that the tables are
     the same on every machine.
     """
-    rows = _tables(results)
+    groups, seed = grouped(results.members), results.lock.digest()
+    rows = {**_tables(groups, seed), "variances": _corrected([*_tests(groups, seed)])}
     return StudyTables.model_validate({name: tuple(each) for name, each in rows.items()})
 
 
@@ -179,43 +179,32 @@ def differing_table(results: StudyResults, stated: StudyTables) -> str | None:
     Rows are computed one by one, and none after the first that differs. Tests of a thousand pairs
     of groups take hours, which thus cannot be caused by a file whose tables were invented.
     """
-    variances = iter(stated.variances)
-
-    def notice(row: VarianceRow) -> None:
-        other = next(variances, None)
-        if other is None or other.model_copy(update={"holm_p_value": row.holm_p_value}) != row:
-            raise _DifferingRowError
-
-    for name, rows in _tables(results, notice).items():
-        pairs = zip_longest(rows, getattr(stated, name))
-        try:
-            differs = any(row != other for row, other in pairs)
-        except _DifferingRowError:
+    groups, seed = grouped(results.members), results.lock.digest()
+    for name, rows in _tables(groups, seed).items():
+        if any(row != other for row, other in zip_longest(rows, getattr(stated, name))):
             return name
-        if differs:
-            return name
-    return None
+    tests = []
+    for test, other in zip_longest(_tests(groups, seed), stated.variances):
+        # The corrected p-value is known only after all tests.
+        if test is None or other is None or test.row != _uncorrected(other):
+            return "variances"
+        tests.append(test)
+    return None if tuple(_corrected(tests)) == stated.variances else "variances"
 
 
-class _DifferingRowError(Exception):
-    """A test whose row in the table is another one."""
-
-
-def _tables(results: StudyResults, notice: Notice = lambda _: None) -> dict[str, Iterator[Model]]:
-    """Return the rows of each table, which are computed when they are asked for.
+def _tables(groups: Groups, seed: str) -> dict[str, Iterator[Model]]:
+    """Return the rows of each table but the variances, which are computed when they are asked for.
 
     Args:
-        results: The study.
-        notice: Called with each row of the variances before its correction for all pairs is known.
+        groups: The members of each group and task.
+        seed: Digest of the study's lock.
     """
-    seed, groups = results.lock.digest(), grouped(results.members)
     return {
         "groups": _group_rows(groups, seed),
         "curves": (_curve(*key, members) for key, members in groups.items()),
         "settings": _settings(groups),
         "aggregates": _aggregates(groups, seed),
         "improvements": _improvements(groups, seed),
-        "variances": _variances(groups, seed, notice),
     }
 
 
@@ -255,42 +244,55 @@ def _pairs(groups: Groups) -> Iterator[tuple[str, str]]:
     yield from itertools.combinations(dict.fromkeys(group for group, _ in groups), 2)
 
 
-def _variances(groups: Groups, seed: str, notice: Notice) -> Iterator[VarianceRow]:
-    for task, network in itertools.product(dict.fromkeys(task for _, task in groups), NETWORKS):
-        rows, p_values = [], {}
-        for row, p_value in _tests(groups, task, network, seed):
-            notice(row)
-            rows.append(row)
-            # The unrounded p-values are corrected: the correction multiplies an error, too.
-            p_values[f"{row.first}\n{row.second}"] = p_value
-        corrected = holm(p_values)
-        for row, pair in zip(rows, p_values, strict=True):
-            yield row.model_copy(update={"holm_p_value": round(corrected[pair], P_DIGITS)})
+class _Test(NamedTuple):
+    """The test of a pair of groups, before its correction for all pairs.
+
+    Attributes:
+        row: Its row, in which the corrected p-value is 1.
+        p_value: The p-value that is corrected, which is not rounded: the correction multiplies an
+            error, too.
+    """
+
+    row: VarianceRow
+    p_value: float
 
 
-def _tests(
-    groups: Groups, task: ScoredTask, network: Network, seed: str
-) -> Iterator[tuple[VarianceRow, float]]:
-    """Yield the test of each pair of groups, not yet corrected, with its unrounded p-value."""
-    for first, second in _pairs(groups):
-        scores = [means(groups.get((name, task), ()), task, network) for name in (first, second)]
+def _tests(groups: Groups, seed: str) -> Iterator[_Test]:
+    tasks = dict.fromkeys(task for _, task in groups)
+    for task, network, pair in itertools.product(tasks, NETWORKS, [*_pairs(groups)]):
+        scores = [means(groups.get((name, task), ()), task, network) for name in pair]
         if min(map(len, scores)) < MIN_SCORES:
             continue
-        test = equal_variance(scores, f"{seed}/variance/{task.name}/{network}/{first}/{second}")
+        label = f"{seed}/variance/{task.name}/{network}/{pair[0]}/{pair[1]}"
+        test = equal_variance(scores, label)
         # JSON has no infinity.
         finite = test.statistic is not None and test.statistic != float("inf")
         row = VarianceRow(
             task=task.name,
             network=network,
-            first=first,
-            second=second,
+            first=pair[0],
+            second=pair[1],
             statistic=test.statistic if finite else None,
             p_value=round(test.p_value, P_DIGITS),
             permutation_p_value=round(test.permutation_p_value, P_DIGITS),
             exact=test.exact,
             holm_p_value=1.0,
         )
-        yield row, test.permutation_p_value
+        yield _Test(row, test.permutation_p_value)
+
+
+def _uncorrected(row: VarianceRow) -> VarianceRow:
+    return row.model_copy(update={"holm_p_value": 1.0})
+
+
+def _corrected(tests: Sequence[_Test]) -> Iterator[VarianceRow]:
+    """Yield the rows of tests, corrected for all pairs of groups with the same task and network."""
+    for _, each in itertools.groupby(tests, key=lambda test: (test.row.task, test.row.network)):
+        family = {f"{test.row.first}\n{test.row.second}": test for test in each}
+        corrected = holm({pair: test.p_value for pair, test in family.items()})
+        for pair, test in family.items():
+            p_value = round(corrected[pair], P_DIGITS)
+            yield test.row.model_copy(update={"holm_p_value": p_value})
 
 
 def _improvements(groups: Groups, seed: str) -> Iterator[ImprovementRow]:

@@ -267,7 +267,7 @@ class VerificationFindings:
         )
 
     def _relaxations(self) -> tuple[str, ...]:
-        """Return those of the recorded run, and of the re-execution once it has ended."""
+        """Return the relaxations of the re-execution, or those recorded until it has ended."""
         latest = self.execution or self.integrity
         return latest.relaxations if latest else ()
 

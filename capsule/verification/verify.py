@@ -83,7 +83,7 @@ def verify(request: VerifyRequest, cache: Cache, reporter: Reporter) -> Report:
 
 
 def deciding_error(raised: CapsuleError | OSError) -> CapsuleError:
-    """Return the coded error of a failure that gives a verdict, be it that nothing is decided.
+    """Return the error from which :func:`verdict_of` gets a verdict, with its code.
 
     Raises:
         CapsuleError: The request itself is at fault, or this machine's clock (exit status 2);

@@ -188,7 +188,7 @@ class _OpenWheel:
         self.info = self._dist_info()
 
     def malformed(self, what: str, fix: str = "") -> CapsuleError:
-        """Return the error of a wheel that is not one, or not the locked one."""
+        """Return the error of a file that is no valid wheel, or not the locked one."""
         return rejected("CAP-I105", f"{self._wheel.filename} {what}", fix)
 
     def contradicts_record(self, finding: str) -> CapsuleError:

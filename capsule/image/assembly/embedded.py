@@ -85,7 +85,7 @@ def check_layers(image: Image, lock: Lock) -> None:
 
 
 def _check_size(packed: Path, image: Image) -> None:
-    """Reject, before a byte is unpacked, an archive that would unpack to more than any image."""
+    """Reject an archive that would unpack to more bytes than an image may have."""
     size = sum(layer.size for layer in image.layers)
     limit = min(MAX_ARCHIVE_BYTES, MAX_RATIO * packed.stat().st_size)
     if size > limit:

@@ -81,7 +81,7 @@ def _check(layer: Layer) -> None:
 
 
 def unpack_layer(archive: Path, owner: str, target: Path, below: str = "") -> None:
-    """Write the content of a layer archive, all of it ``below`` some folder, into a new folder.
+    """Write the content of a layer archive, which is in its folder ``below``, into a new folder.
 
     Raises:
         CapsuleError: CAP-I107 or CAP-I110, it is not a canonical layer without whiteouts.

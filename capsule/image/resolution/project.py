@@ -217,7 +217,7 @@ class _Tree:
 
 
 def _content(file: Path, most: int = -1) -> bytes:
-    """Return what is in a file, or its first bytes; nothing if there is none."""
+    """Return the content of a file, or its first ``most`` bytes; no bytes if it does not exist."""
     try:
         if not file.is_file():
             return b""
