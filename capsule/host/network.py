@@ -51,7 +51,7 @@ class HttpClient:
         self._session.close()
 
     def request(self, method: str, address: str, **how: Any) -> requests.Response:
-        """Send a request, and return the answer once it has headers; :func:`body` reads the rest."""
+        """Send a request, and return the answer, of which :func:`body` reads the rest."""
         return self._session.request(method, address, stream=True, timeout=_TIMEOUT_S, **how)
 
 
