@@ -14,13 +14,15 @@ from capsule.bundle.bundle import OpenedBundle
 from capsule.bundle.claims import Claims
 from capsule.bundle.trust import TrustPolicy
 from capsule.engine.select import EngineChoice
-from capsule.experiment.lock import Lock, without_sources
+from capsule.experiment.lock import Lock, LockedProject, without_sources
 from capsule.experiment.spec import LimitsSpec, SourcesSpec, Spec
 from capsule.experiment.trainers import CommandTrainer
 from capsule.host.errors import CapsuleError
 from capsule.host.spec_file import load_spec
 from capsule.host.wording import counted
+from capsule.image.cache import Cache
 from capsule.image.lockfile import read_lock
+from capsule.image.pinning import capture
 from capsule.image.registry.reference import Reference
 from capsule.verification.analysis.comparison import compare_documents
 from capsule.verification.variation import Variation
@@ -181,11 +183,13 @@ class Expectation:
 
     Attributes:
         spec: The experiment, as its authors published it.
+        spec_path: File of the spec; its path of the source tree is relative to it.
         claim: The claim id.
         lock: Digest of the lock, which pins every package and, unlike a spec, the source tree.
     """
 
     spec: Spec | None = None
+    spec_path: Path | None = None
     claim: str | None = None
     lock: str | None = None
 
@@ -198,6 +202,7 @@ class Expectation:
         """
         return cls(
             spec=None if spec is None else load_spec(spec, for_lock=False),
+            spec_path=spec,
             lock=None if lock is None else parse_lock(lock),
             claim=None if claim is None else parse_claim(claim),
         )
@@ -237,6 +242,33 @@ class Expectation:
             if wanted.sha256 is not None and wanted.sha256 not in (found := digests(name)):
                 reason = f"its data set {name!r} has the SHA-256 {found[0]}, not {wanted.sha256}"
                 raise _unexpected("CAP-V041", reason)
+
+    def check_tree(self, project: LockedProject | None, cache: Cache) -> None:
+        """Reject the bundle of a run with another source tree than the one of the published spec.
+
+        A spec contains the path of the tree, and the lock what was there, so :meth:`check` has
+        compared the paths only.
+
+        Args:
+            project: The source tree of the bundle; None: it has none.
+            cache: Takes the tree of the published spec.
+
+        Raises:
+            CapsuleError: CAP-V041, it is another tree, or the one of the spec cannot be read.
+        """
+        if self.spec is None or self.spec_path is None or project is None:
+            return
+        try:
+            wanted = capture(self.spec, self.spec_path, cache, lambda _: None)
+        except CapsuleError as error:
+            what = f"its source tree cannot be compared with that of the spec: {error.message}"
+            raise _unexpected("CAP-V041", what, _TREE) from error
+        files = {} if wanted is None else wanted.files
+        for path in sorted({*files, *project.files}):
+            found, expected = (each.get(path, "missing") for each in (project.files, files))
+            if found != expected:
+                what = f"in its source tree, {path} is {found}, not {expected}"
+                raise _unexpected("CAP-V041", what, _TREE)
 
 
 @dataclass(frozen=True)
@@ -389,9 +421,15 @@ def parse_limits(texts: Sequence[str]) -> dict[str, int]:
     return limits
 
 
-def _unexpected(code: str, what: str) -> UntrustedError:
+_TREE = (
+    "Ask for the bundle of the experiment that you mean. Its source tree must be the one at the "
+    "spec's code.path. If you do not have the tree, use --expect-lock instead of --expect-spec."
+)
+
+
+def _unexpected(
+    code: str, what: str, fix: str = "Ask for the bundle of the experiment that you mean."
+) -> UntrustedError:
     return UntrustedError(
-        code,
-        f"the bundle is intact, but not the one you expect: {what}",
-        fix="Ask for the bundle of the experiment that you mean.",
+        code, f"the bundle is intact, but not the one you expect: {what}", fix=fix
     )

@@ -156,6 +156,7 @@ def _verify(
         request.require_trust(bundle)
         request.expected.check(lock, claims)
         request.expected.check_data(partial(data_digests, run))
+        request.expected.check_tree(lock.project, cache)
         # A mode in which the run can never be verified is rejected on every machine.
         request.mode.check(lock)
         if request.signs:

@@ -4,7 +4,9 @@ import pytest
 
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import DataSpec
+from capsule.image.cache import Cache
 from capsule.image.lockfile import write_lock
+from capsule.image.pinning import capture
 from capsule.verification.request import Expectation, parse_lock
 from tests.bundle.locks import make_lock
 
@@ -56,3 +58,50 @@ def test_a_lock_of_the_same_spec_with_another_package_is_another(tmp_path):
     with pytest.raises(CapsuleError, match="CAP-V057") as refusal:
         Expectation(spec=lock.spec, lock=lock.digest()).check(other, None)
     assert refusal.value.exit_code == ExitCode.TAMPERED
+
+
+@pytest.fixture
+def published(tmp_path):
+    """A spec with a source tree, and the lock that was made from it."""
+    spec = tmp_path / "published" / "spec.yaml"
+    (spec.parent / "tree").mkdir(parents=True)
+    (spec.parent / "tree" / "network.py").write_text("depth = 2\n")
+    spec.write_text(
+        "schema: capsule/spec/v1\nname: x\ncode: {path: tree}\n"
+        "trainer: {command: [python, network.py], outputs: [x]}\n"
+    )
+    return spec
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        (None, None),
+        (("network.py", "depth = 3\n"), r"network\.py is file 0644 \w{64}, not file 0644 \w{64}"),
+        (("sitecustomize.py", "import forged\n"), r"sitecustomize\.py is missing, not file"),
+    ],
+    ids=["the same", "another file", "one more file"],
+)
+def test_the_source_tree_of_the_published_spec_is_expected(published, change, difference, tmp_path):
+    """A spec contains its path only; the reviewer's copy of it contains the tree."""
+    cache = Cache(tmp_path / "cache")
+    expectation = Expectation.parse(published, None, None)
+    project = capture(expectation.spec, published, cache, print)
+    if change is None:
+        expectation.check_tree(project, cache)
+        return
+    name, content = change
+    (published.parent / "tree" / name).write_text(content)
+    with pytest.raises(CapsuleError, match=f"CAP-V041 .*in its source tree, {difference}") as error:
+        expectation.check_tree(project, cache)
+    assert error.value.exit_code == ExitCode.TAMPERED
+
+
+def test_without_the_tree_of_the_published_spec_another_option_is_proposed(published, tmp_path):
+    cache = Cache(tmp_path / "cache")
+    expectation = Expectation.parse(published, None, None)
+    project = capture(expectation.spec, published, cache, print)
+    (published.parent / "tree").rename(published.parent / "elsewhere")
+    with pytest.raises(CapsuleError, match=r"'tree'.* is not a folder") as error:
+        expectation.check_tree(project, cache)
+    assert error.value.fix.endswith("use --expect-lock instead of --expect-spec.")

@@ -49,13 +49,15 @@ def test_what_the_signer_wrote_and_a_re_execution_takes_is_named(run, tree, reco
     assert (report.source_tree or "").startswith("1 file, SHA-256 ") == tree
 
 
-def test_the_data_of_a_bundle_are_compared_with_those_that_are_expected(tmp_path, monkeypatch):
+def test_the_data_and_the_source_tree_are_compared_with_the_expected_ones(tmp_path, monkeypatch):
     bundle = packed(program(), tmp_path / "run.capsule.tar")
     request = VerifyRequest(bundle, TrustPolicy.of([SIGNER.public]), Mode("integrity"))
-    asked = []
-    monkeypatch.setattr(Expectation, "check_data", lambda _, digests: asked.append(digests))
+    data, trees = [], []
+    monkeypatch.setattr(Expectation, "check_data", lambda _, digests: data.append(digests))
+    monkeypatch.setattr(Expectation, "check_tree", lambda _, project, __: trees.append(project))
     verification.verify(request, Cache(tmp_path / "cache"), SilentReporter())
-    assert [each.func for each in asked] == [data_digests]
+    assert [each.func for each in data] == [data_digests]
+    assert [list(tree.files) for tree in trees] == [["train.py"]]
 
 
 @pytest.mark.xdist_group("verification")  # they share runs
