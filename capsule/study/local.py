@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from capsule.experiment.spec import CudaAccelerator
 from capsule.host.errors import CapsuleError
-from capsule.host.wording import counted
+from capsule.host.wording import agreeing, counted
 from capsule.machine.devices import choose_devices, read_devices, visible_devices
 from capsule.machine.gpu import load_nvml
 from capsule.study.running import MemberBatch, run_locally
@@ -21,7 +21,8 @@ class Local:
     Attributes:
         processes: Members that run at a time; None: as many as fit the cores of the study's
             resources, and the GPUs if members need them.
-        note: Called with a message about each GPU that is not used again.
+        note: Called with a message about each GPU that is not used again, and if the members need
+            more cores than this machine has.
     """
 
     processes: int | None = None
@@ -35,7 +36,15 @@ class Local:
                 CAP-M008 of :func:`capsule.machine.devices.visible_devices`.
         """
         cores = batch.study.lock.study.resources.cores
-        processes = self.processes or max(1, len(os.sched_getaffinity(0)) // cores)
+        available = len(os.sched_getaffinity(0))
+        processes = self.processes or max(1, available // cores)
+        at_a_time = min(processes, len(batch.names))
+        if self.processes is not None and at_a_time * cores > available:
+            need = agreeing(at_a_time, "needs", "need")
+            self.note(
+                f"  {counted(at_a_time, 'member')} at a time {need} {at_a_time * cores} cores "
+                f"(resources.cores: {cores}), and this machine has {available}"
+            )
         gpus: tuple[str, ...] = ()
         sections = [spec.accelerator for spec in batch.specs]
         accelerators = [each for each in sections if isinstance(each, CudaAccelerator)]

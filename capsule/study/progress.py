@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from capsule.host.wording import counted
 from capsule.report.progress import duration, seconds_left
 from capsule.report.text import print_line, printable
 from capsule.study.directory import MemberState, Outcome, State, StudyDirectory
@@ -102,6 +103,33 @@ def _steps_left(states: Iterable[MemberState]) -> int | None:
             total = max(totals) if state.total_steps is None else state.total_steps
             left += max(0, total - (state.step or 0))
     return left
+
+
+class MemberChanges:
+    """Says which members have begun and ended, for output that is not a terminal."""
+
+    def __init__(self, study: StudyDirectory, names: Sequence[str]) -> None:
+        """Read where the members ``names`` stand now."""
+        self._study = study
+        self._states = {name: study.state(name).state for name in names}
+
+    def lines(self) -> Iterator[str]:
+        """Yield a line for each member whose state is another one than at the last call."""
+        for name, before in self._states.items():
+            now = self._study.state(name)
+            if now.state == before or now.state == "waiting":
+                continue
+            self._states[name] = now.state
+            if now.outcome is not None and now.outcome.code:
+                yield f"{name} failed: {now.outcome.code}: {now.outcome.message}"
+            elif now.state == "done":
+                done = list(self._states.values()).count("done")
+                yield f"{name} is done ({done} of {counted(len(self._states), 'member')})"
+            else:
+                yield f"{name} {_BEGUN[now.state]}"
+
+
+_BEGUN = {"running": "is running", "stopped": "was stopped"}
 
 
 def show(progress: StudyProgress, console: Console) -> None:

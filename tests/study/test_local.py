@@ -11,10 +11,28 @@ from capsule.study.running import MemberBatch
 
 
 @pytest.mark.parametrize(
-    ("chosen", "cores", "wanted"), [(None, 1, 8), (None, 3, 2), (None, 16, 1), (5, 3, 5)]
+    ("chosen", "cores", "wanted", "notes"),
+    [
+        (None, 1, 8, []),
+        (None, 3, 2, []),
+        (None, 16, 1, []),
+        (2, 4, 2, []),
+        (
+            3,
+            3,
+            3,
+            ["3 members at a time need 9 cores (resources.cores: 3), and this machine has 8"],
+        ),
+        (
+            9,
+            4,
+            9,
+            ["4 members at a time need 16 cores (resources.cores: 4), and this machine has 8"],
+        ),
+    ],
 )
 def test_as_many_members_run_as_the_cores_of_the_study_allow(
-    directory, monkeypatch, chosen, cores, wanted
+    directory, monkeypatch, chosen, cores, wanted, notes
 ):
     ran = []
     monkeypatch.setattr(local, "run_locally", lambda *given: ran.append(given[1]))
@@ -22,8 +40,10 @@ def test_as_many_members_run_as_the_cores_of_the_study_allow(
     resources = directory.lock.study.resources.model_copy(update={"cores": cores})
     study = directory.lock.study.model_copy(update={"resources": resources})
     directory.lock = directory.lock.model_copy(update={"study": study})
-    Local(chosen).run(MemberBatch(directory, [], None), lambda: None)
+    names, said = [member.name for member in directory.lock.members], []
+    Local(chosen, said.append).run(MemberBatch(directory, names, None), lambda: None)
     assert ran == [wanted]
+    assert said == [f"  {note}" for note in notes]
 
 
 H200 = [Device(index, str(index), f"GPU-{index}", "NVIDIA H200", "9.0", 3) for index in (0, 1)]

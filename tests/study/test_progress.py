@@ -6,7 +6,7 @@ import math
 import pytest
 
 from capsule.study.directory import OUTCOME, WORK, Outcome
-from capsule.study.progress import progress_of, show
+from capsule.study.progress import MemberChanges, progress_of, show
 from tests.report.terminals import printed
 
 DONE = Outcome(bundle="x.capsule.tar", claim_id="a" * 64)
@@ -123,3 +123,26 @@ def test_failures_are_shown_with_code_and_fix_and_no_control_characters(director
     assert "deterministic.2 failed: CAP-E007: out of " in text
     assert "fix: Buy more." in text
     assert "\x1b" not in text
+
+
+def test_a_change_of_a_member_is_said_once(directory):
+    names = ["deterministic.1", "exploration.1"]
+    changes = MemberChanges(directory, names)
+    assert list(changes.lines()) == []
+    with directory.held("deterministic.1") as (first, _), directory.held("exploration.1") as held:
+        assert list(changes.lines()) == ["deterministic.1 is running", "exploration.1 is running"]
+        write(first, 256, 64.0)
+        assert list(changes.lines()) == []
+        (first / DONE.bundle).touch()
+        (first / OUTCOME).write_bytes(DONE.document())
+        (held[0] / OUTCOME).write_bytes(FAILED.document())
+    assert list(changes.lines()) == [
+        "deterministic.1 is done (1 of 2 members)",
+        "exploration.1 failed: CAP-E007: out of \x1b[31mmemory",
+    ]
+    with directory.held("exploration.1") as (second, _):
+        (second / OUTCOME).unlink()
+        assert list(changes.lines()) == ["exploration.1 is running"]
+        write(second, 256, 64.0)
+    assert list(changes.lines()) == ["exploration.1 was stopped"]
+    assert list(changes.lines()) == []

@@ -17,7 +17,7 @@ from capsule.cli.study.arguments import OnOption, StudyArgument, locked_study
 from capsule.host.wording import agreeing, counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from capsule.study.directory import StudyDirectory
 
@@ -81,7 +81,7 @@ def command(
     key_file, _ = signing_key()  # before hours of work
     names = directory.missing(only or [])
     if names:
-        with nullcontext(lambda: None) if quiet else _live_table(directory) as poll:
+        with nullcontext(lambda: None) if quiet else _shown(directory, names) as poll:
             batch = MemberBatch(directory, names, RunOptions(key_file, passphrase_file, engine))
             try:
                 backend.run(batch, poll)
@@ -110,15 +110,25 @@ def command(
 
 
 @contextmanager
-def _live_table(directory: StudyDirectory) -> Iterator[Callable[[], None]]:
-    """Keep the table of the study's progress up to date on a terminal; say nothing elsewhere."""
+def _shown(directory: StudyDirectory, names: Sequence[str]) -> Iterator[Callable[[], None]]:
+    """Keep the table of the study's progress up to date on a terminal; elsewhere, print lines."""
     from rich.console import Console
     from rich.live import Live
 
-    from capsule.study.progress import progress_of, table
+    from capsule.report.text import printable
+    from capsule.study.progress import MemberChanges, progress_of, table
 
-    if not sys.stderr.isatty():
-        yield lambda: None
+    if sys.stderr.isatty():
+        with Live(console=Console(stderr=True), transient=True, auto_refresh=False) as live:
+            yield lambda: live.update(table(progress_of(directory)), refresh=True)
         return
-    with Live(console=Console(stderr=True), transient=True, auto_refresh=False) as live:
-        yield lambda: live.update(table(progress_of(directory)), refresh=True)
+    changes = MemberChanges(directory, names)
+
+    def print_changes() -> None:
+        for line in changes.lines():
+            typer.echo(f"  {printable(line)}", err=True)
+
+    try:
+        yield print_changes
+    finally:
+        print_changes()  # members that ended after the last call

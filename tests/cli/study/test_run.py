@@ -1,6 +1,7 @@
 """``capsule study run``: members, failures, and options that are checked first."""
 
 import json
+import re
 
 import pytest
 
@@ -9,7 +10,7 @@ from capsule.host.errors import ExitCode
 from capsule.host.run_directory import MEMBERS
 from capsule.study import running
 from tests.cli.conftest import capsule
-from tests.cli.study.conftest import plan, run
+from tests.cli.study.conftest import plan, run, study
 
 
 @pytest.mark.slow
@@ -20,6 +21,18 @@ def test_run_brings_every_member_to_its_bundle(place):
     assert "all" in done.stdout
     assert run().exit_code == ExitCode.USAGE
     assert json.loads(run("--resume", "--json").stdout)["groups"]["exploration"]["done"] == 2
+
+
+@pytest.mark.slow
+def test_run_prints_a_line_when_a_member_begins_or_ends(place):
+    plan(place, deterministic_1="refused")
+    done = study("run", "tiny.yaml", "--key", "alice")
+    # Whether a member is seen while it runs depends on how long it runs.
+    failed = [line for line in done.stderr.splitlines() if " failed: " in line]
+    assert [line.split(": ")[:2] for line in failed] == [["  deterministic.1 failed", "CAP-E007"]]
+    ends = re.findall(r"^  (\S+) is done \((.*)\)$", done.stderr, re.MULTILINE)
+    assert {name for name, _ in ends} == {"deterministic.2", "exploration.1", "exploration.2"}
+    assert [count for _, count in ends] == [f"{n} of 4 members" for n in (1, 2, 3)]
 
 
 @pytest.mark.slow
