@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from capsule.experiment.lock import LockedWheel
 from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, Spec
@@ -14,7 +14,12 @@ from capsule.image.cache import Cache
 from capsule.image.distribution import distribution_of
 from capsule.image.requirements import read_requirement
 from capsule.image.resolution.sources import MachineSources, machine_sources, require_folders
-from capsule.image.resolution.wheels import ResolvedWheel, WheelSearch, compile_wheels
+from capsule.image.resolution.wheels import (
+    ResolvedWheel,
+    WheelSearch,
+    compile_wheels,
+    newest_versions,
+)
 
 
 def resolve_wheels(
@@ -42,6 +47,7 @@ def resolve_wheels(
         except CapsuleError as error:
             failures.append(error)
         else:
+            _name_older(requested, backend, found, search)
             return tuple(
                 LockedWheel(
                     name=wheel.name,
@@ -133,7 +139,7 @@ def check_accelerator(
 def _compile_for(
     spec: Spec, requirements: Sequence[str], backend: str | None, search: WheelSearch
 ) -> list[ResolvedWheel]:
-    options = ["--torch-backend", backend] if backend else []
+    options = _backend_options(backend)
     found = compile_wheels(search, requirements, options)
     if isinstance(spec.accelerator, CudaAccelerator) and _torch_local(found) == "cpu":
         # A CPU build '2.13.0+cpu' in the machine's own sources ranks above the plain '2.13.0'.
@@ -146,6 +152,48 @@ def _compile_for(
             options += ["--constraints", str(constraints)]
             found = compile_wheels(search, requirements, options)
     return found
+
+
+def _name_older(
+    requested: Mapping[str, str],
+    backend: str | None,
+    found: Iterable[ResolvedWheel],
+    search: WheelSearch,
+) -> None:
+    """Say which requested packages are older than the newest version that was asked for.
+
+    Args:
+        requested: Normalised name to requirement.
+        backend: uv's torch backend of the resolution.
+        found: Its result.
+        search: Where versions are found.
+    """
+    from packaging.version import Version
+
+    unpinned = [text for text in requested.values() if not _is_pinned(text)]
+    if not unpinned:
+        return
+    newest = newest_versions(search, unpinned, _backend_options(backend))
+    for wheel in found:
+        version = newest.get(wheel.name)
+        if version is not None and Version(version).release > Version(wheel.version).release:
+            search.progress(
+                f"image.packages: {requested[wheel.name]} is locked at version {wheel.version}, "
+                f"because version {version} or a package that it requires has no wheel, or "
+                "because they do not fit the other packages"
+            )
+
+
+def _is_pinned(requirement: str) -> bool:
+    """Tell whether a requirement allows one version only."""
+    return any(
+        each.operator in ("==", "===") and not each.version.endswith(".*")
+        for each in read_requirement(requirement).specifier
+    )
+
+
+def _backend_options(backend: str | None) -> list[str]:
+    return ["--torch-backend", backend] if backend else []
 
 
 def _torch_local(wheels: Iterable[ResolvedWheel]) -> str:

@@ -56,7 +56,7 @@ class WheelSearch:
 def compile_wheels(
     search: WheelSearch, requirements: Sequence[str], options: Sequence[str]
 ) -> list[ResolvedWheel]:
-    """Run ``uv pip compile`` for the image's platform and read its answer.
+    """Find wheels of requirements, and of what they require, for the image's platform.
 
     Args:
         search: How wheels are found.
@@ -67,6 +67,31 @@ def compile_wheels(
         CapsuleError: CAP-L103 no solution, CAP-L104 no wheel, CAP-L105 no network, CAP-L106 no
             SHA-256 or no matching wheel in the answer, CAP-X003 a fault of this machine.
     """
+    answer = _compiled(search, requirements, ["--only-binary", ":all:", *options])
+    return read_pylock(search.distribution, answer)
+
+
+def newest_versions(
+    search: WheelSearch, requirements: Sequence[str], options: Sequence[str]
+) -> dict[str, str]:
+    """Return the newest version that each requirement allows by itself, by normalised name.
+
+    What it requires is not considered, nor whether it has a wheel.
+
+    Args:
+        search: Where versions are found.
+        requirements: PEP 508 requirements.
+        options: Further options of uv.
+
+    Raises:
+        CapsuleError: As :func:`compile_wheels`.
+    """
+    answer = _compiled(search, requirements, ["--no-deps", *options])
+    return {each["name"]: each["version"] for each in tomllib.loads(answer).get("packages", [])}
+
+
+def _compiled(search: WheelSearch, requirements: Sequence[str], options: Sequence[str]) -> str:
+    """Run ``uv pip compile`` for the image's platform; return its answer (PEP 751)."""
     from uv import find_uv_bin
 
     distribution, sources, cache = search.distribution, search.sources, search.cache
@@ -81,7 +106,7 @@ def compile_wheels(
         command = [
             find_uv_bin(), "pip", "compile", "--quiet", "--cache-dir", str(cache.folder("uv")),
             "--python", sys.executable, "--python-version", distribution.python,
-            "--python-platform", distribution.platform, "--only-binary", ":all:",
+            "--python-platform", distribution.platform,
             "--format", "pylock.toml", "--no-header", "--no-annotate",
             "--output-file", str(answer), *sources.uv_arguments(), *options,
             str(folder / "requirements.in"),
@@ -110,7 +135,7 @@ def compile_wheels(
                 f"image.packages cannot be resolved: {_one_line(messages)}",
                 fix="Correct or loosen the requirements in image.packages; check image.sources.",
             )
-        return read_pylock(distribution, answer.read_text())
+        return answer.read_text()
 
 
 def read_pylock(distribution: Distribution, text: str) -> list[ResolvedWheel]:

@@ -100,6 +100,41 @@ def test_highest_version_of_all_indexes_wins_as_with_pip(machine, tmp_path, monk
 
 
 @pytest.mark.parametrize(
+    ("package", "others", "locked", "newest"),
+    [
+        ("alpha", (), "1.0", "2.0"),  # 2.0 requires a package without a wheel
+        ("alpha<2", (), "1.0", None),
+        ("alpha==1.*", (), "1.0", None),
+        ("beta", (), "1.0", "1.1"),  # 1.1 has no wheel itself
+        ("gamma>=1", ("delta",), "1.0", "3.0"),  # delta requires gamma<2
+        ("gamma", (), "3.0", None),
+        ("gamma==1.0", (), "1.0", None),
+    ],
+)
+def test_a_package_that_is_older_than_what_was_asked_for_is_named(
+    machine, package, others, locked, newest
+):
+    machine.publish("alpha", "1.0")
+    machine.publish("alpha", "2.0", "source-only")
+    machine.publish("beta", "1.0")
+    machine.publish("gamma", "1.0")
+    machine.publish("gamma", "3.0")
+    machine.publish("delta", "1.0", "gamma<2")
+    for name, version in (("source-only", "1.0"), ("beta", "1.1")):
+        page = machine.index / name / "index.html"
+        page.parent.mkdir(exist_ok=True)
+        file = f"{name.replace('-', '_')}-{version}.tar.gz"
+        page.with_name(file).write_bytes(b"source")
+        links = page.read_text() if page.exists() else ""
+        page.write_text(f'{links}\n<a href="{file}">{file}</a>')
+    name = parse_requirements([package]).popitem()[0]
+    assert machine.wheels(make_spec(package, *others))[name] == locked
+    notices = [text for text in machine.messages if text.startswith("image.packages: ")]
+    expected = f"image.packages: {package} is locked at version {locked}, because version {newest} "
+    assert [text[: len(expected)] for text in notices] == ([] if newest is None else [expected])
+
+
+@pytest.mark.parametrize(
     ("package", "code", "text"),
     [
         ("no-such-thing", "CAP-L103", "no-such-thing"),
