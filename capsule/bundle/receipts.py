@@ -30,6 +30,7 @@ from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.evaluation import ToleranceSpec
 from capsule.experiment.fields import Model
 from capsule.host.errors import coded
+from capsule.host.folders import files_beside
 from capsule.host.outputs import check_output, write_output
 from capsule.machine.kind import MachineKind
 
@@ -300,5 +301,4 @@ def _writing(path: Path) -> AbstractContextManager[None]:
 
 def receipts_beside(bundle: Path) -> tuple[Path, ...]:
     """Return the receipts that lie beside a bundle under its name, in order of their names."""
-    names = (path for path in bundle.parent.iterdir() if path.name.endswith(SUFFIX))
-    return tuple(sorted(path for path in names if path.name.startswith(f"{bundle.name}.")))
+    return files_beside(bundle, SUFFIX)

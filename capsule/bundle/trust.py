@@ -246,8 +246,8 @@ def load_policy(
         revoked=frozenset(name for path in revoked for name in _read_revoked(path)),
         identities=tuple(identities),
         threshold=threshold,
-        detached=tuple(_read_signature(path) for path in signatures),
-        keyless=tuple(_read_signature(path) for path in keyless_signatures),
+        detached=tuple(read_signature(path) for path in signatures),
+        keyless=tuple(read_signature(path) for path in keyless_signatures),
         issuer=issuer,
     )
     _check_options(policy)
@@ -331,7 +331,12 @@ def _read_revoked(path: Path) -> list[str]:
     return found
 
 
-def _read_signature(path: Path) -> Detached:
+def read_signature(path: Path) -> Detached:
+    """Read a signature that is a file of its own.
+
+    Raises:
+        CapsuleError: CAP-B150, the file cannot be read.
+    """
     return Detached(str(path), _read(path))
 
 

@@ -57,7 +57,7 @@ def command(
         capsule sign run.capsule.tar --ssh-key bob.pub
     """
     from capsule.bundle import sshsig
-    from capsule.bundle.cosign import cosign
+    from capsule.bundle.cosign import SUFFIX, cosign
     from capsule.host.errors import CapsuleError
 
     if key and ssh_key:
@@ -77,7 +77,7 @@ def command(
     else:
         chosen, sign = ssh_key, partial(sshsig.sign_by_ssh_keygen, key=ssh_key)
     # An agent's key is named by its public half: BOB.pub gives BUNDLE.BOB.sshsig.
-    path = output or bundle.with_name(f"{bundle.name}.{chosen.stem}.sshsig")
+    path = output or bundle.with_name(f"{bundle.name}.{chosen.stem}{SUFFIX}")
     signed = cosign(bundle, sign, path)
     if as_json:
         print_json(

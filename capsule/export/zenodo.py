@@ -11,7 +11,7 @@ import json
 import os
 import shlex
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ from markupsafe import Markup
 
 from capsule import __version__
 from capsule.bundle.bundle import open_bundle
+from capsule.bundle.cosign import signatures_beside
 from capsule.bundle.manifest import BundleKind
 from capsule.bundle.receipts import receipts_beside
 from capsule.bundle.run_bundle import RecordedRun
-from capsule.bundle.trust import TrustPolicy
+from capsule.bundle.trust import TrustPolicy, read_signature
 from capsule.experiment.canonical import sha256_file
 from capsule.export.deposit import Details
 from capsule.export.folders import new_folder
@@ -41,7 +42,7 @@ KEYWORDS = ["reinforcement learning", "reproducibility", "capsule"]
 
 
 def export_zenodo(path: Path, trust: TrustPolicy, details: Details, folder: Path) -> None:
-    """Write a deposit of a bundle, with the receipts beside it.
+    """Write a deposit of a bundle, with the receipts and co-signatures beside it.
 
     Args:
         path: Bundle of a run or of a study.
@@ -51,8 +52,8 @@ def export_zenodo(path: Path, trust: TrustPolicy, details: Details, folder: Path
 
     Raises:
         CapsuleError: CAP-P207, creators or a licence are missing; CAP-P208, Zenodo does not take
-            so much; CAP-P203, the folder exists; CAP-B…, CAP-V…, CAP-Y…, the bundle is not intact
-            or not consistent.
+            so much; CAP-P203, the folder exists; CAP-B157, a signature is of another bundle;
+            CAP-B…, CAP-V…, CAP-Y…, the bundle is not intact or not consistent.
         OSError: A file cannot be written.
     """
     if not details.creators or details.licence is None:
@@ -62,11 +63,18 @@ def export_zenodo(path: Path, trust: TrustPolicy, details: Details, folder: Path
             f"a deposit for Zenodo requires {missing}",
             fix="Give --creator and --licence, or --citation with a CITATION.cff that has both.",
         )
-    kind, name, claim_id, options = _identify(path, trust)
-    files = [path, *receipts_beside(path)]
+    signatures = signatures_beside(path)
+    detached = (*trust.detached, *map(read_signature, signatures))
+    kind, name, claim_id, options = _identify(path, replace(trust, detached=detached))
+    files = [path, *receipts_beside(path), *signatures]
     _check_size(files)
     command = "capsule verify" if kind == "run" else "capsule study verify"
-    command = f"{command} {shlex.quote(printable(path.name))} {options}"
+    command = " ".join(
+        (
+            f"{command} {_word(path)} {options}",
+            *(f"--signature {_word(signature)}" for signature in signatures),
+        )
+    )
     metadata = _metadata(kind, name, claim_id, command, details)
     with new_folder(folder) as place:
         (place / FILES).mkdir()
@@ -95,6 +103,11 @@ def _identify(path: Path, trust: TrustPolicy) -> tuple[BundleKind, str, str, str
         return "study", study.results.lock.study.name, study.claim_id, _KEY
 
 
+def _word(path: Path) -> str:
+    """Return the name of a deposited file as a word of a command."""
+    return shlex.quote(printable(path.name))
+
+
 def _check_size(files: list[Path]) -> None:
     size = sum(file.stat().st_size for file in files)
     if size > MAX_BYTES or len(files) >= MAX_FILES:  # and SHA256SUMS
@@ -102,7 +115,8 @@ def _check_size(files: list[Path]) -> None:
             "CAP-P208",
             f"the deposit has {len(files) + 1} files of {size} bytes together; Zenodo accepts "
             f"{MAX_FILES} files of {MAX_BYTES} bytes",
-            fix="Exclude receipts, make a bundle without --embed-image, or ask Zenodo for more.",
+            fix="Move receipts or co-signatures away, make a bundle without --embed-image, or ask "
+            "Zenodo for more.",
         )
 
 

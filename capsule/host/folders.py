@@ -29,6 +29,12 @@ def user_folder(variable: str, base_variable: str, base: str) -> Path:
     return (above if above.is_absolute() else home_folder(variable) / base) / "capsule"
 
 
+def files_beside(path: Path, suffix: str) -> tuple[Path, ...]:
+    """Return the files ``NAME.*SUFFIX`` in the folder of a file NAME, in order of their names."""
+    names = (each for each in path.parent.iterdir() if each.name.endswith(suffix))
+    return tuple(sorted(each for each in names if each.name.startswith(f"{path.name}.")))
+
+
 def home_folder(variable: str) -> Path:
     """Return the home directory of this user.
 

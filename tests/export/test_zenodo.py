@@ -7,9 +7,13 @@ import shlex
 import shutil
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
+from capsule.bundle import sshsig
+from capsule.bundle.cosign import cosign
+from capsule.bundle.keys import generate, load_private
 from capsule.bundle.trust import TrustPolicy
 from capsule.export import zenodo
 from capsule.export.deposit import Creator, Details
@@ -77,6 +81,30 @@ def test_other_programs_find_every_file_complete(tmp_path):
     subprocess.run(["sha256sum", "--strict", "-c", "SHA256SUMS"], cwd=files, check=True)
     subprocess.run(["md5sum", "--strict", "-c", "../MD5SUMS"], cwd=files, check=True)
     assert (files / TRAINING.name).read_bytes() == TRAINING.read_bytes()
+
+
+def test_co_signatures_beside_the_bundle_are_a_part_of_the_deposit(tmp_path):
+    bundle = tmp_path / "run.capsule.tar"
+    shutil.copyfile(TRAINING, bundle)
+    generate(tmp_path / "bob")
+    bob = load_private(tmp_path / "bob")
+    cosign(bundle, partial(sshsig.sign, key=bob), tmp_path / "run.capsule.tar.bob.sshsig")
+    export_zenodo(bundle, NO_KEYS, DETAILS, tmp_path / "deposit")
+    files = tmp_path / "deposit" / "files"
+    assert sorted(path.name for path in files.iterdir()) == [
+        "SHA256SUMS",
+        "run.capsule.tar",
+        "run.capsule.tar.bob.sshsig",
+    ]
+    description = metadata(tmp_path / "deposit")["description"]
+    assert "--engine process --signature run.capsule.tar.bob.sshsig</code>" in description
+
+    shutil.copyfile(STUDY, tmp_path / "study.capsule.tar")
+    (tmp_path / "run.capsule.tar.bob.sshsig").rename(tmp_path / "study.capsule.tar.bob.sshsig")
+    with pytest.raises(CapsuleError, match="CAP-B157") as raised:
+        export_zenodo(tmp_path / "study.capsule.tar", NO_KEYS, DETAILS, tmp_path / "another")
+    assert "study.capsule.tar.bob.sshsig' is not a signature of this" in raised.value.message
+    assert not (tmp_path / "another").exists()
 
 
 def test_a_study_is_deposited_with_its_own_claim_id(tmp_path):
