@@ -138,7 +138,7 @@ def _show(document: dict[str, Any], signers: Sequence[Signer]) -> None:
         counts = "" if reason is None else f" {reason}; the signature does not count"
         typer.echo(f"signer    {printable(f'{signer}{counts}')}")
     members = counted(document["members"], "member")
-    typer.echo(f"intact    every table follows from the claims of the {members}")
+    typer.echo(f"intact    every table follows from the claims of {members}")
     if document["relaxations"]:
         typer.echo(f"relaxed   {printable(listed_relaxations(document['relaxations']))}")
     if document["records"]:

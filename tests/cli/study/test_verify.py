@@ -95,7 +95,7 @@ def test_one_member_is_written_in_the_singular(capsys):
     _show(document, [])
     assert capsys.readouterr().out == (
         "claim id  c\n"
-        "intact    every table follows from the claims of the 1 member\n"
+        "intact    every table follows from the claims of 1 member\n"
         "bundles   the bundles of 1 of 1 member are in the folder\n"
         "If 1 member was forged, a sample of this size would have drawn one with probability "
         "1.00.\n"
