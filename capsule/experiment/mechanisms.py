@@ -70,8 +70,8 @@ class Interpreters(Model):
     )
     compilers: str | None = added(
         absent=None,
-        description="Imported packages that compile functions for the processor on which they run, "
-        "in alphabetical order, e.g. 'jaxlib, numba'; null if no process imported one.",
+        description="Imported packages that compile or choose functions for the processor on which "
+        "they run, in alphabetical order, e.g. 'jaxlib, numba'; null if no process imported one.",
     )
 
     @property
@@ -116,5 +116,5 @@ class Mechanisms(Model):
 
     @property
     def compilers(self) -> str | None:
-        """The packages that compiled functions for the processor; None if none was imported."""
+        """The imported packages that compile or choose functions for the processor, or None."""
         return None if self.interpreters is None else self.interpreters.compilers

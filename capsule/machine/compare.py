@@ -94,7 +94,7 @@ def compare(
         recorded: The machine of the run.
         here: The machine that is to re-execute it.
         spec: The experiment; its accelerator decides which facts matter.
-        compilers: Packages that the run imported and that compile functions for the processor
+        compilers: Packages that the run imported and whose functions depend on the processor
             (:class:`~capsule.experiment.mechanisms.Interpreters`).
     """
     cpu_rows = _cpu_rows(recorded.cpu, here.cpu, spec, compilers)
@@ -184,7 +184,7 @@ def _cpu_rows(
     pinned = spec.cpu_numerics != "native"
     code_path = _PINNED if pinned else _DISPATCH
     if compilers is not None:
-        code_path = ("may differ", f"{compilers} compiled functions for the processor of the run")
+        code_path = ("may differ", f"the functions of {compilers} depend on the processor")
     # Instructions that a profile needs and this machine lacks are a gate (unmet).
     for field in ("vendor", "family", "model", "flags"):
         yield _row(f"cpu.{field}", getattr(recorded, field), getattr(here, field), code_path)

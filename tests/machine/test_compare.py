@@ -179,7 +179,7 @@ def test_functions_that_a_run_compiled_are_those_of_its_processor():
     rows = compare(recorded, there, PORTABLE, "jaxlib, numba")
     expected, reason = expected_grade(rows)
     assert expected == "statistical"
-    assert "cpu.model: jaxlib, numba compiled functions for the processor of the run" in reason
+    assert "cpu.model: the functions of jaxlib, numba depend on the processor" in reason
     assert expected_grade(compare(recorded, recorded, PORTABLE, "numba"))[0] == "bitwise"
 
 

@@ -59,7 +59,7 @@ def test_children_tell_theirs_and_forks_are_not_counted(python):
 
 
 def test_imported_compilers_are_named_once_each_wherever_they_were_imported(python, tmp_path):
-    for name in ("numba", "jaxlib"):
+    for name in ("numba", "jaxlib", "cv2", "faiss", "onnxruntime", "tensorflow"):
         (tmp_path / "site" / f"{name}.py").write_text("")
     assert python().compilers is None
     code = (
@@ -69,6 +69,8 @@ def test_imported_compilers_are_named_once_each_wherever_they_were_imported(pyth
         "child and subprocess.run([sys.executable, '-c', 'import numba'])"
     )
     assert python("-c", code).compilers == "jaxlib, numba"
+    code = "import tensorflow, faiss, cv2, onnxruntime"  # the account is of both programs
+    assert python("-c", code).compilers == "cv2, faiss, jaxlib, numba, onnxruntime, tensorflow"
 
 
 @pytest.mark.parametrize("earlier", [True, False])

@@ -74,8 +74,8 @@ def _dispatch(evidence: Evidence) -> Judgement:
     if told is not None and told.compilers is not None:
         were = "were" if "," in told.compilers else "was"
         return "assumed", (
-            f"{told.compilers} {were} imported, whose functions are compiled for the processor on "
-            "which they run"
+            f"{told.compilers} {were} imported, whose functions are compiled or chosen for the "
+            "processor on which they run"
         )
     if not evidence.torch or not all(name in flags for name in _ISA_FLAGS):
         return "assumed", "no library was queried in this run"

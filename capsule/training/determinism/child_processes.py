@@ -40,8 +40,9 @@ RUN_VARIABLE = "CAPSULE_RUN"  # as in capsule.experiment.contract
 # Further variables of an engine: preloaded libraries, the run's GPUs, and the folder of the driver.
 ENGINE_VARIABLES = ("LD_PRELOAD", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
 INTERPRETERS = "interpreters.jsonl"  # as in capsule.experiment.contract
-# Packages that compile functions for the processor on which they run, which no profile pins.
-COMPILERS = ("jaxlib", "numba")
+# Packages that compile functions for the processor on which they run, or choose them by its
+# instructions, which no profile pins.
+COMPILERS = ("cv2", "faiss", "jaxlib", "numba", "onnxruntime", "tensorflow")
 _NUMPY_VARIABLE = "NPY_DISABLE_CPU_FEATURES"
 _SETS_OF_LEVEL = {
     "X86_V3": "AVX F16C FMA3 AVX2",

@@ -74,7 +74,7 @@ class ComparedRun:
         outputs: None for a trainer of Capsule's own.
         entropy: The randomness that was recorded, if it was.
         arrivals: The arrival log of a program, if it recorded one.
-        compilers: Packages that compiled functions for its processor, if it imported any.
+        compilers: Packages whose functions depend on its processor, if it imported any.
         drawn: Bytes of randomness that each process of a program asked for, by its path.
         resumed: Whether an attempt resumed the run.
         contradictions: Statements of the run that contradict each other.
