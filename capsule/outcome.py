@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import stat
 from collections.abc import Iterator
@@ -46,16 +47,22 @@ FIXES = {
     "disk-full": "Raise limits.disk_mb, or free disk space: a run never uses the last "
     f"{RESERVE_BYTES >> 20} MiB of a disk. {_REPLAY}",
 }
-# What programs print when they reach a limit that no engine reports, and what to do then.
-_LIMIT_SIGNS = {
+# What programs print when they lack something that a spec can give them, and what to do then. The
+# patterns have bounded repetitions, because the output can be anything.
+_SIGNS = {
     "Resource temporarily unavailable": "If a process or thread could not be started, raise "
     "limits.processes.",
     "can't start new thread": "Raise limits.processes.",
     "No space left on device": "If /tmp or /dev/shm was full, raise limits.temporary_mb.",
     "insufficient shared memory": "Raise limits.temporary_mb.",
+    r"No module named '[\w.]{1,80}'": "Add the package that provides the module to "
+    "image.packages, or select its file in code.files.",
+    r"lib[\w.+-]{1,80}: cannot open shared object file": "Add the Debian package that contains "
+    "this library to image.debian.",
+    "Temporary failure in name resolution|Name or service not known|Network is unreachable": "A "
+    "run has no network: list what the program downloads under data.",
+    "Read-only file system": "Write to the working folder or to /tmp.",
 }
-
-
 # The same reasons in messages.
 _REASONS = {
     "out-of-memory": "memory ran out",
@@ -297,8 +304,10 @@ def reported_failure(run_directory: Path) -> CapsuleError | None:
     log = run_directory / contract.LOG
     if report.code == PROGRAM_FAILED:
         lines = "".join(f"\n  {line}" for line in _program_lines(log, report))
-        fix = f"Correct the program. Its whole output is in {log}."
-        return CapsuleError(report.code, f"{report.message}{at}{lines}", fix=_limits_of(log) + fix)
+        hints = _hints_of(log)
+        correct = "Otherwise, correct the program." if hints else "Correct the program."
+        fix = f"{hints}{correct} Its whole output is in {log}."
+        return CapsuleError(report.code, f"{report.message}{at}{lines}", fix=fix)
     return CapsuleError(report.code, report.message + at, fix=report.fix)
 
 
@@ -319,14 +328,11 @@ def _program_lines(log: Path, report: contract.Failure) -> list[str]:
     return [*earlier, *(["…"] if earlier else []), *lines[-SHOWN_LINES:]]
 
 
-def _limits_of(log: Path) -> str:
-    """Return what to do about limits of the run that a program's output shows to be reached."""
+def _hints_of(log: Path) -> str:
+    """Return what to do about things that a program lacks, as its output shows."""
     text = "\n".join(last_lines(log, SEARCHED_LINES))
-    hints = (
-        f"Its output contains {sign!r}. {fix} "
-        for sign, fix in _LIMIT_SIGNS.items()
-        if sign in text
-    )
+    found = ((re.search(sign, text, re.ASCII), fix) for sign, fix in _SIGNS.items())
+    hints = (f"Its output contains {match[0]!r}. {fix} " for match, fix in found if match)
     return "".join(hints)
 
 
