@@ -274,8 +274,13 @@ class _NumpyFinder(ImportFinder):
         if given is None or not _precedes_levels(self._folder):
             execute()
             return
+        import warnings
+
         sets = (_SETS_OF_LEVEL.get(word, word) for word in given.split())
         os.environ[_NUMPY_VARIABLE] = " ".join(sets)
+        # numpy warns of each set that it or this processor does not have. In a program that treats
+        # warnings as errors, the import would fail.
+        warnings.filterwarnings("ignore", "During parsing environment variable", RuntimeWarning)
         try:
             execute()
         finally:
