@@ -47,14 +47,17 @@ FIXES = {
     "disk-full": "Raise limits.disk_mb, or free disk space: a run never uses the last "
     f"{RESERVE_BYTES >> 20} MiB of a disk. {_REPLAY}",
 }
-# What programs print when they lack something that a spec can give them, and what to do then. The
-# patterns have bounded repetitions, because the output can be anything.
-_SIGNS = {
+# What programs print when they reach a limit that no engine reports, and what to do then.
+_LIMIT_SIGNS = {
     "Resource temporarily unavailable": "If a process or thread could not be started, raise "
     "limits.processes.",
     "can't start new thread": "Raise limits.processes.",
     "No space left on device": "If /tmp or /dev/shm was full, raise limits.temporary_mb.",
     "insufficient shared memory": "Raise limits.temporary_mb.",
+}
+# The same for the exception that ends a program which lacks something. Many programs catch such
+# exceptions and print them. The repetitions are bounded, because the text can be anything.
+_LACK_SIGNS = {
     r"No module named '[\w.]{1,80}'": "Add the package that provides the module to "
     "image.packages, or select its file in code.files.",
     r"lib[\w.+-]{1,80}: cannot open shared object file": "Add the Debian package that contains "
@@ -329,11 +332,16 @@ def _program_lines(log: Path, report: contract.Failure) -> list[str]:
 
 
 def _hints_of(log: Path) -> str:
-    """Return what to do about things that a program lacks, as its output shows."""
-    text = "\n".join(last_lines(log, SEARCHED_LINES))
-    found = ((re.search(sign, text, re.ASCII), fix) for sign, fix in _SIGNS.items())
-    hints = (f"Its output contains {match[0]!r}. {fix} " for match, fix in found if match)
-    return "".join(hints)
+    """Return what to do about limits that a program reached, and things that it lacked."""
+    lines = last_lines(log, SEARCHED_LINES)
+    last = "".join(text for _, text in [*_exceptions(lines)][-1:])
+    texts = (("\n".join(lines), _LIMIT_SIGNS), (last, _LACK_SIGNS))
+    found = (
+        (re.search(sign, text, re.ASCII), fix)
+        for text, signs in texts
+        for sign, fix in signs.items()
+    )
+    return "".join(f"Its output contains {match[0]!r}. {fix} " for match, fix in found if match)
 
 
 def _exceptions(lines: list[str]) -> Iterator[tuple[int, str]]:

@@ -189,6 +189,21 @@ def test_a_failure_of_the_training_side_has_the_status_of_its_code(tmp_path):
         ("what(): Resource temporarily unavailable ray.so(+0x18)", "raise limits.processes."),
         ("OSError: [Errno 28] No space left on device: '/tmp/x'", "raise limits.temporary_mb."),
         ("This might be caused by insufficient shared memory (shm)", "Raise limits.temporary_mb."),
+    ],
+)
+def test_a_program_that_reached_a_limit_is_given_the_name_of_the_limit(tmp_path, line, remedy):
+    (tmp_path / contract.LOG).write_text(f"{line}\n" + "a frame of its stack\n" * 200)
+    failure = contract.Failure(code="CAP-T302", message="it failed", fix="Repair it.", step=None)
+    (tmp_path / contract.FAILURE).write_bytes(failure.document())
+    with pytest.raises(CapsuleError) as caught:
+        outcome(SimpleNamespace(trainer=None), tmp_path, Exit(6, "exited"))
+    assert caught.value.fix.startswith("Its output contains ")
+    assert f"{remedy} Otherwise, correct the program. " in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("exception", "remedy"),
+    [
         (
             "ModuleNotFoundError: No module named 'six.moves'",
             "to image.packages, or select its file in code.files.",
@@ -207,14 +222,21 @@ def test_a_failure_of_the_training_side_has_the_status_of_its_code(tmp_path):
         ),
     ],
 )
-def test_a_program_that_lacks_something_is_given_the_field_of_the_spec(tmp_path, line, remedy):
-    (tmp_path / contract.LOG).write_text(f"{line}\n" + "a frame of its stack\n" * 200)
-    failure = contract.Failure(code="CAP-T302", message="it failed", fix="Repair it.", step=None)
-    (tmp_path / contract.FAILURE).write_bytes(failure.document())
-    with pytest.raises(CapsuleError) as caught:
-        outcome(SimpleNamespace(trainer=None), tmp_path, Exit(6, "exited"))
-    assert caught.value.fix.startswith("Its output contains ")
-    assert f"{remedy} Otherwise, correct the program. " in caught.value.fix
+def test_a_program_that_lacked_something_is_given_the_field_of_the_spec(
+    tmp_path, exception, remedy
+):
+    def fix(*exceptions):
+        log = "".join(f"Traceback (most recent call last):\n  x\n{each}\n" for each in exceptions)
+        (tmp_path / contract.LOG).write_text(log)
+        failure = contract.Failure(code="CAP-T302", message="it failed", fix="", step=None)
+        (tmp_path / contract.FAILURE).write_bytes(failure.document())
+        with pytest.raises(CapsuleError) as caught:
+            outcome(SimpleNamespace(trainer=None), tmp_path, Exit(1, "exited"))
+        return caught.value.fix
+
+    assert f"{remedy} Otherwise, correct the program. " in fix("KeyError: 1", exception)
+    # A program may catch an exception, print it, and end because of another one.
+    assert fix(exception, "KeyError: 1").startswith("Correct the program. ")
 
 
 def test_the_exception_that_ended_a_program_is_shown_although_more_output_follows(tmp_path):
