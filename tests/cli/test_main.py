@@ -179,3 +179,17 @@ def test_the_output_of_the_program_may_be_lost(monkeypatch, tmp_path, capfd):
             main.main()
     assert ended.value.code == 2
     assert capfd.readouterr().err.startswith("CAP-X002: ")
+
+
+AT_THE_END = """
+import atexit, gc, sys
+atexit.register(lambda: print(gc.get_threshold()[0], gc.get_freeze_count() > 10_000))
+from capsule.__main__ import main
+sys.argv = ["capsule", "--version"]
+main()
+"""
+
+
+def test_a_command_rarely_looks_for_garbage_and_not_at_all_at_its_end():
+    done = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True)
+    assert done.stdout == f"capsule {__version__}\n10000 True\n"

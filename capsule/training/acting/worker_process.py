@@ -12,6 +12,7 @@ interval of more than 200 ms; shared memory took 0.5 ms.
 from __future__ import annotations
 
 import contextlib
+import gc
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -161,6 +162,7 @@ def _serve(
         signal.signal(number, signal.SIG_IGN)
     try:
         settle(determinism, numerics)
+        gc.freeze()  # as in the trainer's process, see flags.apply()
         made = make()
         while True:
             method, arguments = _receive(pipe)

@@ -1,5 +1,6 @@
 """Determinism in child processes: it reaches each of them, or its import of torch is refused."""
 
+import gc
 import json
 import os
 import subprocess
@@ -216,6 +217,26 @@ def test_asking_for_torch_is_not_importing_it(interpreter):
         "print(json.dumps([found, 'torch' in sys.modules]))"
     )
     assert run(interpreter, code, variables) == ["torch", False]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_torch_is_imported_without_the_garbage_collector(monkeypatch, enabled):
+    for name in ("check_start", "_set_flags"):
+        monkeypatch.setattr(child_processes, name, lambda *_: None)
+    finder, during = child_processes._TorchFinder('{"environment": {}}', {}), []
+
+    def execute():
+        during.append(gc.isenabled())
+        raise ImportError
+
+    before = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        with pytest.raises(ImportError):
+            finder.around(execute)
+        assert (during, gc.isenabled()) == ([False], enabled)
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 def test_a_start_imports_next_to_nothing(interpreter):

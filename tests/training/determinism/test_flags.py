@@ -168,8 +168,9 @@ def test_weaker_settings_take_effect_too():
         accelerator={"kind": "cpu", "numerics": "native"},
         determinism={"algorithms": "warn", "fill_uninitialized_memory": False, "tf32": True},
     )
-    code = "import json\nprint(json.dumps(flags.apply(spec).flags))"
-    flags = json.loads(python(code, spec))
+    code = "import gc, json\nprint(json.dumps([flags.apply(spec).flags, gc.get_freeze_count()]))"
+    flags, frozen = json.loads(python(code, spec))
+    assert frozen > 100_000  # objects of torch, which the garbage collector visits no more
     assert flags["torch.deterministic_debug_mode"] == "1"
     assert flags["torch.fill_uninitialized_memory"] == "False"
     assert flags["torch.cuda.matmul.allow_tf32"] == "True"

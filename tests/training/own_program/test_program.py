@@ -18,7 +18,6 @@ from tests.training.conftest import (
     new_run,
     read,
     start_run,
-    start_variables,
     tree_facts,
 )
 
@@ -38,7 +37,7 @@ def sha256(data):
 
 @pytest.fixture
 def program(tmp_path):
-    """Make a run directory for a script; return it and the variables to start it with."""
+    """Make a run directory for a script; return it and the variables to add."""
 
     def make(script, files=None, **trainer):
         project = tmp_path / "project"
@@ -50,7 +49,7 @@ def program(tmp_path):
         spec = make_spec(SPEC, trainer=trainer)
         directory = new_run(tmp_path / "run", spec, tree=tree_facts(project))
         project.chmod(0o555)  # as in an image
-        return directory, start_variables(spec) | {contract.PROJECT_VARIABLE: str(project)}
+        return directory, {contract.PROJECT_VARIABLE: str(project)}
 
     return make
 
@@ -76,7 +75,7 @@ def test_what_a_plain_script_writes_and_prints_is_hashed(program):
         files={"data/in.txt": "input", "data/table.csv": "1\n"},
         command=[sys.executable, "train.py", "--seed", "{seed}"],
     )
-    status, errors = finish_run(directory, environment=variables)
+    status, errors = finish_run(directory, added=variables, warm=False)
     assert status == 0, errors
     assert "to standard error" in errors
     outputs = outputs_of(directory)
@@ -114,8 +113,8 @@ def test_two_processes_and_two_places_give_the_same_outputs(program, tmp_path):
     again = tmp_path / "elsewhere" / "again"
     again.parent.mkdir()
     shutil.copytree(directory, again)
-    for folder in (directory, again):
-        status, errors = finish_run(folder, environment=variables)
+    for folder, warm in ((directory, False), (again, True)):
+        status, errors = finish_run(folder, added=variables, warm=warm)
         assert status == 0, errors
     assert read(directory, contract.OUTPUTS) == read(again, contract.OUTPUTS)
     assert set(outputs_of(directory).files) == {
@@ -127,7 +126,7 @@ def test_two_processes_and_two_places_give_the_same_outputs(program, tmp_path):
 @pytest.mark.slow
 def test_a_failing_program_is_named_with_its_status(program):
     directory, variables = program("raise SystemExit(3)")
-    assert finish_run(directory, environment=variables)[0] == 6
+    assert finish_run(directory, added=variables)[0] == 6
     failure = failure_of(directory)
     assert failure.code == "CAP-T302"
     assert "with status 3" in failure.message
@@ -137,7 +136,7 @@ def test_a_failing_program_is_named_with_its_status(program):
 @pytest.mark.slow
 def test_a_command_that_is_not_there_is_named_and_the_shell_that_is_there(program):
     directory, variables = program("", command=["no-such-program"])
-    assert finish_run(directory, environment=variables)[0] == 6
+    assert finish_run(directory, added=variables)[0] == 6
     failure = failure_of(directory)
     assert failure.code == "CAP-T301"
     assert "no-such-program" in failure.message
@@ -152,7 +151,7 @@ def test_what_a_program_leaves_running_is_ended_before_anything_is_hashed(progra
         "subprocess.Popen([sys.executable, '-c', code], start_new_session=True)\n"
         "while not os.path.exists('noise'): time.sleep(0.01)\n"
     )
-    status, errors = finish_run(directory, environment=variables)
+    status, errors = finish_run(directory, added=variables)
     assert status == 0, errors
     noise = directory / contract.WORKSPACE / "noise"
     assert outputs_of(directory).files["noise"].size == noise.stat().st_size
@@ -176,7 +175,7 @@ WAITING = (
 @pytest.mark.parametrize(("resumable", "expected"), [(True, b"01"), (False, b"0")])
 def test_an_interrupted_program_resumes_only_if_it_says_that_it_can(program, resumable, expected):
     directory, variables = program(WAITING, resumable=resumable, standard_output=False)
-    process = start_run(directory, environment=variables)
+    process = start_run(directory, added=variables)
     while not (directory / contract.WORKSPACE / "ready").exists():
         assert process.poll() is None
         time.sleep(0.02)
@@ -189,11 +188,11 @@ def test_an_interrupted_program_resumes_only_if_it_says_that_it_can(program, res
     elsewhere = before.replace(b'"python":"', b'"python":"0')  # as on another machine
     assert elsewhere != before
     (directory / contract.RUNTIME).write_bytes(elsewhere)
-    status, _ = finish_run(directory, environment=variables)
+    status, _ = finish_run(directory, added=variables)
     if resumable:
         assert (status, failure_of(directory).code) == (4, "CAP-T113")
         (directory / contract.RUNTIME).write_bytes(before)
-        status, _ = finish_run(directory, environment=variables)
+        status, _ = finish_run(directory, added=variables)
     assert status == 0
     assert (directory / contract.RUNTIME).read_bytes() == before
     assert outputs_of(directory).files["log"].sha256 == sha256(expected)
@@ -204,7 +203,7 @@ def test_an_interrupted_program_resumes_only_if_it_says_that_it_can(program, res
 def test_a_program_whose_output_cannot_be_shown_is_run_to_its_end(program):
     script = "import time\nfor number in range(3): print(number, flush=True); time.sleep(0.2)\n"
     directory, variables = program(script)
-    process = start_run(directory, environment=variables, warm=False, stdout=subprocess.PIPE)
+    process = start_run(directory, added=variables, warm=False, stdout=subprocess.PIPE)
     process.stdout.close()
     _, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
@@ -215,7 +214,7 @@ def test_a_program_whose_output_cannot_be_shown_is_run_to_its_end(program):
 def test_a_source_tree_that_is_not_the_locked_one_is_not_run(program, tmp_path):
     directory, variables = program("open('ran', 'w')", files={"data": "locked"})
     (tmp_path / "project/data").write_text("other")
-    assert finish_run(directory, environment=variables)[0] == 6
+    assert finish_run(directory, added=variables)[0] == 6
     assert failure_of(directory).code == "CAP-T305"
     assert "data" in failure_of(directory).message
     assert not (directory / contract.WORKSPACE / "ran").exists()
@@ -231,7 +230,7 @@ FLOOD = (
 @pytest.mark.slow
 def test_a_program_that_writes_too_many_files_is_stopped_while_it_runs(program):
     directory, variables = program(FLOOD)
-    assert finish_run(directory, environment=variables)[0] == 6
+    assert finish_run(directory, added=variables)[0] == 6
     assert failure_of(directory).code == "CAP-T303"
     assert "5,001 files" in failure_of(directory).message
     assert not (directory / contract.ENDED).exists()
@@ -242,7 +241,7 @@ def test_what_cannot_be_claimed_can_be_left_out_without_running_again(program):
     directory, variables = program(
         "import os, pathlib\nopen('runs', 'a').write('1')\nopen(b'caf\\xe9', 'w')\nprint('once')\n"
     )
-    assert finish_run(directory, environment=variables)[0] == 6
+    assert finish_run(directory, added=variables)[0] == 6
     assert "not UTF-8" in failure_of(directory).message
     job = contract.Job.model_validate_json((directory / contract.JOB).read_bytes())
     spec = make_spec(
@@ -251,7 +250,7 @@ def test_what_cannot_be_claimed_can_be_left_out_without_running_again(program):
     (directory / contract.FAILURE).unlink()
     job = job.model_copy(update={"spec": spec})
     (directory / contract.JOB).write_bytes(job.document())
-    status, errors = finish_run(directory, environment=variables)
+    status, errors = finish_run(directory, added=variables)
     assert status == 0, errors
     assert outputs_of(directory).files["runs"].sha256 == sha256(b"1")
     assert outputs_of(directory).standard_output.sha256 == sha256(b"once\n")
@@ -265,7 +264,7 @@ def test_a_program_is_ended_when_one_of_its_threads_cannot_wait_in_order(program
         "threading.Thread(target=arrivals.as_completed, args=([],), kwargs={'name': '1'}).start()\n"
         "threading.Event().wait()\n"
     )
-    status, errors = finish_run(directory, environment=variables)
+    status, errors = finish_run(directory, added=variables)
     assert status == 6, errors
     assert read(directory, contract.FAILURE)["code"] == "CAP-T382"
 
@@ -294,7 +293,7 @@ def test_a_repeated_program_is_ended_when_all_of_it_waits(program, source, rest,
     )
     log = ArrivalLog(waits={"mail~1": Messages(sources=("me",), order=order)})
     (directory / contract.ARRIVALS_REPLAY).write_bytes(log.document())
-    status, errors = finish_run(directory, environment=variables)
+    status, errors = finish_run(directory, added=variables)
     assert status == 1, errors
     failure = read(directory, contract.FAILURE)
     assert failure["code"] == "CAP-T381"
