@@ -262,7 +262,7 @@ def test_where_no_length_of_play_would_do_removing_it_does(tmp_path, minutes):
     with pytest.raises(CapsuleError) as caught:
         load_spec(write(tmp_path, spec))
     assert f"evaluation.max_minutes {minutes}" in caught.value.message
-    assert "remove it" in caught.value.fix.lower()
+    assert "remove evaluation.max_minutes" in caught.value.fix.lower()
     assert load_spec(write(tmp_path, spec | {"evaluation": starts})).name == "x"
 
 
