@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
+from capsule.experiment.evaluation import EvaluationSpec
 from capsule.experiment.fields import is_given
 from capsule.experiment.spec import (
     AtariEnvironment,
@@ -37,6 +38,8 @@ from capsule.host.yaml_document import FieldPath, dotted
 _SCHEMES = ("https", "http", "file")  # of package indexes and mirrors
 _OF_REQUESTS = ("batch_invariance", "request_seeds", "deterministic_routing")
 _FRAMES_PER_MINUTE = 60 * 60
+# As in capsule.training.dqn.replay: of two entries, neither need be a transition.
+_MIN_TRANSITIONS = 3
 # What one document of a bundle can hold: readers accept 64 MiB, 2,000,000 values and 10,000 files
 # (docs/hostile-bundles.md). Each checkpoint has two files if its state is kept; an episode has two
 # values. A checkpoint also has a digest for every tensor, whose number is known only when training
@@ -103,6 +106,11 @@ def _of_training(spec: TrainingSpec) -> Iterator[Wrong]:
         yield from _of_rewards(trainer, task)
     if isinstance(trainer, R2d2Trainer):
         yield from _of_lives(trainer, task)
+        yield from _of_sequences(trainer)
+    if isinstance(trainer, DqnTrainer):
+        yield from _of_transitions(trainer)
+    if isinstance(task, AtariEnvironment):
+        yield from _of_noops(task)
     yield from _of_network(spec)
     yield from _of_threads(spec)
     yield from _of_streams(spec)
@@ -237,6 +245,47 @@ def _of_lives(trainer: R2d2Trainer, task: EnvironmentSpec) -> Iterator[Wrong]:
         )
 
 
+def _of_sequences(trainer: R2d2Trainer) -> Iterator[Wrong]:
+    """Yield a replay memory that can be without a sequence when a minibatch is drawn.
+
+    The last sequence of an episode may begin burn_in + sequence_length steps before its end, and
+    the first one of the next episode is finished sequence_length + n_step steps after it.
+    """
+    needed = trainer.burn_in + 2 * trainer.sequence_length + trainer.n_step
+    share = trainer.replay_capacity // trainer.actors
+    if share < needed:
+        yield _wrong(
+            "trainer.replay_capacity",
+            f" {trainer.replay_capacity} gives each of {trainer.actors} actors {share} steps, "
+            f"which may contain no sequence; it needs {needed}: burn_in + 2 * sequence_length + "
+            "n_step",
+            f"Make it at least {needed * trainer.actors}.",
+        )
+
+
+def _of_transitions(trainer: DqnTrainer) -> Iterator[Wrong]:
+    """Yield a replay memory that can be without a transition when a minibatch is drawn."""
+    for field in ("replay_start", "replay_capacity"):
+        steps = getattr(trainer, field)
+        if steps < _MIN_TRANSITIONS:
+            yield _wrong(
+                f"trainer.{field}",
+                f" {steps} is too small: so few steps may contain no transition",
+                f"Make it at least {_MIN_TRANSITIONS}.",
+            )
+
+
+def _of_noops(task: AtariEnvironment) -> Iterator[Wrong]:
+    if task.noop_max >= task.max_episode_frames:
+        yield _wrong(
+            "environment.noop_max",
+            f" {task.noop_max} is not less than environment.max_episode_frames "
+            f"{task.max_episode_frames}: an episode could end with the no-ops at its start",
+            f"Make it at most {task.max_episode_frames - 1}, or raise "
+            "environment.max_episode_frames.",
+        )
+
+
 def _of_streams(spec: TrainingSpec) -> Iterator[Wrong]:
     """Yield the seeds of streams from which nothing is drawn."""
     trainer, task = spec.trainer, spec.environment
@@ -252,23 +301,39 @@ def _of_stream(spec: TrainingSpec, name: StreamName, reason: str) -> Iterator[Wr
 
 
 def _of_evaluation(spec: TrainingSpec) -> Iterator[Wrong]:
-    minutes = spec.evaluation.max_minutes
-    skip = getattr(spec.environment, "frame_skip", 1)
-    if int(minutes * _FRAMES_PER_MINUTE) < skip:
+    minutes, task = spec.evaluation.max_minutes, spec.environment
+    frames = int(minutes * _FRAMES_PER_MINUTE)  # as an evaluation counts them
+    if frames < getattr(task, "frame_skip", 1):
         yield _wrong(
             "evaluation.max_minutes",
             f" {minutes} is less than one step, so that every return would be 0",
-            "Raise it; a minute has 3600 emulator frames.",
+            "Raise, or remove evaluation.max_minutes; a minute has 3600 emulator frames.",
         )
-    most = getattr(spec.environment, "max_episode_frames", math.inf)
+    most = getattr(task, "max_episode_frames", math.inf)
     # The default may be longer: a spec that has shorter episodes need not repeat their length here.
-    if minutes * _FRAMES_PER_MINUTE > most and is_given(spec.evaluation, "max_minutes"):
+    if frames > most and is_given(spec.evaluation, "max_minutes"):
         yield _wrong(
             "evaluation.max_minutes",
-            f" {minutes} has no effect, because environment.max_episode_frames {most} ends every "
-            "episode earlier",
-            f"Make it at most {most / _FRAMES_PER_MINUTE:g}, or raise "
-            "environment.max_episode_frames.",
+            f" {minutes} has no effect, because environment.max_episode_frames {most} "
+            f"({most / _FRAMES_PER_MINUTE:.3g} minutes) ends every episode earlier",
+            "Remove evaluation.max_minutes, or raise environment.max_episode_frames.",
+        )
+    yield from _of_starts(spec.evaluation, task)
+
+
+def _of_starts(evaluation: EvaluationSpec, task: EnvironmentSpec) -> Iterator[Wrong]:
+    """Yield random starts that all last as long as an episode, so that none can be played from."""
+    if evaluation.noop_max or evaluation.start_set is not None:
+        return
+    limit = "max_episode_frames" if isinstance(task, AtariEnvironment) else "max_episode_steps"
+    most = getattr(task, limit)
+    if most is not None and evaluation.min_actions >= most:
+        yield _wrong(
+            "evaluation.min_actions",
+            f" {evaluation.min_actions} is not less than environment.{limit} {most}, so that every "
+            "random start would end its episode",
+            f"Make evaluation.min_actions and max_actions at most {most - 1}, or raise "
+            f"environment.{limit}.",
         )
 
 

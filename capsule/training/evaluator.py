@@ -18,13 +18,15 @@ from capsule.experiment import contract
 from capsule.experiment.contract import Evaluation, EvaluationPoint
 from capsule.experiment.evaluation import Starts
 from capsule.experiment.fields import Model
-from capsule.experiment.spec import SeedsSpec, TrainingSpec
+from capsule.experiment.spec import SeedsSpec, TrainingSpec, tasks_of
 from capsule.training.determinism.gpu_memory import check_memory
+from capsule.training.environments import Environment
 from capsule.training.evaluation.action_choice import choice_of
 from capsule.training.evaluation.protocol import (
     EvaluatedPolicy,
     MakeEnvironment,
     ObservationBatch,
+    check_candidates,
     choose_starts,
     evaluate,
     evaluation_environments,
@@ -32,7 +34,7 @@ from capsule.training.evaluation.protocol import (
 from capsule.training.networks.feedforward import Parameters
 from capsule.training.state.checkpoint import damaged, save_tensors
 from capsule.training.state.run_directory import Interrupted, write_document
-from capsule.training.state.streams import Stream
+from capsule.training.state.streams import Stream, make_streams
 from capsule.training.trainer import Trainer
 
 NETWORKS = "networks"  # the folder of kept networks, inside the folder of the state
@@ -74,6 +76,25 @@ class Evaluator:
         self._seeds, self._stream = seeds, stream
         self._stop, self._workers = stop, workers
         self._steps = evaluated_steps(spec)
+
+    def check_starts(self) -> None:
+        """Check, before training, that the evaluation at its end will find enough starts.
+
+        Raises:
+            Interrupted: The run was asked to stop.
+            CapsuleError: CAP-T231, there will be too few; or an error of the environment.
+        """
+        task = self._spec.environment
+        make_env = evaluation_environments(task, self._seeds, len(tasks_of(task)))
+
+        def unless_stopped(index: int) -> Environment:
+            if self._stop.is_set():
+                raise Interrupted
+            return make_env(index)
+
+        # A copy of the stream, because its position is part of the claims.
+        stream = make_streams(self._seeds)["evaluation"]
+        check_candidates(unless_stopped, self._learner.actions, self._spec.evaluation, stream)
 
     def keep_network(self) -> None:
         """Save the network if the spec evaluates that of the current step.

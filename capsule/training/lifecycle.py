@@ -119,6 +119,8 @@ class TrainingAttempt:
         self._spec = spec = job.spec.training()
         self._end = _end_of(spec, job.stop_after)
         self._complete = self._end == spec.trainer.total_steps and not job.segment
+        # A prefix repeats what the run did at its start. A segment may have another seed.
+        self._checks_starts = not job.segment
         device = flags.device_of(spec)
         workers, evaluators = processors_of(job, device.type, workers)
         state = directory / contract.STATE
@@ -172,6 +174,8 @@ class TrainingAttempt:
             CapsuleError: The run failed.
         """
         self._events.write("resume" if self.learner.step else "start")
+        if self._checks_starts and not self.learner.step:
+            self._evaluator.check_starts()
         self._train()
         if self._complete:
             self._trace.flush()

@@ -12,6 +12,7 @@ ATARI = {"suite": "atari", "game": "breakout"}
 CARTPOLE = {"suite": "gymnasium", "id": "CartPole-v1"}
 MISSIONS = {"suite": "gymnasium", "id": "x", "frames": "image", "observation": "image"}
 DQN = {"algorithm": "dqn", "network": "mlp"}
+SMALL_BATCH = {"batch_size": 2, "micro_batches": [2], "update_interval": 1}
 IMPALA = {"algorithm": "impala", "network": "mlp"}
 INTERVALS = {
     "recording": {"trace_interval": 640, "tensor_interval": 6400, "checkpoint_interval": 64000},
@@ -122,6 +123,17 @@ REJECTED = [
     ),
     (of(ATARI, {"algorithm": "dqn"}, evaluation={"max_minutes": 0.001}), "evaluation.max_minutes"),
     (of(ATARI, {"algorithm": "dqn"}, evaluation={"max_minutes": 30.01}), "evaluation.max_minutes"),
+    (of(ATARI | {"max_episode_frames": 55}, {"algorithm": "dqn"}), "evaluation.min_actions"),
+    (of(CARTPOLE | {"max_episode_steps": 55}, DQN), "evaluation.min_actions"),
+    (
+        of(ATARI | {"noop_max": 500, "max_episode_frames": 500}, {"algorithm": "dqn"}),
+        "environment.noop_max",
+    ),
+    (
+        of(CARTPOLE, DQN | {"replay_capacity": 2, "replay_start": 2, **SMALL_BATCH}),
+        "trainer.replay_start",
+    ),
+    (of(CARTPOLE, R2D2 | {"replay_capacity": 256 * 205 - 1}, **STEPS), "trainer.replay_capacity"),
     (
         of(CARTPOLE, {"algorithm": "dqn", "network": {"activation": "tanh"}}),
         "trainer.network.activation",
@@ -200,6 +212,17 @@ def test_a_setting_without_an_effect_is_rejected_in_a_new_spec_only(tmp_path, se
         of(ATARI, {"algorithm": "dqn"}, evaluation={"max_minutes": 0.0012}),
         of(ATARI, {"algorithm": "dqn"}, evaluation={"max_minutes": 30}),
         of(ATARI | {"max_episode_frames": 1_000}, {"algorithm": "dqn"}),
+        of(
+            ATARI | {"max_episode_frames": 100},
+            {"algorithm": "dqn"},
+            evaluation={"max_minutes": 100 / 3_600},
+        ),
+        of(ATARI | {"max_episode_frames": 56}, {"algorithm": "dqn"}),
+        of(CARTPOLE | {"max_episode_steps": 56}, DQN),
+        of(CARTPOLE | {"max_episode_steps": 1}, DQN, evaluation={"noop_max": 1}),
+        of(ATARI | {"noop_max": 499, "max_episode_frames": 500}, {"algorithm": "dqn"}),
+        of(CARTPOLE, DQN | {"replay_capacity": 3, "replay_start": 3, **SMALL_BATCH}),
+        of(CARTPOLE, R2D2 | {"replay_capacity": 256 * 205}, **STEPS),
         # Only the no-ops count, but --set must be able to choose them for a spec that ranks starts.
         of(CARTPOLE, DQN, evaluation={"noop_max": 30, "candidates": 2000, "min_actions": 5}),
         of(CARTPOLE, {"algorithm": "dqn", "network": {"dense": [8], "activation": "tanh"}}),
@@ -228,6 +251,19 @@ def test_a_setting_without_an_effect_is_rejected_in_a_new_spec_only(tmp_path, se
 )
 def test_settings_with_an_effect_are_accepted(tmp_path, sections):
     assert load_spec(write(tmp_path, sections)).name == "x"
+
+
+@pytest.mark.parametrize("minutes", [0.0002, 0.0005, 0.01])
+def test_where_no_length_of_play_would_do_removing_it_does(tmp_path, minutes):
+    """An episode has fewer frames than a step: shorter plays have no step, longer no effect."""
+    task = ATARI | {"noop_max": 0, "max_episode_frames": 2}
+    starts = {"min_actions": 0, "max_actions": 0}
+    spec = of(task, {"algorithm": "dqn"}, evaluation=starts | {"max_minutes": minutes})
+    with pytest.raises(CapsuleError) as caught:
+        load_spec(write(tmp_path, spec))
+    assert f"evaluation.max_minutes {minutes}" in caught.value.message
+    assert "remove evaluation.max_minutes" in caught.value.fix.lower()
+    assert load_spec(write(tmp_path, spec | {"evaluation": starts})).name == "x"
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,15 @@ def test_an_interrupted_evaluation_continues_to_the_same_bytes(run):
     assert path.read_bytes() == whole
 
 
+def test_candidates_are_checked_before_training_and_nothing_is_drawn_for_it(run):
+    keeper = run.begin()
+    keeper.check_starts()
+    assert keeper._stream.draws == 0
+    run.stop.set()
+    with pytest.raises(Interrupted):
+        keeper.check_starts()
+
+
 def test_no_progress_is_saved_after_a_failed_allocation(run, monkeypatch):
     def fail(device):
         raise CapsuleError("CAP-T116", str(device), fix="")

@@ -207,6 +207,8 @@ def test_a_finished_run_is_left_alone(cartpole_run):
     [
         ({"trainer": {"learning_rate": 1e30}}, None, 6, "CAP-T151"),
         ({"environment": {"id": "NoSuchTask-v9"}}, None, 6, "CAP-T214"),
+        # No random play of CartPole takes so long. It is found before training.
+        ({"evaluation": {"min_actions": 300, "max_actions": 300}}, None, 6, "CAP-T231"),
         ({}, 81, 2, "CAP-T112"),
     ],
 )
@@ -218,6 +220,8 @@ def test_a_failure_is_named(tmp_path, changes, stop_after, status, code):
     assert (found, failure["code"]) == (status, code)
     assert failure["message"] in errors
     assert "Traceback" not in errors
+    if code == "CAP-T231":
+        assert failure["step"] == 0
     if code == "CAP-T151":
         assert f"at step {failure['step']}" in failure["message"]
         assert 200 < failure["step"] <= 240

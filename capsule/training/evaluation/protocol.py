@@ -219,18 +219,52 @@ def generate_starts(
         values = policy.state_values(_seen(players, alive, spec.starts))
         reached += [(float(values[row]), chunk[row]) for row in alive]
     if len(reached) < spec.starts:
-        raise CapsuleError(
-            "CAP-T231",
-            f"only {len(reached)} of evaluation.candidates {spec.candidates} random starts survive "
-            f"{spec.min_actions} to {spec.max_actions} actions; evaluation.starts {spec.starts} "
-            "are needed",
-            fix="Lower evaluation.min_actions and max_actions, or raise evaluation.candidates.",
-        )
+        raise _too_few(len(reached), spec)
     # The values are negated instead of reversing the order, so that the stable sort has the earlier
     # of equal candidates first.
     ranking = np.argsort([-value for value, _ in reached], kind="stable")
     shortlist = [tuple(reached[rank][1]) for rank in ranking[: spec.shortlist]]
     return tuple(shortlist.pop(stream.integer(len(shortlist))) for _ in range(spec.starts))
+
+
+def check_candidates(
+    make_env: MakeEnvironment, actions: int, spec: EvaluationSpec, stream: Stream
+) -> None:
+    """Check that :func:`generate_starts` will find enough candidates, before a long training.
+
+    A network only ranks the candidates, so it is not needed to find out how many of them reach a
+    state. They are played one after the other, and only until enough have reached one.
+
+    Args:
+        make_env: Returns the environment of an index; one is used at a time.
+        actions: Number of actions.
+        spec: The spec's ``evaluation`` section.
+        stream: The ``evaluation`` stream, at the beginning of the run.
+
+    Raises:
+        CapsuleError: CAP-T231, fewer than ``starts`` candidates reach a state.
+    """
+    if spec.noop_max or spec.start_set is not None:
+        return
+    reached = 0
+    for index in range(spec.candidates):
+        player = _Player(make_env(index), _draw_sequence(actions, spec, stream))
+        while player.script:
+            player.continue_start()
+        reached += not player.ended
+        if reached == spec.starts:
+            return
+    raise _too_few(reached, spec)
+
+
+def _too_few(reached: int, spec: EvaluationSpec) -> CapsuleError:
+    return CapsuleError(
+        "CAP-T231",
+        f"only {reached} of evaluation.candidates {spec.candidates} random starts survive "
+        f"{spec.min_actions} to {spec.max_actions} actions; evaluation.starts {spec.starts} "
+        "are needed",
+        fix="Lower evaluation.min_actions and max_actions, or raise evaluation.candidates.",
+    )
 
 
 def evaluate(

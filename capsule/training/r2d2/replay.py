@@ -356,7 +356,7 @@ class SequenceReplay:
             raise CapsuleError(
                 "CAP-T222",
                 f"none of the {self.sequences} sequences in the replay memory has a priority",
-                fix="Raise trainer.replay_start.",
+                fix="Raise trainer.replay_start and trainer.replay_capacity.",
             )
         actors, numbers, probabilities = self._priorities.sample(
             stream.uniforms(batch), self._sequences.counts - 1

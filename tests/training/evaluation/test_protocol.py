@@ -13,6 +13,7 @@ from capsule.experiment.spec import (
 from capsule.training.environments import Environment, Transition
 from capsule.training.evaluation.protocol import (
     Reactive,
+    check_candidates,
     choose_starts,
     evaluate,
     evaluation_environments,
@@ -166,6 +167,35 @@ def test_too_few_surviving_candidates_are_refused():
     spec = protocol(candidates=8, min_actions=40, max_actions=40)
     with pytest.raises(CapsuleError, match=r"CAP-T231 only 0 of evaluation.candidates 8"):
         generate_starts(Corridor, 3, spec, Stream("evaluation", 0), Reactive(Network(by_place)))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_before_training_it_is_known_whether_enough_candidates_survive(seed):
+    spec = protocol(candidates=8, min_actions=0, max_actions=30)
+
+    def outcome(choose, *policy):
+        try:
+            choose(Corridor, 3, spec, Stream("evaluation", seed), *policy)
+        except CapsuleError as error:
+            return str(error)
+        return "enough"
+
+    ranked = outcome(generate_starts, Reactive(Network(by_place)))
+    assert outcome(check_candidates) == ranked
+
+
+def test_no_more_candidates_are_played_than_are_needed():
+    played = []
+    spec = protocol(candidates=8, min_actions=0, max_actions=0)
+    check_candidates(
+        lambda index: played.append(index) or Corridor(), 3, spec, Stream("evaluation", 0)
+    )
+    assert played == list(range(spec.starts))
+
+
+def test_no_candidates_are_played_where_no_starts_are_ranked():
+    for spec in (protocol(noop_max=3), protocol(start_set=pinned(((), (), (0, 0), (2,))))):
+        check_candidates(None, 3, spec, Stream("evaluation", 0))
 
 
 def test_scores_count_the_agents_own_rewards_and_steps():

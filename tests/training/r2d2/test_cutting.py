@@ -107,3 +107,30 @@ def test_states_are_copied_and_needed_where_a_sequence_begins():
     cutter.finish(2, ended=False)
     with pytest.raises(ValueError, match="begins at step 2 and needs the recurrent state"):
         cutter.begin(2, None)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        SequenceLayout(burn_in=0, trained=1, period=1, lookahead=1),
+        SequenceLayout(burn_in=4, trained=8, period=4, lookahead=2),
+        SequenceLayout(burn_in=3, trained=3, period=1, lookahead=3),
+        SequenceLayout(burn_in=2, trained=6, period=3, lookahead=1),
+    ],
+)
+def test_how_many_entries_always_contain_a_sequence(layout):
+    """The number on which capsule.host.spec_checks insists for trainer.replay_capacity."""
+    cutter, newest, needed, count = EpisodeCutter(layout), None, 0, 0
+    for length in [*range(1, 3 * layout.rows), *range(3 * layout.rows, 0, -1)] * 2:
+        for _ in range(length):
+            cutter.begin(count, np.zeros(1, np.float32))
+            count += 1
+            for sequence in cutter.finish(count, ended=False):
+                newest = sequence.starts
+            needed = max(needed, count - newest if newest is not None else 0)
+        # The last frame of a truncated episode is an entry, too.
+        count += 1
+        for sequence in cutter.finish(count, ended=True, closed=True):
+            newest = sequence.starts
+        needed = max(needed, count - newest)
+    assert needed == layout.burn_in + 2 * layout.trained + layout.lookahead

@@ -403,8 +403,9 @@ def test_priorities_agree_with_the_naive_reference(data, layout):
 def naive_draw(replay, weights, layout, entries):
     """Nine sequences, looking at every place of every actor in order."""
     if not any(weights.values()):
-        with pytest.raises(CapsuleError, match="CAP-T222"):
+        with pytest.raises(CapsuleError, match="CAP-T222") as caught:
             replay.sample(Stream("minibatch", 5), 9)
+        assert "trainer.replay_capacity" in caught.value.fix
         return None
     most = math.ceil(entries / layout.period)
     places = sorted(
