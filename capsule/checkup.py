@@ -287,6 +287,10 @@ def check_cache() -> Check:
     if not os.access(root, os.W_OK):
         fix = "Set CAPSULE_CACHE to a folder that you may write to."
         return Check("cache", "problem", f"{root} cannot be written", fix)
+    try:
+        Cache().require_programs()
+    except CapsuleError as error:  # a container engine works all the same
+        return Check("cache", "warning", error.message, error.fix)
     return Check("cache", "ok", str(root))
 
 

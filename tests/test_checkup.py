@@ -7,6 +7,7 @@ from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import requests
@@ -17,6 +18,7 @@ from capsule.bundle.keys import generate
 from capsule.checkup import Check, check_machine, numerics_check, repair
 from capsule.cli import main
 from capsule.host.errors import CapsuleError
+from capsule.image.cache import Cache
 from capsule.image.distribution import DEBIAN_12
 from capsule.machine.devices import Device
 from capsule.machine.fingerprint import Cpu
@@ -248,6 +250,14 @@ def test_disk_space(machine, monkeypatch, free, status):
     assert check.status == status
     assert f"{free / GIB:.1f} GiB" in check.found
     assert doctor().exit_code == (4 if status == "problem" else 0)
+
+
+def test_a_cache_in_which_no_program_can_be_executed(machine, monkeypatch):
+    (machine / "cache").mkdir()
+    noexec = CapsuleError("CAP-E020", "mounted with noexec", fix="Set CAPSULE_CACHE.")
+    monkeypatch.setattr(Cache, "require_programs", Mock(side_effect=noexec))
+    check = checkup.check_cache()
+    assert check == Check("cache", "warning", "mounted with noexec", "Set CAPSULE_CACHE.")
 
 
 @pytest.mark.slow

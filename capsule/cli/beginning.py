@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -82,7 +83,12 @@ class NewRun:
                 directory.mkdir(mode=0o700)  # a run may have another user id (CAP-E042)
             except FileExistsError:
                 continue
-            write_lock(directory / LOCK, lock)
+            try:
+                write_lock(directory / LOCK, lock)
+            except BaseException:
+                with suppress(OSError):
+                    directory.rmdir()  # without a lock, no command takes it for a run
+                raise
             return directory
         raise FileExistsError(self.output / f"{lock.spec.name}-{stamp}")
 

@@ -40,7 +40,7 @@ def guarded(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
         except typer.Exit:
             raise
         except Exception as error:  # noqa: BLE001 - the last line of defence says it is a bug
-            refusal = refusal_of(error) if isinstance(error, OSError) else None
+            refusal = refusal_of(error) if isinstance(error, OSError | MemoryError) else None
             bug = CapsuleError(
                 "CAP-X001",
                 f"{type(error).__name__}: {error}",

@@ -302,8 +302,8 @@ class ContainerEngine:
             # Unlike a volume FROM:TO, a mount fails where the engine does not see the folder,
             # instead of making an empty one, and allows a colon in the path.
             "mounts": [
-                Mount(MOUNT, str(run_directory), type="bind"),
-                *(Mount(to, str(path), type="bind", read_only=True) for path, to in mounts),
+                Mount(MOUNT, _source(run_directory), type="bind"),
+                *(Mount(to, _source(path), type="bind", read_only=True) for path, to in mounts),
             ],
             "ulimits": [
                 Ulimit(name=name, soft=limit, hard=limit)
@@ -370,6 +370,26 @@ class ContainerEngine:
             container.remove(force=True, v=True)
             raise
         return container
+
+
+def _source(path: Path) -> str:
+    """Return a path of this machine as the engine's API takes it, which is UTF-8.
+
+    Raises:
+        CapsuleError: CAP-E005, the path has other bytes, which the engine would replace.
+    """
+    source = str(path)
+    try:
+        source.encode()
+    except UnicodeEncodeError as error:
+        raise CapsuleError(
+            "CAP-E005",
+            f"the path {source!r} contains bytes that are not UTF-8, and cannot be mounted in a "
+            "container",
+            fix="Rename the folder, name another one with --output or --data, or use --engine "
+            "bwrap.",
+        ) from error
+    return source
 
 
 class _RunningContainer:

@@ -87,8 +87,10 @@ class ProcessEngine:
                 the training code is not the locked one, CAP-E015 uv cannot make the environment
                 (the interpreter or a wheel does not fit this machine), CAP-I103 to CAP-I108 a
                 package of the interpreter is missing or damaged, CAP-I110 the source tree is not
-                the locked one, CAP-I112 it is missing.
+                the locked one, CAP-I112 it is missing; CAP-E020, the cache is mounted with
+                ``noexec``.
         """
+        cache.require_programs()
         self._environment = prepare_environment(lock, cache, progress)
         self._project = _unpacked(lock.project, cache) if lock.project else None
         refusal = namespaces_refused()

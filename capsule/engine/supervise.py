@@ -190,8 +190,20 @@ def unattended_seconds(limits: LimitsSpec) -> int:
 
 
 def _disk_exceeded(task: Task) -> str:
-    """Return which limit of the disk a task exceeds; nothing if it exceeds none."""
-    disk = os.statvfs(task.run_directory)
+    """Return which limit of the disk a task exceeds; nothing if it exceeds none.
+
+    Raises:
+        CapsuleError: CAP-E007 or CAP-E040, the run directory is gone or cannot be watched.
+    """
+    try:
+        disk = os.statvfs(task.run_directory)
+    except FileNotFoundError as error:
+        raise CapsuleError(
+            "CAP-E007",
+            f"the run directory {str(task.run_directory)!r} was removed during the run",
+            fix="Start again in a folder that no person or program cleans up, named by --output, "
+            "or by TMPDIR if this is a verification.",
+        ) from error
     # f_bfree would include what the file system reserves for root.
     if disk.f_bavail * disk.f_frsize < RESERVE_BYTES:
         return f"less than {RESERVE_BYTES >> 20} MiB of its disk were free"

@@ -61,11 +61,12 @@ class UnpackedImageEngine(Engine):
         """Unpack the image, once per set of layers.
 
         Raises:
-            CapsuleError: CAP-E004, CAP-I107 and CAP-I110 (:func:`unpacked_root`); CAP-E… as
-                :func:`prepare_bytecode` raises it.
+            CapsuleError: CAP-E004, CAP-I107 and CAP-I110 (:func:`unpacked_root`); CAP-E020, the
+                cache is mounted with ``noexec``; CAP-E… as :func:`prepare_bytecode` raises it.
         """
         if image is None:
             raise ValueError(f"the engine {self.name} needs an image")
+        cache.require_programs()
         self._root = unpacked_root(image, cache, progress)
         self._image = image
         losses = "; ".join(self._losses())

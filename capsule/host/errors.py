@@ -7,6 +7,7 @@ type, which is a part of images: there, an edit of the list would change every l
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +54,14 @@ _REFUSALS = frozenset(
         *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ENOTDIR, errno.ENAMETOOLONG),
     }
 )
+_FILES = "Raise the limit on open files ('ulimit -n'), or end programs that have many files open."
+_REMEDIES = {
+    errno.EMFILE: _FILES,
+    errno.ENFILE: _FILES,
+    errno.ENOMEM: "Free memory, or raise the limit on this process's memory ('ulimit -v').",
+    errno.EFBIG: "Raise the limit on the size of files ('ulimit -f'), or set TMPDIR and "
+    "CAPSULE_CACHE to folders of a file system that takes larger files.",
+}
 _NO_TEMPORARY_FOLDER = "No usable temporary directory found"  # of Python's tempfile
 
 
@@ -69,8 +78,10 @@ def coded(code: str, what: str, *, fix: str) -> Iterator[None]:
         raise CapsuleError(code, f"{what}: {error.strerror or error}", fix=fix) from error
 
 
-def refusal_of(error: OSError) -> CapsuleError | None:
+def refusal_of(error: OSError | MemoryError) -> CapsuleError | None:
     """Return the coded error of a full disk, a missing permission and the like; None of others."""
+    if isinstance(error, MemoryError):
+        return refusal_of(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
     reason = error.strerror or ""
     if error.errno not in _REFUSALS and not reason.startswith(_NO_TEMPORARY_FOLDER):
         return None
@@ -78,7 +89,10 @@ def refusal_of(error: OSError) -> CapsuleError | None:
     return CapsuleError(
         "CAP-X003",
         f"the operating system reported an error{where}: {reason}",
-        fix="Free disk space, or set TMPDIR and CAPSULE_CACHE to folders that you may write to.",
+        fix=_REMEDIES.get(
+            error.errno or 0,
+            "Free disk space, or set TMPDIR and CAPSULE_CACHE to folders that you may write to.",
+        ),
     )
 
 

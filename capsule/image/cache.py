@@ -29,7 +29,7 @@ from capsule.experiment.files import HAVE_OWNERS, LOCK, READ, open_atomic, write
 from capsule.experiment.lock import LockedDebianPackage, LockedWheel
 from capsule.host.code import package_digest
 from capsule.host.errors import CapsuleError
-from capsule.host.folders import user_folder
+from capsule.host.folders import existing_folder, user_folder
 from capsule.host.locks import lock_open
 from capsule.host.owner import remove_abandoned, temporary_folder
 from capsule.host.streams import copy
@@ -230,6 +230,21 @@ class Cache:
             CapsuleError: As :meth:`folder`.
         """
         self.folder("objects")
+
+    def require_programs(self) -> None:
+        """Check that programs in the cache can be executed, as engines without a daemon do.
+
+        Raises:
+            CapsuleError: CAP-E020, its file system is mounted with ``noexec``.
+        """
+        if os.statvfs(existing_folder(self.root)).f_flag & os.ST_NOEXEC:
+            raise CapsuleError(
+                "CAP-E020",
+                f"the cache {str(self.root)!r} is on a file system whose programs cannot be "
+                "executed (noexec)",
+                fix="Set CAPSULE_CACHE to a folder on another file system, or use a container "
+                "engine.",
+            )
 
     def _use(self) -> None:
         if self._used:

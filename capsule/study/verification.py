@@ -174,7 +174,7 @@ def check_study(
             return verified(name, Mode("full"))
         try:
             return rerun(member, locks[name], verifier.engine, verifier.cache, verifier.reporter)
-        except (CapsuleError, OSError) as raised:
+        except (CapsuleError, OSError, MemoryError) as raised:
             # As in 'capsule verify': what this machine lacks decides nothing about the member, and
             # nothing about the members after it.
             error = deciding_error(raised)

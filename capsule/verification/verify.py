@@ -69,7 +69,7 @@ def verify(request: VerifyRequest, cache: Cache, reporter: Reporter) -> Report:
     failure: CapsuleError | None = None
     try:
         judgement = _verify(request, cache, reporter, found)
-    except (CapsuleError, OSError) as raised:
+    except (CapsuleError, OSError, MemoryError) as raised:
         error = deciding_error(raised)
         # The bundle was rejected while it was opened, before the trust stage could leave its
         # finding. The report names the signers all the same.
@@ -82,7 +82,7 @@ def verify(request: VerifyRequest, cache: Cache, reporter: Reporter) -> Report:
     return found.report(judgement, failure, time.monotonic() - started)
 
 
-def deciding_error(raised: CapsuleError | OSError) -> CapsuleError:
+def deciding_error(raised: CapsuleError | OSError | MemoryError) -> CapsuleError:
     """Return the error from which :func:`verdict_of` gets a verdict, with its code.
 
     Raises:
@@ -90,7 +90,7 @@ def deciding_error(raised: CapsuleError | OSError) -> CapsuleError:
             CAP-V007, the verification was interrupted.
         OSError: A defect of Capsule, which decides nothing about the bundle (CAP-X001).
     """
-    error = refusal_of(raised) if isinstance(raised, OSError) else raised
+    error = raised if isinstance(raised, CapsuleError) else refusal_of(raised)
     if error is None:
         raise raised
     if error.exit_code == ExitCode.INTERRUPTED:

@@ -1,13 +1,17 @@
 """How 'capsule run' begins: a new run makes its directory, and a resumed one has it."""
 
+from unittest.mock import Mock
+
 import pytest
 
 from capsule.cli.beginning import NewRun, ResumedRun
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import SourcesSpec
 from capsule.host.run_directory import LOCK
+from capsule.image import lockfile
 from capsule.image.cache import Cache
 from capsule.image.lockfile import read_lock, write_lock
+from tests.refusals import refusal
 from tests.verification.runs import make_lock
 
 PROGRAM = {"name": "program", "trainer": {"command": ["true"], "outputs": ["one"]}}
@@ -32,6 +36,13 @@ def test_a_new_run_makes_a_directory_of_its_own_with_the_lock(lock_file, tmp_pat
         assert directory.parent == new.folder
         assert directory.name.startswith("program-")
         assert read_lock(directory / LOCK) == lock
+
+
+def test_a_directory_whose_lock_cannot_be_written_is_removed(lock_file, tmp_path, monkeypatch):
+    full = Mock(side_effect=CapsuleError("CAP-X003", "the disk is full", fix="Free space."))
+    monkeypatch.setattr(lockfile, "write_lock", full)
+    refusal("CAP-X003", NewRun(lock_file, [], tmp_path / "runs").directory, read_lock(lock_file))
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_a_resumed_run_has_its_directory_and_lock(lock_file, tmp_path):

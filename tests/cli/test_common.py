@@ -43,6 +43,10 @@ def test_what_the_system_refuses_is_no_bug(number):
     assert ended(OSError(number, "refused")) == ExitCode.INCONCLUSIVE
 
 
+def test_used_up_memory_is_no_bug():
+    assert ended(MemoryError()) == ExitCode.INCONCLUSIVE
+
+
 def test_other_errors_are_still_bugs():
     assert ended(FileNotFoundError(errno.ENOENT, "gone")) == ExitCode.INTERNAL
     assert ended(ValueError()) == ExitCode.INTERNAL

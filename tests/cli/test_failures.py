@@ -1,6 +1,7 @@
 """A receipt that cannot be written, or a full disk, costs no verdict."""
 
 import errno
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
@@ -101,12 +102,18 @@ def test_a_verdict_is_printed_although_its_receipt_is_lost(bundle, tmp_path, mon
     assert "the runs differ" in done.output
 
 
-def test_a_full_disk_decides_nothing_about_a_bundle(bundle, tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device", "/scratch/x")
-
-    monkeypatch.setattr(verification, "open_bundle", full)
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/scratch/x"), "/scratch/x"),
+        (MemoryError(), "Cannot allocate memory"),
+    ],
+)
+def test_a_full_disk_and_used_up_memory_decide_nothing_about_a_bundle(
+    bundle, tmp_path, monkeypatch, error, reason
+):
+    monkeypatch.setattr(verification, "open_bundle", Mock(side_effect=error))
     request = VerifyRequest(bundle, (), Mode("full"))
     report = verification.verify(request, Cache(tmp_path), SilentReporter())
     assert (report.verdict, report.error["code"]) == ("inconclusive", "CAP-X003")
-    assert "/scratch/x" in report.summary
+    assert reason in report.summary

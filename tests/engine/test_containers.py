@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -22,6 +23,7 @@ from capsule.host.owner import this_process
 from capsule.machine.devices import FIRST
 from tests.conftest import wait_until
 from tests.engine.conftest import check_data_sets
+from tests.refusals import refusal
 
 pytestmark = pytest.mark.engine
 
@@ -263,6 +265,18 @@ def test_output_never_follows_a_link_that_the_task_made(run, tmp_path, run_direc
     _, output = run(f"busybox ln -s {victim} /out/output.log; echo hello")
     assert output == "hello\n"
     assert victim.read_text() == "untouched"
+
+
+def test_a_path_that_is_not_utf_8_is_named(
+    engine, make_task, make_lock, make_image, cache, tmp_path
+):
+    engine.prepare(make_lock(), make_image(), cache, progress=lambda _: None)
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir(mode=0o700)
+    error = refusal("CAP-E005", engine.run, replace(make_task("true"), run_directory=folder))
+    assert r"caf\udce9' contains bytes that are not UTF-8" in error.message
+    error = refusal("CAP-E005", engine._settings, make_task("true"), [(folder, "/data/set")])
+    assert "--data" in error.fix
 
 
 def test_a_leftover_of_a_killed_capsule_is_removed(run, engine, run_directory, make_task):

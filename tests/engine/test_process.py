@@ -33,6 +33,7 @@ from capsule.image.resolution.project import capture_project
 from tests.conftest import wait_until
 from tests.engine.conftest import installations
 from tests.entropy.evidence import make_mechanisms
+from tests.refusals import refusal
 
 pytestmark = pytest.mark.network  # for the packages of the interpreter, unless they are cached
 
@@ -423,6 +424,13 @@ def test_a_task_that_leaves_no_place_for_its_log(run):
     with pytest.raises(CapsuleError) as refused:
         run("import os, sys; os.makedirs(sys.argv[1] + '/output.log/folder')")
     assert refused.value.code == "CAP-E041"
+
+
+def test_no_environment_is_made_where_no_program_can_be_executed(lock, cache, monkeypatch):
+    noexec = CapsuleError("CAP-E020", "the cache is mounted with noexec", fix="Set CAPSULE_CACHE.")
+    monkeypatch.setattr(cache, "require_programs", Mock(side_effect=noexec))
+    refusal("CAP-E020", ProcessEngine().prepare, lock, None, cache, progress=print)
+    assert not (cache.root / "environments").exists()
 
 
 @pytest.mark.parametrize("enclosed", ["plain"], indirect=True)  # it is made before there are any

@@ -13,6 +13,7 @@ import pytest
 from capsule.engine import supervise
 from capsule.engine.interface import Exit
 from capsule.experiment.errors import CapsuleError
+from tests.refusals import refusal
 
 
 def test_disk_usage_counts_what_is_allocated_and_follows_nothing(tmp_path):
@@ -139,6 +140,20 @@ def test_a_task_that_the_signal_reached_first_was_interrupted(make_task, status,
     ended = supervise.supervise(running, make_task(""), interruptions, Mock())
     assert ended == Exit(status, reason)
     running.terminate.assert_not_called()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_run_directory_that_was_removed_is_named(make_task, run_directory, monkeypatch, ends):
+    monkeypatch.setattr(supervise, "_LIMIT_SECONDS", 0)
+    running = Mock()
+    running.wait.return_value = 87 if ends else None
+    running.exceeds_memory.return_value = False
+    running.was_out_of_memory.return_value = None
+    run_directory.rmdir()
+    error = refusal(
+        "CAP-E007", supervise.supervise, running, make_task(""), supervise.Interrupts(), Mock()
+    )
+    assert error.message == f"the run directory '{run_directory}' was removed during the run"
 
 
 def test_other_threads_can_run_tasks_too():

@@ -5,13 +5,17 @@ Tasks are run in tests of the engines.
 
 import json
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
 from capsule.engine.bubblewrap import BubblewrapEngine
 from capsule.engine.interface import NATIVE, RUN_DIRECTORY
 from capsule.engine.unpacked import program_command, program_variables
+from capsule.host.errors import CapsuleError
+from tests.refusals import refusal
 
+NOEXEC = CapsuleError("CAP-E020", "the cache is mounted with noexec", fix="Set CAPSULE_CACHE.")
 STATUS = r"CapEff:\t0\nCapBnd:\t0\nNoNewPrivs:\t1\nSeccomp:\t2\n"
 
 
@@ -68,6 +72,14 @@ def test_no_task_runs_without_an_image(engine, make_lock, make_task, cache):
         engine.prepare(make_lock(), None, cache, progress=print)
     with pytest.raises(RuntimeError, match="prepare"):
         engine.run(make_task(""))
+
+
+def test_no_image_is_unpacked_where_no_program_can_be_executed(
+    engine, make_lock, make_image, cache, monkeypatch
+):
+    monkeypatch.setattr(cache, "require_programs", Mock(side_effect=NOEXEC))
+    refusal("CAP-E020", engine.prepare, make_lock(), make_image(), cache, progress=print)
+    assert list(cache.folder("roots").iterdir()) == []
 
 
 def test_an_image_is_unpacked_once_and_what_is_less_confined_is_said_each_time(

@@ -188,6 +188,26 @@ def test_a_refusal_of_the_operating_system_is_coded():
     assert refusal_of(OSError(2, "No such file or directory")) is None
 
 
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), "'ulimit -n'"),
+        (OSError(errno.ENFILE, "Too many open files in system"), "'ulimit -n'"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "'ulimit -v'"),
+        (MemoryError(), "'ulimit -v'"),
+        (OSError(errno.EFBIG, "File too large"), "'ulimit -f'"),
+    ],
+)
+def test_the_fix_of_a_limit_names_the_limit(error, remedy):
+    refusal = refusal_of(error)
+    assert refusal.code == "CAP-X003"
+    assert remedy in refusal.fix
+
+
+def test_used_up_memory_has_the_words_of_the_system():
+    assert refusal_of(MemoryError()).message.endswith("error: Cannot allocate memory")
+
+
 def test_a_missing_temporary_folder_is_a_refusal():
     missing = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/x']")
     assert refusal_of(missing).code == "CAP-X003"

@@ -219,6 +219,18 @@ def test_a_file_system_without_locks_is_refused(cache, monkeypatch):
     assert refused.value.code == "CAP-Y020"
 
 
+def test_a_file_system_that_executes_no_programs_is_named(tmp_path, monkeypatch):
+    Cache(tmp_path / "made later").require_programs()
+    mounted = os.statvfs(tmp_path)
+    noexec = os.statvfs_result((*mounted[:8], mounted.f_flag | os.ST_NOEXEC, mounted.f_namemax))
+    monkeypatch.setattr(os, "statvfs", {tmp_path: noexec}.__getitem__)
+    with pytest.raises(CapsuleError) as refused:
+        Cache(tmp_path / "made later").require_programs()
+    assert (refused.value.code, refused.value.exit_code) == ("CAP-E020", ExitCode.NO_ENGINE)
+    assert "made later" in refused.value.message
+    assert "CAPSULE_CACHE" in refused.value.fix
+
+
 def _add(root: Path, source: Path) -> None:
     for _ in range(5):
         Cache(root).add(source, SHA256)

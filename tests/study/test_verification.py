@@ -121,6 +121,7 @@ def test_a_member_of_a_sample_without_a_bundle_is_run_from_its_lock(results, fol
     [
         CapsuleError("CAP-E001", "no engine answers\nof two", fix="Start Docker or Podman."),
         OSError(errno.ENOSPC, "No space left on device"),
+        MemoryError(),
     ],
 )
 def test_what_this_machine_lacks_decides_nothing_and_stops_no_sample(results, monkeypatch, error):
@@ -138,7 +139,7 @@ def test_what_this_machine_lacks_decides_nothing_and_stops_no_sample(results, mo
         f"{MEMBERS[1]}: reproduced-bitwise",
     ]
     assert (undecided.agreement, checked.exit_code) == ("inconclusive", ExitCode.INCONCLUSIVE)
-    known = ("Start Docker or Podman.", "Free disk space, or set TMPDIR")
+    known = ("Start Docker or Podman.", "Free disk space, or set TMPDIR", "Free memory")
     assert undecided.fix.startswith(known)
     assert [each.agreement for each in others] == ["reproduced-bitwise"] * 3
 
