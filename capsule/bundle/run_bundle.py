@@ -107,7 +107,7 @@ class RecordedRun:
         ).checkpoints
 
     def compilers(self) -> str | None:
-        """Return the packages that compiled functions for the processor, if any was imported."""
+        """Return the imported packages whose functions depend on the processor, or None."""
         return self.bundle.read(RUN + contract.MECHANISMS, Mechanisms).compilers
 
     @property

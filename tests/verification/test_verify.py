@@ -92,12 +92,14 @@ def test_functions_compiled_for_another_processor_are_not_expected_to_give_equal
         (row,) = (row for row in ledger["rows"] if row["source"] == "CPU instruction sets")
         row["treatment"] = "assumed"
         row["evidence"] = (
-            "numba was imported, whose functions are compiled for the processor on which they run"
+            "numba was imported, whose functions are compiled or chosen for the processor on "
+            "which they run"
         )
 
     def elsewhere(engine):
         here = take_fingerprint(engine)
-        return here.model_copy(update={"cpu": here.cpu.model_copy(update={"model": 1})})
+        cpu = here.cpu.model_copy(update={"model": here.cpu.model + 1})
+        return here.model_copy(update={"cpu": cpu})
 
     bundle = (
         forged(honest_bundle, key, told, tmp_path / "other.tar") if compilers else honest_bundle
