@@ -53,7 +53,7 @@ R2D2 = {
         "batch_size": 8,
         "micro_batches": [8],
     },
-    "evaluation": {"interval": 4000},
+    "evaluation": {"interval": 4000, "min_actions": 0, "max_actions": 5},
     "recording": {"trace_interval": 40, "tensor_interval": 40, "checkpoint_interval": 4000},
     "limits": {"memory_mb": 4096},
 }

@@ -153,13 +153,14 @@ gymnasium.register("Overpaid-v0", Overpaid, max_episode_steps=20)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("finite", "step"), [(300, 300), (400, 400)], ids=["training", "start"])
+@pytest.mark.parametrize(("after", "step"), [(300, 300), (400, 400)], ids=["training", "start"])
 def test_a_run_whose_environment_gives_a_reward_that_is_not_finite_fails_by_name(
-    environment, tmp_path, finite, step
+    environment, tmp_path, after, step
 ):
     """The first reward that is not finite comes during training, or in the evaluation after it."""
     module = tmp_path / "tree" / "hunting.py"
-    module.write_text(MODULE + OVERPAID.format(finite=finite))
+    checked = 13  # steps of the check of the evaluation's starts, before training
+    module.write_text(MODULE + OVERPAID.format(finite=checked + after))
     trainer = {**TRAINERS["dqn"], "total_steps": 400}
     spec = make_spec({**merge(HUNT, {"environment": {"id": "Overpaid-v0"}}), "trainer": trainer})
     directory = new_run(tmp_path / "run", spec)
