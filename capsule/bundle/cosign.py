@@ -10,7 +10,6 @@ from capsule.bundle import sshsig
 from capsule.bundle.bundle import open_bundle
 from capsule.bundle.manifest import BundleKind
 from capsule.host.errors import coded
-from capsule.host.folders import files_beside
 from capsule.host.outputs import write_new
 
 SUFFIX = ".sshsig"  # BUNDLE.KEY.sshsig
@@ -22,11 +21,6 @@ class Signed(NamedTuple):
     claim_id: str
     fingerprint: str
     kind: BundleKind
-
-
-def signatures_beside(bundle: Path) -> tuple[Path, ...]:
-    """Return the signatures that lie beside a bundle under its name, in order of their names."""
-    return files_beside(bundle, SUFFIX)
 
 
 def cosign(bundle: Path, sign: Callable[[bytes], bytes], destination: Path) -> Signed:

@@ -332,7 +332,7 @@ def _read_revoked(path: Path) -> list[str]:
 
 
 def read_signature(path: Path) -> Detached:
-    """Read a signature that is a file of its own.
+    """Read a detached signature.
 
     Raises:
         CapsuleError: CAP-B150, the file cannot be read.

@@ -18,8 +18,8 @@ from typing import Any
 from markupsafe import Markup
 
 from capsule import __version__
+from capsule.bundle import cosign
 from capsule.bundle.bundle import open_bundle
-from capsule.bundle.cosign import signatures_beside
 from capsule.bundle.manifest import BundleKind
 from capsule.bundle.receipts import receipts_beside
 from capsule.bundle.run_bundle import RecordedRun
@@ -28,6 +28,7 @@ from capsule.experiment.canonical import sha256_file
 from capsule.export.deposit import Details
 from capsule.export.folders import new_folder
 from capsule.host.errors import CapsuleError
+from capsule.host.folders import files_beside
 from capsule.report.text import printable
 from capsule.study.study_bundle import open_study
 from capsule.verification.integrity.consistency import check_consistency
@@ -63,18 +64,14 @@ def export_zenodo(path: Path, trust: TrustPolicy, details: Details, folder: Path
             f"a deposit for Zenodo requires {missing}",
             fix="Give --creator and --licence, or --citation with a CITATION.cff that has both.",
         )
-    signatures = signatures_beside(path)
+    signatures = files_beside(path, cosign.SUFFIX)
     detached = (*trust.detached, *map(read_signature, signatures))
     kind, name, claim_id, options = _identify(path, replace(trust, detached=detached))
     files = [path, *receipts_beside(path), *signatures]
     _check_size(files)
     command = "capsule verify" if kind == "run" else "capsule study verify"
-    command = " ".join(
-        (
-            f"{command} {_word(path)} {options}",
-            *(f"--signature {_word(signature)}" for signature in signatures),
-        )
-    )
+    further = "".join(f" --signature {_word(signature)}" for signature in signatures)
+    command = f"{command} {_word(path)} {options}{further}"
     metadata = _metadata(kind, name, claim_id, command, details)
     with new_folder(folder) as place:
         (place / FILES).mkdir()

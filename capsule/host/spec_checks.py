@@ -307,7 +307,7 @@ def _of_evaluation(spec: TrainingSpec) -> Iterator[Wrong]:
         yield _wrong(
             "evaluation.max_minutes",
             f" {minutes} is less than one step, so that every return would be 0",
-            "Raise, or remove evaluation.max_minutes; a minute has 3600 emulator frames.",
+            "Raise or remove evaluation.max_minutes; a minute has 3600 emulator frames.",
         )
     most = getattr(task, "max_episode_frames", math.inf)
     # The default may be longer: a spec that has shorter episodes need not repeat their length here.
