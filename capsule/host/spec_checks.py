@@ -322,12 +322,19 @@ def _of_evaluation(spec: TrainingSpec) -> Iterator[Wrong]:
 
 
 def _of_starts(evaluation: EvaluationSpec, task: EnvironmentSpec) -> Iterator[Wrong]:
-    """Yield random starts that all last as long as an episode, so that none can be played from."""
-    if evaluation.noop_max or evaluation.start_set is not None:
-        return
+    """Yield starts that can last as long as an episode, so that the agent would not play."""
     limit = "max_episode_frames" if isinstance(task, AtariEnvironment) else "max_episode_steps"
     most = getattr(task, limit)
-    if most is not None and evaluation.min_actions >= most:
+    if most is None or evaluation.start_set is not None:
+        return
+    if evaluation.noop_max >= most:
+        yield _wrong(
+            "evaluation.noop_max",
+            f" {evaluation.noop_max} is not less than environment.{limit} {most}, so that a start "
+            "could end its episode, whose score would be 0",
+            f"Make evaluation.noop_max at most {most - 1}, or raise environment.{limit}.",
+        )
+    elif not evaluation.noop_max and evaluation.min_actions >= most:
         yield _wrong(
             "evaluation.min_actions",
             f" {evaluation.min_actions} is not less than environment.{limit} {most}, so that every "

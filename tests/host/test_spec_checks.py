@@ -125,6 +125,13 @@ REJECTED = [
     (of(ATARI, {"algorithm": "dqn"}, evaluation={"max_minutes": 30.01}), "evaluation.max_minutes"),
     (of(ATARI | {"max_episode_frames": 55}, {"algorithm": "dqn"}), "evaluation.min_actions"),
     (of(CARTPOLE | {"max_episode_steps": 55}, DQN), "evaluation.min_actions"),
+    *(
+        (of(task, trainer, evaluation={"noop_max": 30}), "evaluation.noop_max")
+        for task, trainer in (
+            (ATARI | {"max_episode_frames": 30, "noop_max": 0}, {"algorithm": "dqn"}),
+            (CARTPOLE | {"max_episode_steps": 30}, DQN),
+        )
+    ),
     (
         of(ATARI | {"noop_max": 500, "max_episode_frames": 500}, {"algorithm": "dqn"}),
         "environment.noop_max",
@@ -219,7 +226,7 @@ def test_a_setting_without_an_effect_is_rejected_in_a_new_spec_only(tmp_path, se
         ),
         of(ATARI | {"max_episode_frames": 56}, {"algorithm": "dqn"}),
         of(CARTPOLE | {"max_episode_steps": 56}, DQN),
-        of(CARTPOLE | {"max_episode_steps": 1}, DQN, evaluation={"noop_max": 1}),
+        of(CARTPOLE | {"max_episode_steps": 31}, DQN, evaluation={"noop_max": 30}),
         of(ATARI | {"noop_max": 499, "max_episode_frames": 500}, {"algorithm": "dqn"}),
         of(CARTPOLE, DQN | {"replay_capacity": 3, "replay_start": 3, **SMALL_BATCH}),
         of(CARTPOLE, R2D2 | {"replay_capacity": 256 * 205}, **STEPS),
