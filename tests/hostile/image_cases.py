@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 
+import zstandard
+
 from capsule.bundle import run_bundle
+from capsule.bundle.sbom import image_sbom
 from capsule.experiment import contract
 from capsule.experiment.canonical import canonical_json, sha256_hex
+from capsule.experiment.lock import Lock
+from capsule.image.archives.layers import file_entry, write_tar
 from tests.hostile.document_cases import described
 from tests.hostile.genuine import (
     FINAL,
     INDEX,
+    PROJECT_LAYER,
     TRACE,
     Change,
     Files,
     edit_json,
     program,
     reclaim_trace,
+    relock,
     safetensors,
 )
 from tests.hostile.presenting import changed
@@ -65,6 +73,28 @@ def renamed_layer(digest: str) -> Change:
         edit_json(files, MANIFEST, lambda manifest: manifest["layers"][1].update(digest=digest))
 
     return change
+
+
+def source_tree_outside(files: Files) -> None:
+    """Have the source tree bring a file over one of the training code, consistently."""
+    layer, before = io.BytesIO(), sha256_hex(files[CONFIG]).encode()
+    paths = "project/train.py", "usr/lib/code.py"
+    facts = write_tar([file_entry(path, "test", b"evil\n") for path in paths], layer.write)
+    size, digest = layer.tell(), sha256_hex(layer.getvalue())
+    listed = {p.removeprefix("project/"): fact for p, fact in facts.items() if fact != "directory"}
+    relock(
+        files,
+        lambda lock: lock["project"].update(sha256=digest, size=size, files=listed),
+    )
+    name = f"sha256:{digest}"
+    edit_json(files, MANIFEST, lambda m: m["layers"][-1].update(digest=name, size=size))
+    configured(lambda config: config["rootfs"]["diff_ids"].__setitem__(-1, name))(files)
+    files[PROJECT_LAYER] = zstandard.compress(layer.getvalue())
+    lock, image = Lock.model_validate_json(files[run_bundle.LOCK]), sha256_hex(files[CONFIG])
+    files[run_bundle.IMAGE_SBOM] = image_sbom(lock, f"sha256:{image}", {})
+    for path in files:
+        if path.startswith(("run/", "profiles/")):  # which name the image that ran
+            files[path] = files[path].replace(before, image.encode())
 
 
 def index_of_platforms(files: Files) -> None:
@@ -305,6 +335,7 @@ CASES = [
         ),
         program,
     ),
+    changed(33, "source-tree-over-the-training-code", "CAP-V004", source_tree_outside, program),
     changed(
         38,
         "profile-that-is-none",

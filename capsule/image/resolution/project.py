@@ -166,6 +166,10 @@ def read_project(archive: Path) -> tuple[dict[str, str], str]:
     with archive.open("rb") as stream:
         facts = write_tar(read_layer(stream, "the archive of the source tree"), digest.update)
     prefix = f"{FOLDER}/"
+    for path, fact in facts.items():
+        # The archive is a layer of the image, where such a file could replace the training code.
+        if not path.startswith(prefix) and (path, fact) != (FOLDER, "directory"):
+            raise _supplied(f"{path!a} is not in the folder {contract.PROJECT_FOLDER}")
     files = {path.removeprefix(prefix): fact for path, fact in facts.items() if fact != "directory"}
     return files, digest.hexdigest()
 
@@ -458,6 +462,6 @@ def _credential(name: str, reason: str) -> CapsuleError:
 def _supplied(message: str) -> CapsuleError:
     return rejected(
         "CAP-I110",
-        f"a supplied source tree is not the locked one: {message}",
+        f"a supplied source tree was rejected: {message}",
         "Ask for an unmodified bundle, or build from the spec.",
     )

@@ -18,7 +18,7 @@ from capsule.experiment.errors import CapsuleError
 from capsule.experiment.lock import LockedProject
 from capsule.experiment.spec import CodeSpec
 from capsule.image.archives import layers
-from capsule.image.archives.layers import CHUNK
+from capsule.image.archives.layers import CHUNK, TarEntry, file_entry, write_tar
 from capsule.image.assembly.unpack import unpack_layer
 from capsule.image.cache import Cache
 from capsule.image.lockfile import lock_path
@@ -427,6 +427,25 @@ def test_a_lock_whose_tree_is_gone_says_so(tree, cache, tmp_path):
     with pytest.raises(CapsuleError) as caught:
         project_archive(found, Cache(tmp_path / "other"))
     assert caught.value.code == "CAP-I112"
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        file_entry("usr/lib/python3.11/random.py", "test", b""),
+        file_entry("project", "test", b""),
+        file_entry("projects/train.py", "test", b""),
+        TarEntry("home", "test", "directory"),
+    ],
+    ids=lambda entry: entry.path,
+)
+def test_a_tree_with_a_file_elsewhere_in_the_image_is_refused(tmp_path, entry):
+    archive = tmp_path / "tree.tar"
+    with archive.open("wb") as stream:
+        write_tar([entry], stream.write)
+    with pytest.raises(CapsuleError, match="is not in the folder /project") as caught:
+        read_project(archive)
+    assert caught.value.code == "CAP-I110"
 
 
 def test_another_tree_is_refused_and_the_first_file_that_differs_is_named(tree, cache):
