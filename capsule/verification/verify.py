@@ -232,7 +232,7 @@ def _execute(
                 run, image.claim, engine.name, directory, mode.steps, executed
             )
             found.analysis = analysed = analyse(run, environment.here, directory, compared)
-        judgement = judge(run, mode, environment.expected_grade, executed, compared, analysed)
+        judgement = judge(run, mode, environment, executed, compared, analysed)
     if image.unclaimed:
         return Judgement("inconclusive", WITHOUT_IMAGE + judgement.summary)
     return Judgement(judgement.verdict, judgement.summary + reservations(lock, image))
