@@ -184,7 +184,7 @@ def _verify(
         if warning := gpu_warning(lock.spec, here):
             reporter.note(warning)
         if request.mode.name == "environment":
-            able = "this machine can re-execute the run"
+            able = "this machine meets the requirements of the run"
             return Judgement("environment-matches", f"{able}; {grade} reproduction is expected")
         return _execute(request, run, engine, cache, reporter, found.environment, found)
 
