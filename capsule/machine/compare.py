@@ -130,16 +130,19 @@ def unrepeatable(spec: Spec) -> tuple[str, ...]:
     return tuple(f"{row.field}: {row.reason}" for row in _relaxation_rows(spec))
 
 
-def expected_of_unknown(here: Fingerprint, spec: Spec) -> ExpectedGrade:
+def expected_of_unknown(
+    here: Fingerprint, spec: Spec, compilers: str | None = None
+) -> ExpectedGrade:
     """Say what a re-execution here can be expected to give of a run on a machine that is unknown.
 
     Args:
         here: The machine that re-executes it, in an engine of the same kind.
         spec: The experiment.
+        compilers: As of :func:`compare`, of the re-execution.
     """
     # Every fact that matters may have been another one.
     unknown = here.model_copy(update={"cpu": Cpu(), "libc": None, "scratch": None, "gpus": ()})
-    return expected_grade(compare(unknown, here, spec))[0]
+    return expected_grade(compare(unknown, here, spec, compilers))[0]
 
 
 def gpu_difference(recorded: Fingerprint, here: Fingerprint, spec: Spec) -> str | None:

@@ -11,10 +11,17 @@ from dataclasses import dataclass
 from math import comb
 
 from capsule import execution
-from capsule.bundle.claims import ProgramClaims, TrainingClaims, collect_training_claims
+from capsule.bundle.claims import (
+    ProgramClaims,
+    TrainingClaims,
+    collect_training_claims,
+    read_document,
+)
 from capsule.bundle.run_bundle import image_claim
 from capsule.engine.select import EngineChoice, open_engine
+from capsule.experiment import contract
 from capsule.experiment.lock import Lock
+from capsule.experiment.mechanisms import Mechanisms
 from capsule.experiment.spec import SourcesSpec, Spec
 from capsule.host.errors import CapsuleError
 from capsule.host.reporter import Reporter
@@ -109,7 +116,8 @@ def rerun(
     with reexecution_folder(reporter.note) as directory:
         execution.execute(lock, engine, directory, reporter=reporter)
         found = collect_training_claims(lock, image_claim(image), engine.name, directory)
-    return _compared(result, claims, found, lock.spec, here)
+        imported = read_document(directory / contract.MECHANISMS, Mechanisms).compilers
+    return _compared(result, claims, found, lock.spec, here, imported)
 
 
 def _inconclusive(result: MemberResult, reason: str) -> VerifiedMember:
@@ -128,6 +136,7 @@ def _compared(
     found: TrainingClaims,
     spec: Spec,
     here: Fingerprint,
+    imported: str | None,
 ) -> VerifiedMember:
     name = result.identity.name
     # Not the claim ids, which also differ if only one of the machines has namespaces for the run.
@@ -141,7 +150,7 @@ def _compared(
     differs = _difference(claims, found)
     trace = None if claims.trace == found.trace else claims.trace
     unexplained = inconsistent(trace, None) or beyond_arithmetic(claims, found)
-    judgement = judge_difference(differs, expected_of_unknown(here, spec), unexplained)
+    judgement = judge_difference(differs, expected_of_unknown(here, spec, imported), unexplained)
     if judgement is None:
         return _inconclusive(result, f"{differs}; {_ELSEWHERE}")
     return VerifiedMember(name, judgement.verdict, judgement.summary)

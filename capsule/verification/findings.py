@@ -127,6 +127,7 @@ class ExecutionFinding:
         ledger: Its sources of nondeterminism.
         ledger_differences: Sources that the recorded run treated differently.
         relaxations: Guarantees that were given up by the recorded run or by this one.
+        compilers: Packages that it imported and whose functions depend on the processor, if any.
         surroundings: What was read back of its surroundings; None unless they are varied.
         varied: Flags that were to have other values, and are not compared.
     """
@@ -136,6 +137,7 @@ class ExecutionFinding:
     ledger: Ledger
     ledger_differences: tuple[LedgerDifference, ...]
     relaxations: tuple[str, ...]
+    compilers: str | None = None
     surroundings: RunSurroundings | None = None
     varied: frozenset[str] = frozenset()
 

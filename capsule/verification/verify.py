@@ -184,7 +184,7 @@ def _verify(
         if warning := gpu_warning(lock.spec, here):
             reporter.note(warning)
         if request.mode.name == "environment":
-            able = "this machine can re-execute the run"
+            able = "this machine meets the requirements of the run"
             return Judgement("environment-matches", f"{able}; {grade} reproduction is expected")
         return _execute(request, run, engine, cache, reporter, found.environment, found)
 
@@ -232,7 +232,7 @@ def _execute(
                 run, image.claim, engine.name, directory, mode.steps, executed
             )
             found.analysis = analysed = analyse(run, environment.here, directory, compared)
-        judgement = judge(run, mode, environment.expected_grade, executed, compared, analysed)
+        judgement = judge(run, mode, environment, executed, compared, analysed)
     if image.unclaimed:
         return Judgement("inconclusive", WITHOUT_IMAGE + judgement.summary)
     return Judgement(judgement.verdict, judgement.summary + reservations(lock, image))

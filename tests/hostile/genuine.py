@@ -296,7 +296,7 @@ def _bundled(
             lock=lock,
             image=image,
             engine={"name": engine},
-            fingerprint=_FINGERPRINT,
+            fingerprint=_FINGERPRINT.model_copy(update={"engine": {"name": engine}}),
             started=datetime(2026, 1, 1, tzinfo=UTC),
             directory=run,
         )

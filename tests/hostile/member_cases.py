@@ -44,6 +44,12 @@ def edited(name: str, **fields: object) -> Change:
     return lambda files: edit_json(files, name, lambda document: document.update(fields))
 
 
+def edited_machine(**fields: object) -> Change:
+    return lambda files: edit_json(
+        files, run_bundle.OBSERVATIONS, lambda document: document["fingerprint"].update(fields)
+    )
+
+
 def shortened(name: str, field: str) -> Change:
     """Leave out a field whose default a reader would put in its place."""
     return lambda files: edit_json(files, name, lambda document: document.pop(field))
@@ -178,6 +184,8 @@ _CONTRADICTIONS = {
     "speed-of-another-run": faster,
     "seconds-of-another-run": edited(run_bundle.OBSERVATIONS, training_seconds=0.5),
     "device-of-another-run": edited(run_bundle.OBSERVATIONS, device={"name": "NVIDIA H200"}),
+    "machine-without-a-container": edited_machine(engine={"name": "process"}),
+    "machine-without-an-engine": edited_machine(engine=None),
     "trace-of-another-result": edited(RESULT, trace_head="0" * 64),
 }
 

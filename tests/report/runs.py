@@ -55,7 +55,7 @@ MACHINE = Fingerprint(
     kernel="6.1.0",
     os=OperatingSystem(id="debian", version_id="12"),
     libc="glibc 2.36",
-    engine={"name": "docker", "version": "28"},
+    engine={"name": "process", "version": "1"},
     driver=Driver(nvml="ok", version="580.65", cuda="13.0"),
     gpus=(Gpu(index=0, name="NVIDIA H200", compute_capability="9.0"),),
 )
@@ -138,7 +138,7 @@ def finished(folder: Path, document=DQN, *, machine=MACHINE, **parts) -> Finishe
     )
     (directory / contract.EVENTS).write_text(lines)
     started = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
-    return FinishedRun(lock, None, {"name": "process", "version": "1"}, machine, started, directory)
+    return FinishedRun(lock, None, machine.engine, machine, started, directory)
 
 
 def _events():

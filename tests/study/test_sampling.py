@@ -55,10 +55,10 @@ CLAIMS = make_claims(ZERO, (1, 2, 3))
 OTHER_TRACE = {"trace": TraceClaim(records=1, head="1" * 64)}
 
 
-def compared(spec=PORTABLE, here=None, **changes):
+def compared(spec=PORTABLE, here=None, imported=None, **changes):
     result = make_results().members[0]
     found = CLAIMS.model_copy(update=changes)
-    return _compared(result, CLAIMS, found, spec, here or machine())
+    return _compared(result, CLAIMS, found, spec, here or machine(), imported)
 
 
 @pytest.mark.parametrize("spec", [PORTABLE, NATIVE])
@@ -85,11 +85,18 @@ def test_a_difference_is_named_with_its_claims():
 
 
 @pytest.mark.parametrize(
-    ("spec", "here"),
-    [(NATIVE, None), (CUDA, machine(gpus=(H200,))), (PORTABLE, machine(engine="process"))],
+    ("spec", "here", "imported"),
+    [
+        (NATIVE, None, None),
+        (CUDA, machine(gpus=(H200,)), None),
+        (PORTABLE, machine(engine="process"), None),
+        (PORTABLE, None, "numba"),
+    ],
 )
-def test_other_bits_of_a_machine_that_may_be_unlike_the_members_decide_nothing(spec, here):
-    found = compared(spec, here, **OTHER_TRACE)
+def test_other_bits_of_a_machine_that_may_be_unlike_the_members_decide_nothing(
+    spec, here, imported
+):
+    found = compared(spec, here, imported, **OTHER_TRACE)
     assert found.agreement == "inconclusive"
     assert "these claims differ: trace;" in found.reason
     assert "only to be expected on a machine like the member's" in found.reason

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from capsule.bundle import run_bundle
 from capsule.bundle.bundle import open_bundle
-from capsule.bundle.claims import read_document
+from capsule.bundle.claims import open_run_file, read_document
 from capsule.bundle.events import event_lines
 from capsule.bundle.keys import PublicKey
 from capsule.bundle.run_bundle import RecordedRun
@@ -181,6 +181,8 @@ def directory_side(
         arrivals=_present(path / contract.ARRIVALS),
         compilers=read_document(path / contract.MECHANISMS, Mechanisms).compilers,
         drawn={} if drawn is None else _drawn(read_document(drawn, EntropyReport)),
+        resumed=(path / contract.EVENTS).exists()
+        and _resumed(open_run_file(path, contract.EVENTS)),
     )
 
 

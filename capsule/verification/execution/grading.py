@@ -13,7 +13,8 @@ from capsule.host.errors import CapsuleError
 from capsule.host.wording import counted
 from capsule.image.code import training_code_digest
 from capsule.image.releases import release_of
-from capsule.machine.compare import ExpectedGrade
+from capsule.machine.compare import ExpectedGrade, compare, expected_grade
+from capsule.machine.fingerprint import Fingerprint
 from capsule.verification.analysis.comparison import (
     PROCESSOR_FLAGS,
     compare_claims,
@@ -26,6 +27,7 @@ from capsule.verification.equivalence.returns import ReturnStatistics, outcome_o
 from capsule.verification.findings import (
     AnalysisFinding,
     ComparisonFinding,
+    EnvironmentFinding,
     ExecutionFinding,
     ImageFinding,
 )
@@ -66,7 +68,7 @@ _FIXED = (
 def judge(
     run: RecordedRun,
     mode: Mode,
-    expected: ExpectedGrade,
+    environment: EnvironmentFinding,
     executed: ExecutionFinding,
     compared: ComparisonFinding,
     analysed: AnalysisFinding,
@@ -76,7 +78,7 @@ def judge(
     Args:
         run: The recorded run.
         mode: How far it was executed.
-        expected: What the two machines let one expect.
+        environment: What the two machines let one expect.
         executed: The re-execution.
         compared: What differs in its claims.
         analysed: Where the two runs diverge.
@@ -95,10 +97,11 @@ def judge(
         return same
     return grade_replica(
         judgement.summary,
-        expected,
+        environment.expected_grade,
         run.lock.spec.evaluation.tolerance,
         inconsistent(analysed.first_difference, analysed.rejoined)
-        or beyond_arithmetic(claims, found),
+        or beyond_arithmetic(claims, found)
+        or unconfirmed(run, environment.here, executed.compilers),
         analysed.statistics,
     )
 
@@ -273,6 +276,25 @@ def _fixed(claims: TrainingClaims) -> dict[str, Any]:
     # How much was drawn, and thus the digest of the draws, may follow from other actions.
     facts["streams"] = [(stream.name, stream.seed, stream.key) for stream in claims.streams]
     return facts
+
+
+def unconfirmed(run: RecordedRun, here: Fingerprint, imported: str | None) -> str | None:
+    """Return why a package that the bundle names cannot be the cause; None if another cause can.
+
+    That the recorded run imported such a package is the signer's word.
+
+    Args:
+        run: The recorded run.
+        here: The machine that executed it again.
+        imported: Packages whose functions depend on the processor and that it then imported.
+    """
+    named = run.compilers()
+    if named is None or imported is not None:
+        return None
+    grade, _ = expected_grade(compare(run.observations().fingerprint, here, run.lock.spec))
+    if grade == "statistical":
+        return None
+    return f"the bundle names {named} as imported, and the re-execution imported no such package"
 
 
 def reservations(lock: Lock, image: ImageFinding) -> str:

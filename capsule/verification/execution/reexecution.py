@@ -114,6 +114,7 @@ class Reexecutor:
             ledger=ledger,
             ledger_differences=compare_ledgers(bundle.read(run_bundle.LEDGER, Ledger), ledger),
             relaxations=tuple(sorted({*claims.relaxations, *here})),
+            compilers=mechanisms.compilers,
             surroundings=None if seen is None else _read_back(directory, seen),
             varied=change.flags,
         )

@@ -502,10 +502,10 @@ def test_a_resumed_run_is_no_known_machine_throughout(honest, key, tmp_path):
     with (resumed.directory / contract.EVENTS).open("a") as events:
         event = contract.Event(time=1.0, kind="resume", step=200)
         events.write(event.model_dump_json(exclude_none=True) + "\n")
-    path = bundled(resumed, key, tmp_path / "bundle")
-    for bundle, whether in ((bundled(honest, key, tmp_path / "plain"), False), (path, True)):
-        with open_side(bundle, []) as side:
-            assert side.resumed == whether
+    for run, whether in ((honest, False), (resumed, True)):
+        for path in (run.directory, bundled(run, key, tmp_path / str(whether))):
+            with open_side(path, []) as side:
+                assert side.resumed == whether
 
 
 def test_the_tensors_of_the_last_common_checkpoint_are_compared(trained):

@@ -9,6 +9,7 @@ from capsule.experiment import contract
 from capsule.experiment.contract import StreamProfile
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.evaluation import ToleranceSpec
+from capsule.experiment.spec import CpuAccelerator
 from capsule.verification.analysis.comparison import PROCESSOR_FLAGS, compare_claims
 from capsule.verification.content.parts import Comparison, Part
 from capsule.verification.execution.grading import (
@@ -28,6 +29,7 @@ from capsule.verification.verdict import (
     OutputDifference,
     TraceDifference,
 )
+from tests.machine.test_compare import ZEN5, machine, spec
 from tests.verification.analysis.test_comparison import ONE, ZERO, make_claims
 from tests.verification.analysis.test_outputs import make_claims as make_program_claims
 from tests.verification.analysis.test_outputs import make_output
@@ -334,12 +336,13 @@ def judged_as(claims, found, differences, *, mode="full", first=RECORD, statisti
     tolerance = ToleranceSpec(**spec) if spec else None
     evaluation = SimpleNamespace(tolerance=tolerance)
     native = SimpleNamespace(evaluation=evaluation, cpu_numerics="native")
-    run = SimpleNamespace(claims=claims, lock=SimpleNamespace(spec=native))
+    lock = SimpleNamespace(spec=native)
+    run = SimpleNamespace(claims=claims, lock=lock, compilers=lambda: None)
     return judge(
         run,
         Mode.parse(mode),
-        "statistical",
-        SimpleNamespace(reexecuted_steps=120),
+        SimpleNamespace(expected_grade="statistical", here=None),
+        SimpleNamespace(reexecuted_steps=120, compilers=None),
         ComparisonFinding(differences, None, found),
         AnalysisFinding(first, None, None, 120, statistics),
     )
@@ -377,3 +380,38 @@ def test_other_bits_of_a_prefix_are_never_accepted():
         claims, None, (differs("checkpoints.8"),), mode="prefix:120", relative=0.1
     )
     assert judgement == ("not-reproduced", "the runs first differ at step 8, in the loss")
+
+
+@pytest.mark.parametrize(
+    ("numerics", "named", "imported", "verdict"),
+    [
+        ("portable-v3", "numba", None, "not-reproduced"),
+        ("portable-v3", "numba", "numba", "reproduced-statistical"),
+        ("native", "numba", None, "reproduced-statistical"),
+        ("native", None, None, "reproduced-statistical"),
+    ],
+)
+def test_a_package_that_only_the_bundle_names_excuses_no_other_bits(
+    numerics, named, imported, verdict
+):
+    tolerance = ToleranceSpec(relative=0.1)
+    experiment = spec(CpuAccelerator(numerics=numerics), evaluation={"tolerance": tolerance})
+    claims, here = make_claims(), machine(ZEN5)
+    run = SimpleNamespace(
+        claims=claims,
+        lock=SimpleNamespace(spec=experiment),
+        compilers=lambda: named,
+        observations=lambda: SimpleNamespace(fingerprint=machine()),
+    )
+    judgement = judge(
+        run,
+        Mode.parse("full"),
+        SimpleNamespace(expected_grade="statistical", here=here),
+        SimpleNamespace(reexecuted_steps=120, compilers=imported),
+        ComparisonFinding((differs(),), None, make_claims(parameters=ONE)),
+        AnalysisFinding(RECORD, None, None, 120, statistics_of(0, relative=0.1)),
+    )
+    assert judgement.verdict == verdict
+    assert ("the bundle names numba as imported" in judgement.summary) == (
+        verdict == "not-reproduced"
+    )
