@@ -1,13 +1,13 @@
-"""The bytecode of what trainers import, made once per image by the image's own interpreter.
+"""The bytecode of what runs import, made once per image by the image's own interpreter.
 
 An image has no bytecode, and a run may not write any. So each process of a run would compile
-torch's sources, which takes 2 seconds of processor time. Instead, a task with the confinement of a
+torch's sources, which takes 2 seconds of processor time, and another 3 seconds if a program makes
+one of torch's optimizers, which import torch's compiler. Instead, a task with the confinement of a
 run imports what runs import, and writes the bytecode to its run directory. Capsule keeps it in the
-cache, and trainers in the same image see it read-only. The bytecode is executed only where its
-sources would be, so it needs no more trust than the image. An interpreter compares the size and the
-time of a source with those in the bytecode, and compiles the source itself if they differ.
-
-Programs of users do not get it: it would be a folder and a variable that they can see.
+cache, and runs see it read-only: :mod:`capsule.training.determinism.child_processes` has every
+interpreter look there. The bytecode is executed only where its sources would be, so it needs no
+more trust than the image. An interpreter compares the size and the time of a source with those in
+the bytecode, and compiles the source itself if they differ.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from capsule.engine.data import Mounts
@@ -30,52 +29,29 @@ from capsule.image.assembly.assemble import Image
 from capsule.image.cache import Cache
 from capsule.image.distribution import distribution_of
 
-FOLDER = "/bytecode"  # where a task sees it
+FOLDER = "/bytecode"  # where a task sees it; the training code knows it, too
 KIND = "bytecode"  # the folder of the cache
-VARIABLE = "PYTHONPYCACHEPREFIX"
 
-_LAYOUT = 1  # number of the way in which it is made, a part of its key
+_LAYOUT = 2  # number of the way in which it is made, a part of its key
 _LIMITS = {"disk_mb": 512, "minutes": 10}
 # Without site (-S), whose hook for torch demands the settings of a run. Whatever a trainer needs
 # only sometimes is compiled without an import.
 _COMPILE = """\
-import compileall, sys
+import compileall, importlib, sys
 sys.path.append(sys.argv[1])
-import capsule.training.__main__, torch
+for name in sys.argv[2:]:
+    importlib.import_module(name)
 for name in ("capsule", "gymnasium", "ale_py"):
     compileall.compile_dir(f"{sys.argv[1]}/{name}", quiet=2)
 """
-
-
-@dataclass(frozen=True)
-class Bytecode:
-    """The bytecode that tasks use.
-
-    Attributes:
-        folder: Where this machine has it; None without.
-    """
-
-    folder: Path | None
-
-    @property
-    def mounts(self) -> Mounts:
-        """What to mount, read-only."""
-        return [] if self.folder is None else [(self.folder, FOLDER)]
-
-    def used_by(self, task: Task) -> Task:
-        """Return the task with the variable by which its interpreters find the bytecode."""
-        if self.folder is None:
-            return task
-        return replace(task, environment={VARIABLE: FOLDER, **task.environment})
-
-
-NO_BYTECODE = Bytecode(None)
+_IMPORTED = ("capsule.training.__main__", "torch")
+_BY_OPTIMIZERS = "torch._dynamo"  # Capsule's trainers have optimizers of their own
 
 
 def prepare_bytecode(
     engine: Engine, lock: Lock, image: Image, cache: Cache, progress: Progress
-) -> Bytecode:
-    """Return the bytecode for runs of a lock in its image, made if there is none yet.
+) -> Mounts:
+    """Return where runs of a lock see the bytecode of its image, which is made if there is none.
 
     Args:
         engine: Where runs are executed; it has prepared the image.
@@ -84,18 +60,23 @@ def prepare_bytecode(
         cache: Keeps the bytecode.
         progress: Told if it has to be made, and if it cannot be.
 
+    Returns:
+        What to mount, read-only: nothing for an image without torch, and if the cache cannot be
+        written.
+
     Raises:
         CapsuleError: CAP-E012, making it was interrupted; CAP-E… as :meth:`Engine.run` raises it.
     """
-    if not _imports_torch(lock) or not os.access(cache.root, os.W_OK):
-        return NO_BYTECODE
+    if not _has_torch(lock) or not os.access(cache.root, os.W_OK):
+        return []
+    modules = _modules(lock)
 
     def make(folder: Path) -> None:
-        progress("compiling the modules that trainers import")
+        progress("compiling the modules that runs import")
         written = folder.with_name("run")
         written.mkdir()
         folder.mkdir()
-        ended = engine.run(_task(lock, written))
+        ended = engine.run(_task(lock, modules, written))
         if ended.reason == "interrupted":
             raise CapsuleError("CAP-E012", "the run was interrupted", fix="Start it again.")
         if ended.status == 0:
@@ -105,23 +86,29 @@ def prepare_bytecode(
                 f"compiling ended with status {ended.status}; each process compiles them itself"
             )
 
-    layers = [layer.diff_id for layer in image.layers]
-    key = sha256_hex(canonical_json([_LAYOUT, *layers]))
-    return Bytecode(cache.recorded_folder(KIND, key, make))
+    # No code of a project is executed, so a change of it needs no other bytecode.
+    layers = [layer.diff_id for layer in image.layers if layer.name != "project"]
+    key = sha256_hex(canonical_json([_LAYOUT, *modules, *layers]))
+    return [(cache.recorded_folder(KIND, key, make), FOLDER)]
 
 
-def _imports_torch(lock: Lock) -> bool:
-    """Tell whether the lock is for a trainer of Capsule, and its image has torch."""
-    trained = not isinstance(lock.spec.trainer, CommandTrainer)
-    return trained and any(wheel.name == "torch" for wheel in lock.image.wheels)
+def _has_torch(lock: Lock) -> bool:
+    return any(wheel.name == "torch" for wheel in lock.image.wheels)
 
 
-def _task(lock: Lock, run_directory: Path) -> Task:
+def _modules(lock: Lock) -> tuple[str, ...]:
+    """Return the modules that a run of a lock imports, or may import."""
+    program = isinstance(lock.spec.trainer, CommandTrainer)
+    return (*_IMPORTED, _BY_OPTIMIZERS) if program else _IMPORTED
+
+
+def _task(lock: Lock, modules: tuple[str, ...], run_directory: Path) -> Task:
     """Return the task that writes the bytecode to ``bytecode`` in its run directory."""
     distribution = distribution_of(lock.spec.image)
     options = ("-I", "-S", "-X", f"pycache_prefix={RUN_DIRECTORY}/bytecode")
+    site = f"/{distribution.site}"
     return Task(
-        arguments=(distribution.interpreter, *options, "-c", _COMPILE, f"/{distribution.site}"),
+        arguments=(distribution.interpreter, *options, "-c", _COMPILE, site, *modules),
         run_directory=run_directory,
         environment={},
         limits=lock.spec.limits.model_copy(update=_LIMITS),

@@ -20,7 +20,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from capsule.engine.bytecode import NO_BYTECODE, prepare_bytecode
+from capsule.engine.bytecode import prepare_bytecode
 from capsule.engine.cluster import in_cluster
 from capsule.engine.connection import (
     ContainerEngineName,
@@ -76,7 +76,7 @@ class ContainerEngine:
         self._version: dict[str, Any] = client.version()
         self._info: dict[str, Any] = client.info()
         self._image: str | None = None
-        self._bytecode = NO_BYTECODE
+        self._bytecode: Mounts = []
         weakref.finalize(self, client.close)  # else its sockets are reported as leaked
 
     @property
@@ -165,7 +165,7 @@ class ContainerEngine:
             data_mounts(task.data) as mounts,
         ):
             self._remove_leftovers(task.run_directory)
-            plain = self._settings(self._bytecode.used_by(task), [*self._bytecode.mounts, *mounts])
+            plain = self._settings(task, [*self._bytecode, *mounts])
             worker = partial(self._start, gpu=False)
             with in_cluster(task.cluster, plain, self._client, worker) as settings:
                 container = self._start(settings, gpu=bool(task.gpus))

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
-from capsule.engine.bytecode import NO_BYTECODE, prepare_bytecode
+from capsule.engine.bytecode import prepare_bytecode
 from capsule.engine.data import Mounts, data_mounts, data_variables
 from capsule.engine.interface import Engine, Exit, Task
 from capsule.engine.process import RunningProcess
@@ -41,7 +41,7 @@ class UnpackedImageEngine(Engine):
 
     def __init__(self) -> None:
         self._image: Image | None = None
-        self._bytecode = NO_BYTECODE
+        self._bytecode: Mounts = []
         self._root = Path()
 
     @abstractmethod
@@ -83,7 +83,6 @@ class UnpackedImageEngine(Engine):
         """
         if self._image is None:
             raise RuntimeError("prepare() was not called")
-        task = self._bytecode.used_by(task)
         if os.getuid() == 0:
             # A container engine may have executed an earlier attempt, and given the folder to a
             # user that is not root. Without capabilities, root cannot write there.
@@ -91,9 +90,7 @@ class UnpackedImageEngine(Engine):
         with (
             interrupts() as interruptions,
             data_mounts(task.data) as data,
-            self._started(
-                task, self._image, [*self._bytecode.mounts, *data], interruptions
-            ) as running,
+            self._started(task, self._image, [*self._bytecode, *data], interruptions) as running,
         ):
             ended = supervise(running, task, interruptions, on_poll)
         return with_output(replace(ended, image=self._image.config_digest), running.unkept)

@@ -4,7 +4,7 @@ Layout under the root: ``objects/ab/cdef…`` (verified packages), ``trees`` (th
 trees), ``data`` (of data sets, and where they lie), ``derived/KEY`` (layer blobs), ``digests`` (of
 files elsewhere), ``debian`` (the archive's indexes), ``uv`` (what that program keeps for itself),
 ``environments`` and ``projects`` (of the plain-process engine), ``roots`` (unpacked images, of
-bubblewrap and Apptainer), ``bytecode`` (of what trainers import). :mod:`capsule.image.cache_items`
+bubblewrap and Apptainer), ``bytecode`` (of what runs import). :mod:`capsule.image.cache_items`
 lists what is in it.
 
 Deleting any of it is always safe. Derived files are used as they are, so other users must not write

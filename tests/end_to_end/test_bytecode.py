@@ -1,7 +1,6 @@
-"""A trainer's interpreter reads bytecode that its image made, and cannot write it."""
+"""The interpreters of runs read bytecode that their image made, and cannot write it."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -9,7 +8,6 @@ import pytest
 
 from capsule import execution
 from capsule.engine import containers
-from capsule.engine.bytecode import NO_BYTECODE
 from capsule.engine.interface import Task
 from capsule.engine.select import open_engine
 from capsule.experiment import contract
@@ -19,45 +17,44 @@ from capsule.image.lockfile import read_lock
 
 pytestmark = [pytest.mark.engine, pytest.mark.network, pytest.mark.slow]
 
-# With -v, an interpreter says from which file it took the code of each module. Without site (-S),
-# torch is imported without the settings of a run.
+# With -v, an interpreter says from which file it took the code of each module.
 IMPORT = """\
-import sys
-sys.path.append("/usr/local/lib/python3.11/dist-packages")
-import torch, capsule.training.__main__
+import capsule.training.lifecycle, email
 open("/bytecode/usr/lib/python3.11/new.pyc", "w")
 """
-CODE = re.compile(r"^# code object from '?(/.*?\.pyc?)'?$", re.MULTILINE)
+CODE = re.compile(
+    r"^# code object from '?(/.*?/(?:lifecycle|email/__init__)\..*?)'?$", re.MULTILINE
+)
 
 
 @pytest.mark.parametrize("name", ["docker", "bwrap"])
-def test_trainers_import_bytecode_and_cannot_write_it(micro, tmp_path, name):
+def test_runs_import_bytecode_and_cannot_write_it(micro, tmp_path, name):
     lock, engine = read_lock(micro.directory / "lock.json"), open_engine(name, progress=print)
     execution.prepare(lock, engine, Cache(), sources=SourcesSpec(), reporter=Mock())
     folder = tmp_path / "closed" / "run"
     folder.parent.mkdir(mode=0o700)
     folder.mkdir()
-    task = Task(
-        run_directory=folder,
-        environment={},
-        limits=lock.spec.limits,
-        arguments=("python3.11", "-S", "-v", "-c", IMPORT),
-    )
 
-    def imported(task):
+    def imported(*options):
+        arguments = ("python3.11", *options, "-v", "-c", IMPORT)
+        task = Task(
+            run_directory=folder,
+            environment={},
+            limits=lock.spec.limits,
+            arguments=arguments,
+        )
         assert engine.run(task).status == 1
         log = (folder / contract.LOG).read_text()
         assert "Read-only file system: '/bytecode/usr/lib/python3.11/new.pyc'" in log
-        return {Path(path).suffix: Path(path).parts[1] for path in CODE.findall(log)}
+        return {(Path(path).parts[1], Path(path).suffix) for path in CODE.findall(log)}
 
-    assert imported(task) == {".pyc": "bytecode"}
-    without = replace(task, environment={"PYTHONPYCACHEPREFIX": "/nowhere"})
-    assert imported(without) == {".py": "usr"}  # so that the log would show it
+    assert imported() == {("bytecode", ".pyc")}
+    assert imported("-X", "pycache_prefix=/nowhere") == {("usr", ".py")}  # the log would show it
 
 
 def test_a_run_without_bytecode_has_the_same_trace_and_ledger(micro, tmp_path, monkeypatch):
     lock, engine = read_lock(micro.directory / "lock.json"), open_engine("docker", progress=print)
-    monkeypatch.setattr(containers, "prepare_bytecode", lambda *_: NO_BYTECODE)
+    monkeypatch.setattr(containers, "prepare_bytecode", lambda *_: [])
     execution.prepare(lock, engine, Cache(), sources=SourcesSpec(), reporter=Mock())
     (folder := tmp_path / "closed").mkdir(mode=0o700)
     execution.execute(lock, engine, folder / "run", reporter=Mock())

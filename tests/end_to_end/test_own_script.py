@@ -51,7 +51,8 @@ import json, multiprocessing, pathlib
 
 def flags(_):
     import torch
-    return torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    compiled = pathlib.Path(torch.__spec__.cached).is_file()
+    return torch.are_deterministic_algorithms_enabled(), torch.get_num_threads(), compiled
 
 if __name__ == "__main__":
     with multiprocessing.get_context("spawn").Pool(1) as pool:
@@ -95,8 +96,9 @@ def test_a_script_runs_in_its_image_and_is_reproduced(workplace, tmp_path):
     assert claims["standard_output"]["sha256"] == sha256_hex(b"seen\n")
     assert claims["image"]["layers"][-1] == f"sha256:{lock['project']['sha256']}"
     assert set(lock["project"]["files"]) == {"train.py", "data.txt"}
-    # A worker that was spawned imports torch for itself, and still has the spec's flags.
-    assert json.loads(read(own, "workspace/flags.json")) == [[True, 1]]
+    # A worker that was spawned imports torch for itself, from bytecode, and still has the spec's
+    # flags.
+    assert json.loads(read(own, "workspace/flags.json")) == [[True, 1, True]]
     done = verify(own, own.bundle, tmp_path, "--engine", "auto")
     assert (done.status, done.document["verdict"]) == (0, "reproduced-bitwise"), done.output
     assert done.document["image_rebuilt"]

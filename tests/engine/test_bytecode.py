@@ -1,11 +1,12 @@
-"""Bytecode for trainers: who gets it, and what of a task's files is kept."""
+"""Bytecode for runs: who gets it, and what of a task's files is kept."""
 
 import os
 import stat
+from dataclasses import replace
 
 import pytest
 
-from capsule.engine.bytecode import FOLDER, KIND, NO_BYTECODE, VARIABLE, prepare_bytecode
+from capsule.engine.bytecode import FOLDER, KIND, prepare_bytecode
 from capsule.engine.interface import Exit
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.trainers import CommandTrainer
@@ -35,47 +36,69 @@ def lock(make_lock):
 
 
 @pytest.fixture
-def prepare(lock, make_image, cache):
-    image, said = make_image(), []
+def program(lock):
+    trainer = CommandTrainer(command=("true",))
+    return lock.model_copy(update={"spec": lock.spec.model_copy(update={"trainer": trainer})})
+
+
+@pytest.fixture
+def image(make_image):
+    return make_image()
+
+
+@pytest.fixture
+def prepare(lock, image, cache):
+    said = []
     cache.folder("objects")
 
-    def prepare(engine, lock=lock):
+    def prepare(engine, lock=lock, image=image):
         found = prepare_bytecode(engine, lock, image, cache, said.append)
         return found, said
 
     return prepare
 
 
-def test_it_is_made_once_and_mounted_for_tasks(prepare, make_task):
+def test_it_is_made_once_and_mounted_for_tasks(prepare):
     engine = Compiler(COMPILED)
     (first, said), (second, _) = prepare(engine), prepare(engine)
     assert first == second
     assert len(engine.tasks) == 1
-    assert said == ["compiling the modules that trainers import"]
-    assert first.mounts == [(first.folder, FOLDER)]
-    kept = first.folder / COMPILED.removeprefix("bytecode/")
+    assert said == ["compiling the modules that runs import"]
+    [(folder, place)] = first
+    assert place == FOLDER
+    kept = folder / COMPILED.removeprefix("bytecode/")
     assert kept.read_bytes() == COMPILED.encode()
     assert stat.S_IMODE(kept.stat().st_mode) == 0o644
     assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o755
-    task = first.used_by(make_task("true", environment={"A": "1"}))
-    assert task.environment == {VARIABLE: FOLDER, "A": "1"}
 
 
-def test_programs_of_users_and_images_without_torch_have_none(prepare, lock, make_lock, make_task):
-    trainer = CommandTrainer(command=("true",))
-    program = lock.model_copy(update={"spec": lock.spec.model_copy(update={"trainer": trainer})})
-    engine = Compiler()
-    for each in (program, make_lock()):
-        assert prepare(engine, each) == (NO_BYTECODE, [])
+def test_a_program_has_what_torchs_optimizers_import_too(prepare, program):
+    engine = Compiler(COMPILED)
+    (trainers, _), (programs, _) = prepare(engine), prepare(engine, program)
+    assert trainers != programs
+    imported = [task.arguments[-3:] for task in engine.tasks]
+    assert imported[0][1:] == ("capsule.training.__main__", "torch")
+    assert imported[1] == ("capsule.training.__main__", "torch", "torch._dynamo")
+
+
+def test_another_source_tree_needs_no_other_bytecode_and_other_packages_do(prepare, image):
+    *below, top = image.layers
+    trees = [replace(top, name="project", diff_id=f"sha256:{digit * 64}") for digit in "12"]
+    engine = Compiler(COMPILED)
+    of = [prepare(engine, image=replace(image, layers=(*below, tree)))[0] for tree in trees]
+    assert of[0] == of[1]
+    assert len(engine.tasks) == 1
+    assert prepare(engine)[0] != of[0]
+
+
+def test_images_without_torch_have_none(prepare, make_lock):
+    assert prepare(engine := Compiler(), make_lock()) == ([], [])
     assert engine.tasks == []
-    task = make_task("true")
-    assert NO_BYTECODE.used_by(task) is task
-    assert NO_BYTECODE.mounts == []
 
 
 def test_a_cache_that_cannot_be_written_gets_none(prepare, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
-    assert prepare(Compiler(COMPILED)) == (NO_BYTECODE, [])
+    assert prepare(Compiler(COMPILED)) == ([], [])
 
 
 def test_only_bytecode_in_regular_files_is_kept(prepare, tmp_path):
@@ -90,9 +113,9 @@ def test_only_bytecode_in_regular_files_is_kept(prepare, tmp_path):
             os.mkfifo(task.run_directory / "bytecode" / "pipe.pyc")
             return ended
 
-    made, _ = prepare(Hostile(COMPILED, "bytecode/notes.txt", "elsewhere.pyc"))
-    files = [path for path in made.folder.rglob("*") if not path.is_dir()]
-    assert files == [made.folder / COMPILED.removeprefix("bytecode/")]
+    [(made, _)], _ = prepare(Hostile(COMPILED, "bytecode/notes.txt", "elsewhere.pyc"))
+    files = [path for path in made.rglob("*") if not path.is_dir()]
+    assert files == [made / COMPILED.removeprefix("bytecode/")]
 
 
 def test_a_bytecode_folder_that_is_a_link_leads_nowhere(prepare, tmp_path):
@@ -105,15 +128,15 @@ def test_a_bytecode_folder_that_is_a_link_leads_nowhere(prepare, tmp_path):
             (task.run_directory / "bytecode").symlink_to(elsewhere)
             return super().run(task, **options)
 
-    made, _ = prepare(Hostile())
-    assert list(made.folder.iterdir()) == []
+    [(made, _)], _ = prepare(Hostile())
+    assert list(made.iterdir()) == []
 
 
 def test_a_failure_is_told_and_the_runs_do_without(prepare):
     engine = Compiler(COMPILED, ended=Exit(1, "exited"))
-    (made, said), _ = prepare(engine), prepare(engine)
+    ([(made, _)], said), _ = prepare(engine), prepare(engine)
     assert said[-1] == "compiling ended with status 1; each process compiles them itself"
-    assert list(made.folder.iterdir()) == []
+    assert list(made.iterdir()) == []
     assert len(engine.tasks) == 1  # not again at every start
 
 
@@ -127,9 +150,9 @@ def test_an_interruption_keeps_nothing(prepare, cache):
 
 
 def test_bytecode_that_someone_changed_is_made_again(prepare):
-    made, _ = prepare(engine := Compiler(COMPILED))
-    kept = made.folder / COMPILED.removeprefix("bytecode/")
+    [(made, _)], _ = prepare(engine := Compiler(COMPILED))
+    kept = made / COMPILED.removeprefix("bytecode/")
     kept.write_text("something else")
-    again, _ = prepare(engine)
-    assert (again.folder / kept.relative_to(made.folder)).read_bytes() == COMPILED.encode()
+    [(again, _)], _ = prepare(engine)
+    assert (again / kept.relative_to(made)).read_bytes() == COMPILED.encode()
     assert len(engine.tasks) == 2

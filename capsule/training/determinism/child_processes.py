@@ -7,7 +7,8 @@ file ``capsule-determinism.pth`` is in the same site-packages as this package. T
 it at every start, also with ``-I``, ``-E`` and ``-P``, and so calls :func:`install`. This installs
 a hook: when torch is imported, the start of the interpreter is checked, and torch's flags are set
 and read back. Another hook translates a variable for versions of numpy that know other names, and
-others record that a package was imported that compiles for the processor on which it runs.
+others record that a package was imported that compiles for the processor on which it runs. Before
+all this, modules get their bytecode from the folder in which an engine mounts it, if it does.
 
 A child that is started with a cleaned environment lacks the variable and others. It reads them from
 its nearest ancestor that has them, and restarts itself once with the missing ones, because hash
@@ -21,7 +22,7 @@ makes, which see neither these site-packages nor the image's torch.
 This module runs at every start of an interpreter, and imports nothing that is not imported already.
 """
 
-# ruff: noqa: PTH115, PTH119, PTH120, PTH123, PTH208
+# ruff: noqa: PTH112, PTH115, PTH119, PTH120, PTH123, PTH208
 
 from __future__ import annotations
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 VARIABLE = "CAPSULE_DETERMINISM"
+_BYTECODE = "/bytecode"  # as in capsule.engine.bytecode, which puts bytecode there
 RUN_VARIABLE = "CAPSULE_RUN"  # as in capsule.experiment.contract
 # Further variables of an engine: preloaded libraries, the run's GPUs, and the folder of the driver.
 ENGINE_VARIABLES = ("LD_PRELOAD", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
@@ -60,6 +62,8 @@ def install() -> None:
     if _installed:
         return
     _installed = True
+    if sys.pycache_prefix is None and os.path.isdir(f"{_BYTECODE}/usr"):
+        sys.pycache_prefix = _BYTECODE
     if _NUMPY_VARIABLE in os.environ:
         sys.meta_path.insert(0, _NumpyFinder())
     if RUN_VARIABLE in os.environ:
