@@ -430,9 +430,13 @@ def _write_secret(path: Path, secret: bytes) -> None:
 
 def _write_beside(path: Path, beside: Path, public: PublicKey) -> None:
     """Write the public half, or take the private half back."""
+    line = public.openssh().encode()
     try:
-        write_new(beside, public.openssh().encode())
-    except BaseException:
+        write_new(beside, line)
+    except BaseException as error:
+        # A command that already signs with the new key may have written its public half.
+        if isinstance(error, FileExistsError) and beside.read_bytes() == line:
+            return
         path.unlink()
         raise
 
