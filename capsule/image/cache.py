@@ -21,7 +21,7 @@ import shutil
 import stat
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from capsule.experiment.canonical import sha256_file, sha256_hex
@@ -162,7 +162,9 @@ class Cache:
         try:
             return place.read_bytes()
         except FileNotFoundError:
-            write_atomic(place, made := make())
+            made = make()
+            with suppress(OSError):  # a run that has ended must not fail because it is not kept
+                write_atomic(place, made)
             return made
 
     def recorded_folder(self, kind: str, key: str, make: Callable[[Path], None]) -> Path:
@@ -251,7 +253,7 @@ class Cache:
             return
         self._used = True
         try:
-            descriptor = _open_lock(self.root / USE)
+            descriptor, _ = _open_lock(self.root / USE)
         except OSError as error:
             if error.errno not in _DENIED:
                 raise
@@ -267,8 +269,9 @@ class Cache:
         Raises:
             CapsuleError: CAP-I309, another process uses the cache; CAP-Y020, its file system has no
                 locks.
+            OSError: The user can only read the cache, which others prepared.
         """
-        descriptor = _open_lock(self.root / USE)
+        descriptor = os.open(self.root / USE, LOCK, 0o644)
         try:
             if not lock_open(descriptor, self.root / USE, wait=False):
                 raise CapsuleError(
@@ -285,9 +288,11 @@ class Cache:
         """Hold the named lock among all processes that use this cache; waits for it."""
         # The file stays: if it were removed, a waiting process would get the lock of a file that no
         # later one sees.
-        descriptor = _open_lock(path := self.folder("locks") / name)
+        descriptor, for_reading = _open_lock(path := self.folder("locks") / name)
         try:
-            lock_open(descriptor, path)
+            # A reader only has to wait for processes that write. On NFS, an exclusive lock needs a
+            # file that is open for writing (flock(2)).
+            lock_open(descriptor, path, shared=for_reading)
             yield
         finally:
             os.close(descriptor)
@@ -326,18 +331,21 @@ def folder_state(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _open_lock(path: Path) -> int:
-    """Open a file that processes lock; for reading only in a cache that others prepared.
+def _open_lock(path: Path) -> tuple[int, bool]:
+    """Open a file that processes lock.
+
+    Returns:
+        Its descriptor, and whether it is open for reading only, as in a cache that others prepared.
 
     Raises:
         OSError: It cannot be opened, or is missing and cannot be made.
     """
     try:
-        return os.open(path, LOCK, 0o644)
+        return os.open(path, LOCK, 0o644), False
     except OSError as error:
         if error.errno not in _DENIED or not path.exists():
             raise
-        return os.open(path, READ)
+        return os.open(path, READ), True
 
 
 def default_root() -> Path:

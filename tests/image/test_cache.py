@@ -8,6 +8,7 @@ import os
 import stat
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -145,7 +146,7 @@ def test_a_file_in_the_place_of_the_cache_is_named(source, below):
 
 
 def test_a_cache_that_can_only_be_read_is_locked_all_the_same(cache, monkeypatch):
-    """Another user prepared it, who may prune it."""
+    """Another user prepared it, who may prune it. On NFS, only readers' locks are possible then."""
     for name in ("a", "b"):
         with cache.lock(name):
             pass
@@ -156,17 +157,36 @@ def test_a_cache_that_can_only_be_read_is_locked_all_the_same(cache, monkeypatch
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         return opened(path, flags, *how, **further)
 
+    def of_nfs(descriptor, kind):
+        is_exclusive = kind & fcntl.LOCK_EX
+        if is_exclusive and not fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_RDWR:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        locked(descriptor, kind)
+
+    locked = fcntl.flock
     reader = Cache(cache.root)
     del cache
     with monkeypatch.context() as patched:
         patched.setattr(os, "open", denied)
+        patched.setattr(fcntl, "flock", of_nfs)
         with reader.lock("a"):
+            pass
+        with pytest.raises(PermissionError), reader.exclusive():
             pass
         with pytest.raises(PermissionError), reader.lock("new"):
             pass
     pruning = Cache(reader.root)
     with pytest.raises(CapsuleError, match="another Capsule process"), pruning.exclusive():
         pass
+
+
+def test_a_document_that_cannot_be_kept_is_made_all_the_same(cache, monkeypatch):
+    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    with monkeypatch.context() as patched:
+        patched.setattr("capsule.image.cache.write_atomic", full)
+        assert cache.document("name", [b"part"], lambda: b"first") == b"first"
+    assert cache.document("name", [b"part"], lambda: b"second") == b"second"
+    assert cache.document("name", [b"part"], lambda: b"third") == b"second"
 
 
 def test_digest_of_a_file_whose_name_is_not_utf_8(cache, source):
