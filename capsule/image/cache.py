@@ -181,18 +181,28 @@ class Cache:
         """
         folder = self.folder(kind) / key
         record = folder.with_name(f"{key}.state")
-        with self.lock(f"{kind}-{key}"):
-            recorded = record.read_text() if record.exists() else None
-            if not folder.exists() or recorded != folder_state(folder):
-                # If something cannot be removed, the rename fails.
-                shutil.rmtree(folder, ignore_errors=True)
-                # A rename, so that nothing that is half made gets the name.
-                with self.scratch() as scratch:
-                    make(scratch / "made")
-                    (scratch / "made").rename(folder)
-                # After the folder, which does not count without its record.
-                write_atomic(record, folder_state(folder).encode())
-        return folder
+        while True:
+            # On NFS, a look at some ten thousand files takes many seconds, and dozens of jobs may
+            # start at once. They look at the same time.
+            with self.lock(f"{kind}-{key}", shared=True):
+                recorded = _text(record)
+                if folder.exists() and recorded == folder_state(folder):
+                    return folder
+            with self.lock(f"{kind}-{key}"):
+                # What another process has made meanwhile is looked at again.
+                if _text(record) == recorded:
+                    self._make_folder(folder, record, make)
+                    return folder
+
+    def _make_folder(self, folder: Path, record: Path, make: Callable[[Path], None]) -> None:
+        # If something cannot be removed, the rename fails.
+        shutil.rmtree(folder, ignore_errors=True)
+        # A rename, so that nothing that is half made gets the name.
+        with self.scratch() as scratch:
+            make(scratch / "made")
+            (scratch / "made").rename(folder)
+        # After the folder, which does not count without its record.
+        write_atomic(record, folder_state(folder).encode())
 
     def exists(self) -> bool:
         """Tell whether the folder of the cache has been made.
@@ -284,15 +294,20 @@ class Cache:
             os.close(descriptor)
 
     @contextmanager
-    def lock(self, name: str) -> Iterator[None]:
-        """Hold the named lock among all processes that use this cache; waits for it."""
+    def lock(self, name: str, *, shared: bool = False) -> Iterator[None]:
+        """Hold the named lock among all processes that use this cache; waits for it.
+
+        Args:
+            name: Its name.
+            shared: Whether other processes may hold it as shared at the same time.
+        """
         # The file stays: if it were removed, a waiting process would get the lock of a file that no
         # later one sees.
         descriptor, for_reading = _open_lock(path := self.folder("locks") / name)
         try:
             # A reader only has to wait for processes that write. On NFS, an exclusive lock needs a
             # file that is open for writing (flock(2)).
-            lock_open(descriptor, path, shared=for_reading)
+            lock_open(descriptor, path, shared=shared or for_reading)
             yield
         finally:
             os.close(descriptor)
@@ -305,6 +320,11 @@ class Cache:
         remove_abandoned(place)
         with temporary_folder("", place) as folder:
             yield folder
+
+
+def _text(file: Path) -> str | None:
+    """Return the content of a file; None if there is none."""
+    return file.read_text() if file.exists() else None
 
 
 def file_state(path: str | Path) -> list[int]:

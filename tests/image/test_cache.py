@@ -229,6 +229,26 @@ def test_a_recorded_folder_is_made_again_if_anything_of_it_changed(cache, deed):
     assert (folder / "file").read_text() == "honest"
 
 
+def test_processes_look_at_a_recorded_folder_at_the_same_time(cache):
+    folder = cache.recorded_folder("projects", "key", Path.mkdir)
+    with cache.lock("projects-key", shared=True):
+        assert cache.recorded_folder("projects", "key", pytest.fail) == folder
+
+
+def test_a_folder_that_another_process_makes_meanwhile_is_not_made_again(cache, monkeypatch):
+    lock, made = Cache.lock, []
+
+    def waited_for(self, name, *, shared=False):
+        if not shared and not made:
+            made.append("by the other")
+            Cache(cache.root).recorded_folder("projects", "key", Path.mkdir)
+        return lock(self, name, shared=shared)
+
+    monkeypatch.setattr(Cache, "lock", waited_for)
+    assert cache.recorded_folder("projects", "key", pytest.fail).is_dir()
+    assert made
+
+
 def test_a_file_system_without_locks_is_refused(cache, monkeypatch):
     def flock(*_):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
