@@ -191,7 +191,7 @@ def generate(
     public = replace(_public_half(key.public_key()), comment=" ".join(comment.split()))
     beside = path.with_name(path.name + ".pub")
     _require_free(path, beside)
-    fix = "Free disk space, or choose a folder that you may write to."
+    fix = "Free disk space, or choose another name, in a folder that you may write to."
     with coded("CAP-B135", f"cannot write the key {path}", fix=fix):
         _write_secret(path, secret)
         _write_beside(path, beside, public)
