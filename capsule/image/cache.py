@@ -170,8 +170,8 @@ class Cache:
     def recorded_folder(self, kind: str, key: str, make: Callable[[Path], None]) -> Path:
         """Return a folder whose files are executed, made once, and again if anything of it changed.
 
-        It is compared each time with what was made, by the inode, size, mode and time of change of
-        every file (:func:`folder_state`).
+        It is compared each time with what was made: by the inode, size, mode and time of change of
+        every file (:func:`folder_state`), and where these differ by content.
 
         Args:
             kind: The folder of the cache that it is in.
@@ -186,23 +186,29 @@ class Cache:
             # start at once. They look at the same time.
             with self.lock(f"{kind}-{key}", shared=True):
                 recorded = _text(record)
-                if folder.exists() and recorded == folder_state(folder):
+                state, _, content = recorded.partition(" ")
+                if folder.exists() and state == folder_state(folder):
                     return folder
             with self.lock(f"{kind}-{key}"):
                 # What another process has made meanwhile is looked at again.
                 if _text(record) == recorded:
-                    self._make_folder(folder, record, make)
+                    # A copy of the cache or a backup by hard links changes only times and inodes.
+                    # Runs that use the folder must not lose it for that.
+                    facts = folder_state(folder), folder_content(folder)
+                    if not folder.exists() or facts[1] != content:
+                        self._make_folder(folder, make)
+                        facts = folder_state(folder), folder_content(folder)
+                    # After the folder, which does not count without its record.
+                    write_atomic(record, " ".join(facts).encode())
                     return folder
 
-    def _make_folder(self, folder: Path, record: Path, make: Callable[[Path], None]) -> None:
+    def _make_folder(self, folder: Path, make: Callable[[Path], None]) -> None:
         # If something cannot be removed, the rename fails.
         shutil.rmtree(folder, ignore_errors=True)
         # A rename, so that nothing that is half made gets the name.
         with self.scratch() as scratch:
             make(scratch / "made")
             (scratch / "made").rename(folder)
-        # After the folder, which does not count without its record.
-        write_atomic(record, folder_state(folder).encode())
 
     def exists(self) -> bool:
         """Tell whether the folder of the cache has been made.
@@ -322,9 +328,9 @@ class Cache:
             yield folder
 
 
-def _text(file: Path) -> str | None:
-    """Return the content of a file; None if there is none."""
-    return file.read_text() if file.exists() else None
+def _text(file: Path) -> str:
+    """Return the content of a file; nothing if there is none."""
+    return file.read_text() if file.exists() else ""
 
 
 def file_state(path: str | Path) -> list[int]:
@@ -348,6 +354,24 @@ def folder_state(folder: Path) -> str:
             facts = [below, name, *file_state(os.path.join(place, name))]  # noqa: PTH118
             # The names need not be UTF-8, which encode() alone would not take.
             digest.update(ascii(facts).encode())
+    return digest.hexdigest()
+
+
+def folder_content(folder: Path) -> str:
+    """Return a digest of every path below a folder, its mode and what is in it."""
+    digest = hashlib.sha256()
+    for place, folders, files in os.walk(folder):
+        folders.sort()
+        for name in sorted([*folders, *files]):
+            path = Path(place, name)
+            mode, content = path.lstat().st_mode, ""
+            if stat.S_ISLNK(mode):
+                content = str(path.readlink())
+            elif stat.S_ISREG(mode):
+                # What the user cannot read is the same only if nothing of it has changed.
+                readable = mode & stat.S_IRUSR
+                content = sha256_file(path) if readable else str(file_state(path))
+            digest.update(ascii([os.path.relpath(path, folder), mode, content]).encode())
     return digest.hexdigest()
 
 

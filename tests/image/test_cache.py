@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import multiprocessing
 import os
+import shutil
 import stat
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.image.cache import Cache, HashMismatchError, default_root
+from capsule.image.cache import Cache, HashMismatchError, default_root, folder_state
 
 CONTENT = b"content" * 50_000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -227,6 +228,30 @@ def test_a_recorded_folder_is_made_again_if_anything_of_it_changed(cache, deed):
     assert len(made) == 2
     assert [path.name for path in folder.iterdir()] == ["file"]
     assert (folder / "file").read_text() == "honest"
+
+
+@pytest.mark.parametrize("deed", ["backup", "copy"])
+def test_a_folder_that_runs_use_stays_if_only_its_times_and_inodes_changed(cache, tmp_path, deed):
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        (folder / "file").write_text("honest")
+        (folder / "link").symlink_to("file")
+        os.mkfifo(folder / "pipe")
+        (folder / "unreadable").touch(mode=0o100)
+
+    folder = cache.recorded_folder("projects", "key", make)
+    before = folder_state(folder)
+    if deed == "backup":
+        os.link(folder / "file", tmp_path / "file")
+    else:
+        (folder / "file").rename(tmp_path / "file")
+        shutil.copy2(tmp_path / "file", folder / "file")
+    assert folder_state(folder) != before
+    file = (folder / "file").stat().st_ino
+    for _ in range(2):
+        assert cache.recorded_folder("projects", "key", pytest.fail) == folder
+    assert (folder / "file").stat().st_ino == file
+    assert folder.with_name("key.state").read_text().startswith(folder_state(folder))
 
 
 def test_processes_look_at_a_recorded_folder_at_the_same_time(cache):
