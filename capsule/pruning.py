@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -132,7 +133,11 @@ def abandoned_folders(cache: Cache) -> list[tuple[Path, int]]:
     They are in the system's folder for temporary files, and in the cache. Those of other machines
     are among them only in the cache, as no process uses it while it is pruned.
     """
-    found = list(abandoned())
+    folders = list(abandoned())
     for place in scratch_folders(cache):
-        found += abandoned(place, anywhere=True)
-    return [(folder, disk_bytes(folder)) for folder in found]
+        folders += abandoned(place, anywhere=True)
+    found = []
+    for folder in folders:
+        with suppress(FileNotFoundError):  # another command removed it meanwhile
+            found.append((folder, disk_bytes(folder)))
+    return found

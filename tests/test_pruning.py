@@ -4,6 +4,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from capsule.experiment.beneath import remove_folder
 from capsule.host.owner import temporary_folder, this_process
 from capsule.image.cache import Cache
 from capsule.image.cache_items import CacheItem
@@ -79,6 +80,13 @@ def test_folders_that_another_machine_left_are_deleted_in_the_cache_alone(tempor
     assert [folder for folder, _ in found] == [temporary, left]
     Pruning(folders=found).delete(pytest.fail)
     assert (elsewhere.exists(), left.exists()) == (True, False)
+
+
+def test_a_folder_that_another_command_removes_meanwhile_is_left_out(
+    temporary, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("capsule.pruning.scratch_folders", lambda _: remove_folder(temporary) or ())
+    assert abandoned_folders(Cache(tmp_path / "cache")) == []
 
 
 def test_rows_count_each_kind_and_skip_what_is_not_there(tmp_path):

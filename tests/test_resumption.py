@@ -17,6 +17,7 @@ from capsule.host.errors import CapsuleError
 from capsule.host.run_directory import FINGERPRINT, LOCK, WORK, started
 from capsule.image.lockfile import read_lock, write_lock
 from capsule.machine.fingerprint import take_fingerprint
+from capsule.report.runs import read_run
 from capsule.resumption import keep_fingerprint, lock_to_resume, reopen_engine
 from tests.cli.conftest import capsule
 from tests.verification.runs import make_lock
@@ -94,6 +95,22 @@ def test_a_run_that_has_ended_needs_nothing_of_this_machine(directory, tmp_path,
         path.touch()
     assert "listed with process" in capsule(*words).stderr
     assert prepared == [False]
+
+
+def test_a_run_that_is_packed_is_not_an_interrupted_one(directory, tmp_path, monkeypatch):
+    def packed(*_, **__):
+        states.append(read_run(directory).state)
+        assert "CAP-E008" in capsule(*words).stderr
+        raise CapsuleError("CAP-E012", "packed", fix="-")
+
+    generate(tmp_path / "alice")
+    words = ["run", "--resume", directory, "--key", tmp_path / "alice", "--engine", "process"]
+    states = []
+    for name in ("prepare", "execute"):
+        monkeypatch.setattr(execution, name, lambda *_, **__: None)
+    monkeypatch.setattr("capsule.bundle.packing.pack_run", packed)
+    assert "packed" in capsule(*words).stderr
+    assert states == ["running"]
 
 
 @pytest.mark.parametrize("outputs", ["[other]", "[one]"])

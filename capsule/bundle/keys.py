@@ -191,7 +191,7 @@ def generate(
     public = replace(_public_half(key.public_key()), comment=" ".join(comment.split()))
     beside = path.with_name(path.name + ".pub")
     _require_free(path, beside)
-    fix = "Free disk space, or choose a folder that you may write to."
+    fix = "Free disk space, or choose another name, in a folder that you may write to."
     with coded("CAP-B135", f"cannot write the key {path}", fix=fix):
         _write_secret(path, secret)
         _write_beside(path, beside, public)
@@ -430,9 +430,13 @@ def _write_secret(path: Path, secret: bytes) -> None:
 
 def _write_beside(path: Path, beside: Path, public: PublicKey) -> None:
     """Write the public half, or take the private half back."""
+    line = public.openssh().encode()
     try:
-        write_new(beside, public.openssh().encode())
-    except BaseException:
+        write_new(beside, line)
+    except BaseException as error:
+        # A command that already signs with the new key may have written its public half.
+        if isinstance(error, FileExistsError) and beside.read_bytes() == line:
+            return
         path.unlink()
         raise
 

@@ -91,20 +91,20 @@ def checked_key(
 def _make(path: Path) -> None:
     """Make the user's key, unless another process did so since."""
     from capsule.bundle.keys import generate
-    from capsule.host.errors import coded
-    from capsule.host.locks import locked_folder
+    from capsule.host.errors import CapsuleError, coded
 
     fix = (
         f"Name a key with --key or {KEY}, or set CAPSULE_CONFIG to a folder that you may write to."
     )
     with coded("CAP-B135", f"cannot make a signing key in {path.parent}", fix=fix):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Two first commands must not make two keys.
-        with locked_folder(path.parent):
-            # Another process may have made it while this one waited for the folder.
-            if path.exists():
-                return
-            made = generate(path)
+    try:
+        made = generate(path)
+    except CapsuleError:
+        # Of first commands at the same time, which may be on several machines, one makes the key.
+        if path.exists():
+            return
+        raise
     typer.echo(f"made a signing key: {path} ({made.fingerprint})", err=True)
     typer.echo(f"  Give its public half, {public_half(path)}, to verifiers.", err=True)
 

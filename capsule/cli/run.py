@@ -68,6 +68,7 @@ def command(
     from capsule.bundle.packing import FinishedRun, pack_run
     from capsule.bundle.sshsig import PROBE, sign_by_ssh_keygen
     from capsule.engine.cluster import OnCluster, parse_cluster
+    from capsule.engine.supervise import exclusive
     from capsule.entropy.ledger import Ledger
     from capsule.experiment.contract import LEDGER
     from capsule.host.platform import require_execution
@@ -136,15 +137,17 @@ def command(
             directory=directory / WORK,
             data=found,
         )
-        bundle, claims = pack_run(
-            finished,
-            private_key,
-            directory,
-            cache,
-            embed_image=embed_image,
-            embed_data=embed_data,
-            ssh_key=ssh_key,
-        )
+        # Commands that look at the run would take it for an interrupted one, and resume it.
+        with exclusive(directory / WORK):
+            bundle, claims = pack_run(
+                finished,
+                private_key,
+                directory,
+                cache,
+                embed_image=embed_image,
+                embed_data=embed_data,
+                ssh_key=ssh_key,
+            )
     if isinstance(claims, ProgramClaims) and claims.nothing:
         typer.echo(
             f"WARNING: this run claims {claims.described}, so no re-execution can confirm it",

@@ -14,13 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from capsule.experiment.files import FOLDERS_OPEN, LOCK, flags_of, lock_file
+from capsule.experiment.files import FOLDERS_OPEN, flags_of, lock_file
 from capsule.host.errors import CapsuleError
 
 PATIENCE_SECONDS = 0.5
 NOTICE_SECONDS = 2.0  # until the user reads what is waited for
 _POLL_SECONDS = 0.02
-_HOLD = flags_of("RDONLY DIRECTORY CLOEXEC") if FOLDERS_OPEN else LOCK
 
 
 def lock(descriptor: int, path: Path, patience: float = PATIENCE_SECONDS) -> bool:
@@ -61,23 +60,6 @@ def is_locked(path: Path) -> bool:
         return False
     try:
         return not lock_open(descriptor, path, shared=True, wait=False)
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def locked_folder(folder: Path) -> Iterator[None]:
-    """Hold an existing folder among processes; waits for it.
-
-    On Windows, where a folder cannot be locked, an empty file ``.lock`` in it is.
-
-    Raises:
-        CapsuleError: CAP-Y020, the file system has no locks.
-    """
-    descriptor = os.open(folder if FOLDERS_OPEN else folder / ".lock", _HOLD, 0o600)
-    try:
-        lock_open(descriptor, folder)
-        yield
     finally:
         os.close(descriptor)
 

@@ -48,5 +48,6 @@ def run_directories(folder: Path) -> Iterator[Path]:
         yield folder
         return
     for place in (folder, folder / MEMBERS, *folder.glob(f"*/{MEMBERS}")):
-        if place.is_dir():
+        # It need not exist, and may be removed meanwhile.
+        with suppress(FileNotFoundError, NotADirectoryError):
             yield from (path for path in place.iterdir() if is_run_directory(path))

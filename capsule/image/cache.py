@@ -21,7 +21,7 @@ import shutil
 import stat
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from capsule.experiment.canonical import sha256_file, sha256_hex
@@ -162,14 +162,16 @@ class Cache:
         try:
             return place.read_bytes()
         except FileNotFoundError:
-            write_atomic(place, made := make())
+            made = make()
+            with suppress(OSError):  # a run that has ended must not fail because it is not kept
+                write_atomic(place, made)
             return made
 
     def recorded_folder(self, kind: str, key: str, make: Callable[[Path], None]) -> Path:
         """Return a folder whose files are executed, made once, and again if anything of it changed.
 
-        It is compared each time with what was made, by the inode, size, mode and time of change of
-        every file (:func:`folder_state`).
+        It is compared each time with what was made: by the inode, size, mode and time of change of
+        every file (:func:`folder_state`), and where these differ by content.
 
         Args:
             kind: The folder of the cache that it is in.
@@ -179,18 +181,34 @@ class Cache:
         """
         folder = self.folder(kind) / key
         record = folder.with_name(f"{key}.state")
-        with self.lock(f"{kind}-{key}"):
-            recorded = record.read_text() if record.exists() else None
-            if not folder.exists() or recorded != folder_state(folder):
-                # If something cannot be removed, the rename fails.
-                shutil.rmtree(folder, ignore_errors=True)
-                # A rename, so that nothing that is half made gets the name.
-                with self.scratch() as scratch:
-                    make(scratch / "made")
-                    (scratch / "made").rename(folder)
-                # After the folder, which does not count without its record.
-                write_atomic(record, folder_state(folder).encode())
-        return folder
+        while True:
+            # On NFS, a look at some ten thousand files takes many seconds, and dozens of jobs may
+            # start at once. They look at the same time.
+            with self.lock(f"{kind}-{key}", shared=True):
+                recorded = _text(record)
+                state, _, content = recorded.partition(" ")
+                if folder.exists() and state == folder_state(folder):
+                    return folder
+            with self.lock(f"{kind}-{key}"):
+                # What another process has made meanwhile is looked at again.
+                if _text(record) == recorded:
+                    # A copy of the cache or a backup by hard links changes only times and inodes.
+                    # Runs that use the folder must not lose it for that.
+                    facts = folder_state(folder), folder_content(folder)
+                    if not folder.exists() or facts[1] != content:
+                        self._make_folder(folder, make)
+                        facts = folder_state(folder), folder_content(folder)
+                    # After the folder, which does not count without its record.
+                    write_atomic(record, " ".join(facts).encode())
+                    return folder
+
+    def _make_folder(self, folder: Path, make: Callable[[Path], None]) -> None:
+        # If something cannot be removed, the rename fails.
+        shutil.rmtree(folder, ignore_errors=True)
+        # A rename, so that nothing that is half made gets the name.
+        with self.scratch() as scratch:
+            make(scratch / "made")
+            (scratch / "made").rename(folder)
 
     def exists(self) -> bool:
         """Tell whether the folder of the cache has been made.
@@ -251,7 +269,7 @@ class Cache:
             return
         self._used = True
         try:
-            descriptor = _open_lock(self.root / USE)
+            descriptor, _ = _open_lock(self.root / USE)
         except OSError as error:
             if error.errno not in _DENIED:
                 raise
@@ -267,8 +285,9 @@ class Cache:
         Raises:
             CapsuleError: CAP-I309, another process uses the cache; CAP-Y020, its file system has no
                 locks.
+            OSError: The user can only read the cache, which others prepared.
         """
-        descriptor = _open_lock(self.root / USE)
+        descriptor = os.open(self.root / USE, LOCK, 0o644)
         try:
             if not lock_open(descriptor, self.root / USE, wait=False):
                 raise CapsuleError(
@@ -281,13 +300,20 @@ class Cache:
             os.close(descriptor)
 
     @contextmanager
-    def lock(self, name: str) -> Iterator[None]:
-        """Hold the named lock among all processes that use this cache; waits for it."""
+    def lock(self, name: str, *, shared: bool = False) -> Iterator[None]:
+        """Hold the named lock among all processes that use this cache; waits for it.
+
+        Args:
+            name: Its name.
+            shared: Whether other processes may hold it as shared at the same time.
+        """
         # The file stays: if it were removed, a waiting process would get the lock of a file that no
         # later one sees.
-        descriptor = _open_lock(path := self.folder("locks") / name)
+        descriptor, for_reading = _open_lock(path := self.folder("locks") / name)
         try:
-            lock_open(descriptor, path)
+            # A reader only has to wait for processes that write. On NFS, an exclusive lock needs a
+            # file that is open for writing (flock(2)).
+            lock_open(descriptor, path, shared=shared or for_reading)
             yield
         finally:
             os.close(descriptor)
@@ -300,6 +326,11 @@ class Cache:
         remove_abandoned(place)
         with temporary_folder("", place) as folder:
             yield folder
+
+
+def _text(file: Path) -> str:
+    """Return the content of a file; nothing if there is none."""
+    return file.read_text() if file.exists() else ""
 
 
 def file_state(path: str | Path) -> list[int]:
@@ -326,18 +357,39 @@ def folder_state(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _open_lock(path: Path) -> int:
-    """Open a file that processes lock; for reading only in a cache that others prepared.
+def folder_content(folder: Path) -> str:
+    """Return a digest of every path below a folder, its mode and what is in it."""
+    digest = hashlib.sha256()
+    for place, folders, files in os.walk(folder):
+        folders.sort()
+        for name in sorted([*folders, *files]):
+            path = Path(place, name)
+            mode, content = path.lstat().st_mode, ""
+            if stat.S_ISLNK(mode):
+                content = str(path.readlink())
+            elif stat.S_ISREG(mode):
+                # What the user cannot read is the same only if nothing of it has changed.
+                readable = mode & stat.S_IRUSR
+                content = sha256_file(path) if readable else str(file_state(path))
+            digest.update(ascii([os.path.relpath(path, folder), mode, content]).encode())
+    return digest.hexdigest()
+
+
+def _open_lock(path: Path) -> tuple[int, bool]:
+    """Open a file that processes lock.
+
+    Returns:
+        Its descriptor, and whether it is open for reading only, as in a cache that others prepared.
 
     Raises:
         OSError: It cannot be opened, or is missing and cannot be made.
     """
     try:
-        return os.open(path, LOCK, 0o644)
+        return os.open(path, LOCK, 0o644), False
     except OSError as error:
         if error.errno not in _DENIED or not path.exists():
             raise
-        return os.open(path, READ)
+        return os.open(path, READ), True
 
 
 def default_root() -> Path:

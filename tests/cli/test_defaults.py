@@ -9,12 +9,14 @@ from unittest.mock import Mock
 import pytest
 from typer.testing import CliRunner
 
+from capsule.bundle import keys
 from capsule.bundle.archive import open_archive
 from capsule.bundle.keys import generate, load_public
 from capsule.bundle.trust import load_policy
 from capsule.cli import defaults
 from capsule.cli.defaults import configuration_folder, own_key, signing_key, trusted_files
 from capsule.cli.main import app
+from capsule.host import outputs
 from capsule.host.errors import CapsuleError
 from tests.verification.runs import honest, honest_bundle, key
 
@@ -72,6 +74,23 @@ def test_first_uses_at_one_time_make_one_key(folder):
     ]
     fingerprints = {process.communicate()[0] for process in processes}
     assert fingerprints == {load_public(folder / "key.pub").fingerprint + "\n"}
+
+
+@pytest.mark.parametrize("name", ["key", "key.pub"])
+def test_another_command_uses_or_makes_the_key_before_a_file_is_written(folder, name, monkeypatch):
+    """Both sign with the same key, which stays."""
+    others = []
+
+    def write_new(path, *args, **kwargs):
+        if path.name == name and not others:
+            others.append(None)
+            others[0] = signing_key(None, None)[1]
+        outputs.write_new(path, *args, **kwargs)
+
+    monkeypatch.setattr(keys, "write_new", write_new)
+    path, key = signing_key(None, None)
+    assert key.public == others[0].public == load_public(folder / "key.pub")
+    assert keys.load_private(path).public == key.public
 
 
 def test_the_public_half_is_written_again(folder):

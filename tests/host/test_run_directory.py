@@ -1,6 +1,8 @@
 """Finding run directories: a folder itself, those in it, and those of the studies in it."""
 
+import shutil
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -52,3 +54,17 @@ def test_the_runs_of_a_study_are_its_members(tmp_path):
     (tmp_path / "study.lock.json").write_text("{}")
     (tmp_path / "members" / "seeds.2").mkdir()  # not begun
     assert list(run_directories(tmp_path)) == [member]
+
+
+def test_a_study_that_is_removed_meanwhile_has_no_runs(tmp_path, monkeypatch):
+    run, study = made(tmp_path / "one"), tmp_path / "study"
+    made(study / "members" / "seeds.1")
+    iterdir = Path.iterdir
+
+    def removed_first(folder):
+        if folder.parent == study:
+            shutil.rmtree(study)
+        return iterdir(folder)
+
+    monkeypatch.setattr(Path, "iterdir", removed_first)
+    assert list(run_directories(tmp_path)) == [run]

@@ -5,14 +5,16 @@ import fcntl
 import hashlib
 import multiprocessing
 import os
+import shutil
 import stat
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.image.cache import Cache, HashMismatchError, default_root
+from capsule.image.cache import Cache, HashMismatchError, default_root, folder_state
 
 CONTENT = b"content" * 50_000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -145,7 +147,7 @@ def test_a_file_in_the_place_of_the_cache_is_named(source, below):
 
 
 def test_a_cache_that_can_only_be_read_is_locked_all_the_same(cache, monkeypatch):
-    """Another user prepared it, who may prune it."""
+    """Another user prepared it, who may prune it. On NFS, only readers' locks are possible then."""
     for name in ("a", "b"):
         with cache.lock(name):
             pass
@@ -156,17 +158,36 @@ def test_a_cache_that_can_only_be_read_is_locked_all_the_same(cache, monkeypatch
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         return opened(path, flags, *how, **further)
 
+    def of_nfs(descriptor, kind):
+        is_exclusive = kind & fcntl.LOCK_EX
+        if is_exclusive and not fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_RDWR:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        locked(descriptor, kind)
+
+    locked = fcntl.flock
     reader = Cache(cache.root)
     del cache
     with monkeypatch.context() as patched:
         patched.setattr(os, "open", denied)
+        patched.setattr(fcntl, "flock", of_nfs)
         with reader.lock("a"):
+            pass
+        with pytest.raises(PermissionError), reader.exclusive():
             pass
         with pytest.raises(PermissionError), reader.lock("new"):
             pass
     pruning = Cache(reader.root)
     with pytest.raises(CapsuleError, match="another Capsule process"), pruning.exclusive():
         pass
+
+
+def test_a_document_that_cannot_be_kept_is_made_all_the_same(cache, monkeypatch):
+    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    with monkeypatch.context() as patched:
+        patched.setattr("capsule.image.cache.write_atomic", full)
+        assert cache.document("name", [b"part"], lambda: b"first") == b"first"
+    assert cache.document("name", [b"part"], lambda: b"second") == b"second"
+    assert cache.document("name", [b"part"], lambda: b"third") == b"second"
 
 
 def test_digest_of_a_file_whose_name_is_not_utf_8(cache, source):
@@ -207,6 +228,50 @@ def test_a_recorded_folder_is_made_again_if_anything_of_it_changed(cache, deed):
     assert len(made) == 2
     assert [path.name for path in folder.iterdir()] == ["file"]
     assert (folder / "file").read_text() == "honest"
+
+
+@pytest.mark.parametrize("deed", ["backup", "copy"])
+def test_a_folder_that_runs_use_stays_if_only_its_times_and_inodes_changed(cache, tmp_path, deed):
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        (folder / "file").write_text("honest")
+        (folder / "link").symlink_to("file")
+        os.mkfifo(folder / "pipe")
+        (folder / "unreadable").touch(mode=0o100)
+
+    folder = cache.recorded_folder("projects", "key", make)
+    before = folder_state(folder)
+    if deed == "backup":
+        os.link(folder / "file", tmp_path / "file")
+    else:
+        (folder / "file").rename(tmp_path / "file")
+        shutil.copy2(tmp_path / "file", folder / "file")
+    assert folder_state(folder) != before
+    file = (folder / "file").stat().st_ino
+    for _ in range(2):
+        assert cache.recorded_folder("projects", "key", pytest.fail) == folder
+    assert (folder / "file").stat().st_ino == file
+    assert folder.with_name("key.state").read_text().startswith(folder_state(folder))
+
+
+def test_processes_look_at_a_recorded_folder_at_the_same_time(cache):
+    folder = cache.recorded_folder("projects", "key", Path.mkdir)
+    with cache.lock("projects-key", shared=True):
+        assert cache.recorded_folder("projects", "key", pytest.fail) == folder
+
+
+def test_a_folder_that_another_process_makes_meanwhile_is_not_made_again(cache, monkeypatch):
+    lock, made = Cache.lock, []
+
+    def waited_for(self, name, *, shared=False):
+        if not shared and not made:
+            made.append("by the other")
+            Cache(cache.root).recorded_folder("projects", "key", Path.mkdir)
+        return lock(self, name, shared=shared)
+
+    monkeypatch.setattr(Cache, "lock", waited_for)
+    assert cache.recorded_folder("projects", "key", pytest.fail).is_dir()
+    assert made
 
 
 def test_a_file_system_without_locks_is_refused(cache, monkeypatch):

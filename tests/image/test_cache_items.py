@@ -212,6 +212,8 @@ def test_a_cache_that_can_only_be_read_is_used_without_a_lock(root, monkeypatch)
     monkeypatch.setattr("capsule.image.cache._open_lock", refuse)
     assert cache.folder("derived") == root / "derived"
     missing = root / "no" / "use"
-    monkeypatch.setattr("capsule.image.cache._open_lock", lambda _: os.open(missing, os.O_RDWR))
+    monkeypatch.setattr(
+        "capsule.image.cache._open_lock", lambda _: (os.open(missing, os.O_RDWR), False)
+    )
     with pytest.raises(FileNotFoundError):
         Cache(root).folder("derived")

@@ -227,6 +227,8 @@ def _content(file: Path, most: int = -1) -> bytes:
             return b""
         with file.open("rb") as stream:
             return stream.read(most)
+    except FileNotFoundError:  # a program removed it meanwhile
+        return b""
     except OSError as error:
         raise _not_taken(str(file), f"cannot be read: {error.strerror}") from error
 
@@ -309,6 +311,8 @@ def _all_files(root: Path, below: str = "") -> Iterator[str]:
         with os.scandir(folder) as entries:
             found = sorted(entries, key=lambda entry: entry.name)
     except OSError as error:
+        if below and isinstance(error, FileNotFoundError):
+            return  # a program removed it meanwhile, such as a run in the tree
         raise CapsuleError(
             "CAP-L201",
             f"code.path: {folder} cannot be read: {error.strerror}",

@@ -422,6 +422,29 @@ def test_a_folder_of_the_tree_that_cannot_be_read_is_named(tree, cache, monkeypa
     assert "permissions of this folder" in caught.value.fix
 
 
+def test_what_a_run_in_the_tree_removes_meanwhile_is_no_part_of_it(tree, cache, monkeypatch):
+    folder, file = tree / "runs" / "x" / "temporary", write(tree, "runs/x/loss.json")
+    folder.mkdir()
+    listed, looked = os.scandir, Path.is_file
+
+    def scandir(path):
+        if path == folder:
+            folder.rmdir()
+        return listed(path)
+
+    def is_file(path):
+        found = looked(path)
+        if path == file:
+            file.unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr("os.scandir", scandir)
+    monkeypatch.setattr(Path, "is_file", is_file)
+    assert list(capture(tree, cache).files) == ["package/model.py", "train.py"]
+    assert not folder.exists()
+    assert not file.exists()
+
+
 def test_a_lock_whose_tree_is_gone_says_so(tree, cache, tmp_path):
     found = capture(tree, cache)
     with pytest.raises(CapsuleError) as caught:
