@@ -120,6 +120,9 @@ def command(
         },
         whole={"--grade": grade != "bitwise"},
     )
+    if base == "supplied" and (pull or image == "embedded"):
+        whole = "--pull" if pull else "--image embedded"
+        raise no_effect("--base", whole, "It is for an image that is made from the lock.")
     use_gpu(gpu)
     wanted = None if vary is None else parse_names(vary)
     executed_image, registry = parse_image(image, pull)

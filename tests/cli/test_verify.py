@@ -36,6 +36,16 @@ def test_an_option_that_the_mode_would_ignore_is_rejected(mode, option):
     assert f"fix: Remove {option[0]}. It is for" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "whole", [("--image", "embedded"), ("--pull", "registry.example/capsule:1")]
+)
+def test_a_base_layer_for_an_image_that_is_taken_as_a_whole_is_rejected(whole):
+    words = ("--allow-untrusted", "--base", "supplied", *whole)
+    done = capsule("verify", "no.capsule.tar", *words)
+    assert done.exit_code == 2
+    assert "CAP-X005: --base has no effect with --" in done.stderr
+
+
 def test_a_passphrase_without_a_receipt_to_sign_is_rejected(tmp_path):
     words = ("--allow-untrusted", "--passphrase-file", tmp_path / "phrase")
     done = capsule("verify", "no.capsule.tar", *words)
