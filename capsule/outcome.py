@@ -58,10 +58,15 @@ _LIMIT_SIGNS = {
 # The same for the exception that ends a program which lacks something. Many programs catch such
 # exceptions and print them. The repetitions are bounded, because the text can be anything.
 _LACK_SIGNS = {
-    r"No module named '[\w.]{1,80}'": "Add the package that provides the module to "
-    "image.packages, or select its file in code.files.",
+    "No module named 'pkg_resources'": "Add 'setuptools<82' to image.packages: later versions of "
+    "setuptools do not contain this module.",
+    r"No module named '(?!pkg_resources')[\w.]{1,80}'": "Add the package that provides the "
+    "module to image.packages, or select its file in code.files.",
     r"lib[\w.+-]{1,80}: cannot open shared object file": "Add the Debian package that contains "
     "this library to image.debian.",
+    r"No such file or directory: '[^']{1,200}'": "If the program started it, add the Debian "
+    "packages of the command, and of the shell that its first line names, to image.debian. If it "
+    "is one of your files, select it in code.files, or list it under data.",
     "Temporary failure in name resolution|Name or service not known|Network is unreachable": "A "
     "run has no network: list what the program downloads under data.",
     "Read-only file system": "Write to the working folder or to /tmp.",

@@ -209,6 +209,14 @@ def test_a_program_that_reached_a_limit_is_given_the_name_of_the_limit(tmp_path,
             "to image.packages, or select its file in code.files.",
         ),
         (
+            "ModuleNotFoundError: No module named 'pkg_resources'",
+            "later versions of setuptools do not contain this module.",
+        ),
+        (
+            "FileNotFoundError: [Errno 2] No such file or directory: '/usr/local/x/patch.sh'",
+            "If it is one of your files, select it in code.files, or list it under data.",
+        ),
+        (
             "ImportError: libGL.so.1: cannot open shared object file: No such file or directory",
             "Add the Debian package that contains this library to image.debian.",
         ),

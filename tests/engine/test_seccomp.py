@@ -56,6 +56,14 @@ def test_addresses_are_fixed_and_entropy_derived_without_any_privilege(contain):
 
 
 @pytest.mark.engine
+def test_network_interfaces_are_listed_as_gloo_does_but_not_changed(contain):
+    status, output, _ = contain("ip link && ip link set lo down")
+    assert "lo: <LOOPBACK" in output
+    assert status != 0
+    assert "Operation not permitted" in output
+
+
+@pytest.mark.engine
 def test_the_engines_own_profile_lets_entropy_be_derived_but_addresses_not_fixed(contain):
     status, output, folder = contain("echo never printed", seccomp=False)
     assert status == 87

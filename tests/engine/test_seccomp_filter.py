@@ -89,10 +89,16 @@ def test_libraries_fall_back_from_clone3(program):
 
 
 @pytest.mark.parametrize(
-    ("family", "allowed"), [(1, True), (2, True), (10, True), (16, False), (17, False), (38, False)]
+    ("family", "allowed"), [(1, True), (2, True), (10, True), (17, False), (38, False)]
 )
 def test_sockets_of_three_families_are_allowed(program, family, allowed):
     assert (answer(program, SOCKET, family) == ALLOW) is allowed
+
+
+def test_of_the_kernels_own_sockets_only_the_one_that_lists_interfaces_is_allowed(program):
+    netlink, raw = 16, 3
+    allowed = [kind for kind in range(32) if answer(program, SOCKET, netlink, raw, kind) == ALLOW]
+    assert allowed == [0]  # NETLINK_ROUTE
 
 
 @pytest.mark.parametrize("persona", [0, 8, 0x20000, 0x20008, 0x40000, 0xFFFFFFFF])

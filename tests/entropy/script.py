@@ -37,7 +37,7 @@ def train():
         # One of torch's optimizers would import its compiler, which takes as long as torch itself.
         with torch.no_grad():
             for parameter in network.parameters():
-                parameter -= 0.1 * parameter.grad
+                parameter.sub_(0.1 * parameter.grad)
     return [parameter.tolist() for parameter in network.parameters()]
 
 

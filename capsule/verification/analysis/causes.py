@@ -39,12 +39,16 @@ RESULTS = ("streams", "checkpoints", "parameters", "evaluation", "steps", "episo
 COMPUTED = ("loss", "gradient", "parameters", "target", "optimizer")
 CAUSES_SHOWN = 2
 _EVIDENCE = 3  # changes named for one cause
-_DURATION = re.compile(
+_DURATION = (
     r"(?<![a-z])(times?|timers?|seconds?|secs?|duration|elapsed|took|fps|sps|speed|throughput|latency"
-    r"|(it|steps?|frames?)(/|_per_)s(ec(ond)?)?)(?![a-z])",
-    re.IGNORECASE,
+    r"|(it|steps?|frames?)(/|_per_)s(ec(ond)?)?)(?![a-z])"
 )
+_DURATION_NAME = re.compile(_DURATION, re.IGNORECASE)
+# What follows a number, unless it is the name of the next one.
+_DURATION_UNIT = re.compile(rf" ?{_DURATION}(?![\s:=]*[-+.\d])", re.IGNORECASE)
 _NUMBER = re.compile(r"[-+]?(\d[\d_,]*\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
+# What follows, in a progress bar of tqdm, on a digit of its count or of the time that has passed.
+_REST_OF_BAR = re.compile(r"([\d.kMGT% |#/\u2588-\u258f]*\[)?[\d:]*<[\d:?]+, ")
 _DISTANCE = re.compile(r", [\d,]+ ulp away$")  # what content/values.py adds to a number
 _OF_ONE_RUN = (
     "the files of one run agree with each other: these were changed or damaged, or come from "
@@ -352,9 +356,51 @@ def _durations(facts: Facts) -> Cause | None:
 
 
 def _is_named_like_a_duration(part: Part | OutputDifference) -> bool:
-    if not isinstance(part, Part) or not _DURATION.search(f"{part.where} {part.claimed}"):
+    """Tell whether two texts differ in numbers alone, each with such a name or unit."""
+    if not isinstance(part, Part):
         return False
-    return _NUMBER.sub("", part.claimed) == _NUMBER.sub("", _DISTANCE.sub("", part.found))
+    claimed, found = part.claimed, _DISTANCE.sub("", part.found)
+    if _NUMBER.sub("0", claimed) != _NUMBER.sub("0", found):
+        return False
+    if _DURATION_NAME.search(part.where):
+        return True
+    end = 0
+    for number, other in zip(_NUMBER.finditer(claimed), _NUMBER.finditer(found), strict=True):
+        name = claimed[end : number.start()]
+        unit = _DURATION_UNIT.match(claimed, number.end())
+        if number[0] != other[0] and not (unit or _DURATION_NAME.search(name)):
+            return False
+        end = (unit or number).end()
+    return True
+
+
+def _progress_bars(facts: Facts) -> Cause | None:
+    """The outputs contain progress bars that were drawn at other moments."""
+    parts = _of_nature(facts, "content")
+    bars = [(place, part) for place, part in parts if _differs_within_a_bar(part)]
+    if not bars:
+        return None
+    only = len(bars) == len(parts) and _all_kept(facts.outputs)
+    return Cause(
+        name="durations",
+        certainty="likely" if only else "possible",
+        evidence=(
+            *(f"{place}: {part.claimed} / {part.found}" for place, part in bars[:_EVIDENCE]),
+            "these are progress bars of tqdm, which its monitor draws once more when the machine "
+            "has taken ten seconds"
+            + ("" if only else "; what else differs may have another cause"),
+        ),
+        fix="Set trainer.standard_output: false if it is the standard output, or exclude the file "
+        "with trainer.outputs. Under entropy.clock: virtual, the bars are drawn at the same "
+        "moments in every run if the program starts with the variable TQDM_MAXINTERVAL=1e9.",
+    )
+
+
+def _differs_within_a_bar(part: Part | OutputDifference) -> bool:
+    """Tell whether two texts first differ in the count or the time of a bar, not in its words."""
+    pairs = enumerate(zip(part.claimed, part.found, strict=False))
+    first = next((at for at, (a, b) in pairs if a != b), 0)
+    return all(_REST_OF_BAR.match(text, first) for text in (part.claimed, part.found))
 
 
 def _all_kept(outputs: OutputComparison | None) -> bool:
@@ -466,6 +512,7 @@ _RULES: tuple[Callable[[Facts], Cause | None], ...] = (
     _changed_program,
     _clock,
     _durations,
+    _progress_bars,
     _packaging,
     _order_of_lines,
     _addresses,

@@ -236,7 +236,7 @@ ATTEMPTS = {
     "network: a new interface": add_interface,
     "network: raw packets": make_socket(socket.AF_PACKET, socket.SOCK_RAW, 0x300),
     "network: the hypervisor": make_socket(40, socket.SOCK_STREAM),
-    "network: the kernel's tables": make_socket(socket.AF_NETLINK, socket.SOCK_RAW),
+    "network: the kernel's tables": make_socket(socket.AF_NETLINK, socket.SOCK_RAW, 12),
     "network: the kernel's cryptography": make_socket(socket.AF_ALG, socket.SOCK_SEQPACKET),
     "write: the root": write("/probe"),
     "write: the root, as its owner": remains_writable,

@@ -240,6 +240,11 @@ TIMER = pickle.dumps({f"env_runners--{'connector--' * 5}timer": 1.0}).replace(b"
         (b'{"wall_time": 8.5, "x": 9}', b'{"wall_time": 1e-05, "x": 9}', [("durations", "likely")]),
         (TIMER % b"?\x80", TIMER % b"@\x00", [("durations", "likely")]),
         (b"SPS: 812\nreturn 9\n", b"SPS: 79\nreturn 7\n", [("durations", "possible")]),
+        (b"return 9, 8.5 it/s\n", b"return 9, 8.7 it/s\n", [("durations", "likely")]),
+        # The number that differs has another name.
+        (b"SPS: 812, return 9\n", b"SPS: 812, return 7\n", [("unexplained", None)]),
+        (b"return 9 SPS 812\n", b"return 7 SPS 812\n", [("unexplained", None)]),
+        (b"time: 1-2\n", b"time: 1\n", [("unexplained", None)]),
         (b"total_timesteps 812\n", b"total_timesteps 79\n", [("unexplained", None)]),
         (b"time to first goal: 3\n", b"no time left: 3\n", [("unexplained", None)]),
         # Only the first parts that differ are kept, and others may be results.
@@ -249,6 +254,27 @@ TIMER = pickle.dumps({f"env_runners--{'connector--' * 5}timer": 1.0}).replace(b"
 def test_numbers_that_are_named_like_durations_are_a_cause(two_runs, claimed, again, expected):
     found, differences = two_runs({"log": claimed}, {"log": again})
     assert found.nature == "content"
+    assert causes(found, differences) == expected
+
+
+BAR = "{}: {}%|▋   | {}/200 [00:{}<00:01, 219.57it/s, loss={}]\r100%|████| 200/200"
+
+
+@pytest.mark.parametrize(
+    ("claimed", "again", "expected"),
+    [
+        (("loss 5", 7, 14, 20, 5), ("loss 5", 9, 18, 17, 5), [("durations", "likely")]),
+        (("loss 5", 7, 14, 20, 5), ("loss 5", 7, 15, 20, 5), [("durations", "likely")]),
+        (("loss 5", 7, 14, 20, 5), ("loss 5", 7, 14, 29, 5), [("durations", "likely")]),
+        (("loss 5", 7, 14, 20, 5), ("loss 5", 7, 14, 20, 6), [("unexplained", None)]),
+        (("loss 5", 7, 14, 20, 5), ("loss 6", 9, 18, 17, 6), [("unexplained", None)]),
+    ],
+)
+def test_progress_bars_of_tqdm_that_were_drawn_at_other_moments_are_a_cause(
+    two_runs, claimed, again, expected
+):
+    printed = tuple(BAR.format(*values).encode() for values in (claimed, again))
+    found, differences = two_runs({}, {}, printed=printed)
     assert causes(found, differences) == expected
 
 
