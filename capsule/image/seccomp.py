@@ -2,12 +2,11 @@
 
 ``seccomp.json`` is written for this project after Docker's documented default and serves Docker and
 Podman. A container has no capabilities here, so what the default lets only privileged programs call
-is simply left out; io_uring is left out as well, because its requests reach the kernel without a
-system call that could be watched, and so are the 32-bit system calls, and sockets other than those
-of UNIX, IPv4 and IPv6 and the one by which a program lists its network interfaces, as
-``torch.distributed`` does. One rule is added:
-``personality(ADDR_NO_RANDOMIZE)``, which ``capsule-launch`` needs and which gives a program no
-power over anything but its own addresses.
+is simply left out. Left out as well are io_uring, whose requests reach the kernel without a system
+call that could be watched, the 32-bit system calls, and sockets other than those of UNIX, IPv4 and
+IPv6 and the one by which a program lists its network interfaces, as ``torch.distributed`` does. One
+rule is added: ``personality(ADDR_NO_RANDOMIZE)``, which ``capsule-launch`` needs and which gives a
+program no power over anything but its own addresses.
 """
 
 from __future__ import annotations
