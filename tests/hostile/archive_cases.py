@@ -373,7 +373,7 @@ CASES = [
     changed(
         33,
         "layer-of-something-else",
-        "CAP-V010",
+        "CAP-V004",
         lambda files: files.update({PROJECT_LAYER: files[BASE_LAYER]}),
         program,
     ),
