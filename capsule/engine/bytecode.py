@@ -51,7 +51,7 @@ _BY_OPTIMIZERS = "torch._dynamo"  # Capsule's trainers have optimizers of their 
 def prepare_bytecode(
     engine: Engine, lock: Lock, image: Image, cache: Cache, progress: Progress
 ) -> Mounts:
-    """Return where runs of a lock see the bytecode of its image, which is made if there is none.
+    """Return what to mount so that the runs of a lock find bytecode, and make it if necessary.
 
     Args:
         engine: Where runs are executed; it has prepared the image.
@@ -61,8 +61,8 @@ def prepare_bytecode(
         progress: Told if it has to be made, and if it cannot be.
 
     Returns:
-        What to mount, read-only: nothing for an image without torch, and if the cache cannot be
-        written.
+        The folder of the bytecode and its place, to be mounted read-only. Nothing is to be mounted
+        for an image without torch, or if the cache cannot be written.
 
     Raises:
         CapsuleError: CAP-E012, making it was interrupted; CAP-E… as :meth:`Engine.run` raises it.

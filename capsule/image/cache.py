@@ -329,7 +329,7 @@ class Cache:
 
 
 def _text(file: Path) -> str:
-    """Return the content of a file; nothing if there is none."""
+    """Return the text of a file, or an empty text if the file does not exist."""
     return file.read_text() if file.exists() else ""
 
 

@@ -337,21 +337,53 @@ def _clock(facts: Facts) -> Cause | None:
 
 def _durations(facts: Facts) -> Cause | None:
     """The outputs contain numbers that are named like durations."""
+    return _measured(
+        facts,
+        _is_named_like_a_duration,
+        "the name of each is that of a duration or a speed, which differ if a monotonic clock "
+        "measured them",
+        "Exclude the file with trainer.outputs, or set trainer.standard_output: false if it is "
+        "the standard output; or do not write durations to it.",
+    )
+
+
+def _progress_bars(facts: Facts) -> Cause | None:
+    """The outputs contain progress bars that were drawn at other moments."""
+    return _measured(
+        facts,
+        _differs_within_a_bar,
+        "these are progress bars of tqdm, which its monitor draws once more when the machine has "
+        "taken ten seconds",
+        "Set trainer.standard_output: false if it is the standard output, or exclude the file "
+        "with trainer.outputs. Under entropy.clock: virtual, the bars are drawn at the same "
+        "moments in every run if the program starts with the variable TQDM_MAXINTERVAL=1e9.",
+    )
+
+
+def _measured(
+    facts: Facts, applies: Callable[[Part | OutputDifference], bool], said: str, fix: str
+) -> Cause | None:
+    """The outputs contain what depends on how long something took.
+
+    Args:
+        facts: What is known of the two runs.
+        applies: Tells whether this is so of a part that differs.
+        said: What is said of such parts.
+        fix: What prevents the difference.
+    """
     parts = _of_nature(facts, "content")
-    named = [(place, part) for place, part in parts if _is_named_like_a_duration(part)]
-    if not named:
+    found = [(place, part) for place, part in parts if applies(part)]
+    if not found:
         return None
-    only = len(named) == len(parts) and _all_kept(facts.outputs)
+    only = len(found) == len(parts) and _all_kept(facts.outputs)
     return Cause(
         name="durations",
         certainty="likely" if only else "possible",
         evidence=(
-            *(f"{place}: {part.claimed} / {part.found}" for place, part in named[:_EVIDENCE]),
-            "the name of each is that of a duration or a speed, which differ if a monotonic clock "
-            "measured them" + ("" if only else "; what else differs may have another cause"),
+            *(f"{place}: {part.claimed} / {part.found}" for place, part in found[:_EVIDENCE]),
+            said + ("" if only else "; what else differs may have another cause"),
         ),
-        fix="Exclude the file with trainer.outputs, or set trainer.standard_output: false if it is "
-        "the standard output; or do not write durations to it.",
+        fix=fix,
     )
 
 
@@ -372,28 +404,6 @@ def _is_named_like_a_duration(part: Part | OutputDifference) -> bool:
             return False
         end = (unit or number).end()
     return True
-
-
-def _progress_bars(facts: Facts) -> Cause | None:
-    """The outputs contain progress bars that were drawn at other moments."""
-    parts = _of_nature(facts, "content")
-    bars = [(place, part) for place, part in parts if _differs_within_a_bar(part)]
-    if not bars:
-        return None
-    only = len(bars) == len(parts) and _all_kept(facts.outputs)
-    return Cause(
-        name="durations",
-        certainty="likely" if only else "possible",
-        evidence=(
-            *(f"{place}: {part.claimed} / {part.found}" for place, part in bars[:_EVIDENCE]),
-            "these are progress bars of tqdm, which its monitor draws once more when the machine "
-            "has taken ten seconds"
-            + ("" if only else "; what else differs may have another cause"),
-        ),
-        fix="Set trainer.standard_output: false if it is the standard output, or exclude the file "
-        "with trainer.outputs. Under entropy.clock: virtual, the bars are drawn at the same "
-        "moments in every run if the program starts with the variable TQDM_MAXINTERVAL=1e9.",
-    )
 
 
 def _differs_within_a_bar(part: Part | OutputDifference) -> bool:

@@ -78,7 +78,7 @@ def judge(
     Args:
         run: The recorded run.
         mode: How far it was executed.
-        environment: What the two machines let one expect.
+        environment: The comparison of the two machines, with the grade to be expected.
         executed: The re-execution.
         compared: What differs in its claims.
         analysed: Where the two runs diverge.
@@ -189,7 +189,7 @@ def grade_replica(
 
     Args:
         difference: The first difference, in words.
-        expected: What the two machines let one expect.
+        expected: The grade to be expected of the two machines.
         tolerance: What the lock declares.
         unexplained: Why the arithmetic of another machine cannot be the cause: of
             :func:`inconsistent` or :func:`beyond_arithmetic`; None if it can.
